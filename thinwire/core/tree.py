@@ -1,0 +1,113 @@
+"""Arithmetic on trees: dictionaries from block names to tensors.
+
+Weights, changes of weights, optimiser states and messages are all trees. A *stacked* tree carries the clients of a
+cohort on a leading axis of every block.
+
+>>> import torch
+>>> a, b = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])}
+>>> add(a, b)["w"].tolist()
+[2.0, 3.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = dict[str, Tensor]
+
+
+def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
+    """Apply a function block by block; the first tree says which blocks."""
+    return {name: fn(block, *(tree[name] for tree in rest)) for name, block in first.items()}
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """a + b, block by block."""
+    return tmap(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b, block by block."""
+    return tmap(torch.sub, a, b)
+
+
+def scale(tree: Tree, factor: float) -> Tree:
+    """factor * tree."""
+    return tmap(lambda x: x * factor, tree)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros of the same shapes."""
+    return tmap(torch.zeros_like, tree)
+
+
+def to_device(tree: Tree, device: torch.device | str) -> Tree:
+    """The same tree on another device (the same tensors where they already are there)."""
+    return tmap(lambda x: x.to(device), tree)
+
+
+def restrict(tree: Tree, names: Iterable[str]) -> Tree:
+    """Only the named blocks, in the tree's own order."""
+    wanted = set(names)
+    return {name: block for name, block in tree.items() if name in wanted}
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One tree with a leading client axis from several of one client each."""
+    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+def repeat(tree: Tree, clients: int) -> Tree:
+    """A stacked tree in which every client has the same blocks (views, no copy)."""
+    return tmap(lambda x: x.expand(clients, *x.shape), tree)
+
+
+def unstack(tree: Tree, client: int) -> Tree:
+    """One client's tree out of a stacked one (views)."""
+    return tmap(lambda x: x[client], tree)
+
+
+def flatten(tree: Tree) -> Tensor:
+    """All blocks as one vector, in the tree's order, each row-major."""
+    blocks = [block.reshape(-1) for block in tree.values()]
+    return torch.cat(blocks) if blocks else torch.zeros(0)
+
+
+def unflatten(vector: Tensor, like: Tree) -> Tree:
+    """Cut a vector into blocks of the shapes of `like`; a leading client axis of the vector is kept."""
+    out: Tree = {}
+    position = 0
+    for name, block in like.items():
+        piece = vector[..., position : position + block.numel()]
+        out[name] = piece.reshape(*vector.shape[:-1], *block.shape)
+        position += block.numel()
+    return out
+
+
+def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+    """sum_i p_i tree_i with p_i = weight_i / sum of weights, summed in the order given.
+
+    The weights are normalised in float64; a fixed order of summation makes the result the same bits every time.
+    """
+    total = float(sum(weights))
+    out: Tree = {}
+    for name, first in trees[0].items():
+        acc = first * (weights[0] / total)
+        for tree, weight in zip(trees[1:], weights[1:], strict=True):
+            acc = acc + tree[name] * (weight / total)
+        out[name] = acc
+    return out
+
+
+def all_finite(tree: Tree) -> bool:
+    """Whether no block holds a NaN or an infinity."""
+    return all(bool(torch.isfinite(block).all()) for block in tree.values() if block.is_floating_point())
+
+
+def same(a: Tree, b: Tree) -> bool:
+    """Whether two trees are equal bit for bit."""
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,153 @@
+"""Examples that lie in a few large tensors and are fetched by index, many clients at a time.
+
+Pictures stay bytes and windows of text stay one string of codes until a batch is gathered, on the device where the
+tensors lie: a federation of any number of clients holds its data once.
+
+>>> import torch
+>>> pool = Arrays(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
+>>> x, y = pool.gather(torch.tensor([[2, 0]]))     # any shape of index: here one client, two examples
+>>> x.shape, y.tolist()
+(torch.Size([1, 2, 2]), [[0, 0]])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from thinwire.core.rng import Device
+from thinwire.core.tree import Tree
+
+Inputs: TypeAlias = "Tensor | Tree"  # one tensor, or named tensors that go to the model as keyword arguments
+
+
+class Examples(Protocol):
+    """A set of examples that can be fetched by index."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def targets(self) -> Tensor:
+        """(n, ...) what is to be predicted, one row an example; class numbers where partitions by label are to work."""
+        ...
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Inputs and targets of the examples in `index`, an int64 tensor of any shape; its shape leads the results'."""
+        ...
+
+    def to(self, device: Device) -> Examples:
+        """The same examples on another device."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Examples that are rows of ready tensors."""
+
+    inputs: Inputs
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Rows by index."""
+        if isinstance(self.inputs, dict):
+            return {name: block[index] for name, block in self.inputs.items()}, self.targets[index]
+        return self.inputs[index], self.targets[index]
+
+    def to(self, device: Device) -> Arrays:
+        """The same rows on another device."""
+        if isinstance(self.inputs, dict):
+            inputs: Inputs = {name: block.to(device) for name, block in self.inputs.items()}
+        else:
+            inputs = self.inputs.to(device)
+        return Arrays(inputs, self.targets.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Pictures kept as bytes, turned into numbers when fetched:  (pixel / 255 - mean) / std  per channel.
+
+    Args:
+        pixels: (n, channels, height, width) uint8.
+        targets: (n,) int64 class numbers.
+        mean, std: one number a channel; the defaults leave pixels in [0, 1].
+    """
+
+    pixels: Tensor
+    targets: Tensor
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Pictures by index, as float32."""
+        x = self.pixels[index].to(torch.float32).div_(255)
+        if self.mean != (0.0,) or self.std != (1.0,):
+            shape = (len(self.mean), 1, 1)
+            mean = torch.tensor(self.mean, device=x.device).view(shape)
+            x = x.sub_(mean).div_(torch.tensor(self.std, device=x.device).view(shape))
+        return x, self.targets[index]
+
+    def to(self, device: Device) -> Images:
+        """The same pictures on another device."""
+        return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Stretches of one long text: the input is `length` characters, the target is the one that follows.
+
+    Args:
+        codes: (characters,) uint8 codes of the whole text.
+        starts: (n,) int64 first position of each window.
+        length: characters in a window.
+    """
+
+    codes: Tensor
+    starts: Tensor
+    length: int = 80
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def targets(self) -> Tensor:
+        """The character after each window."""
+        return self.codes[self.starts + self.length].long()
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Windows by index, as int64 codes."""
+        first = self.starts[index]
+        reach = torch.arange(self.length, device=first.device)
+        return self.codes[first[..., None] + reach].long(), self.codes[first + self.length].long()
+
+    def to(self, device: Device) -> Windows:
+        """The same text on another device."""
+        return replace(self, codes=self.codes.to(device), starts=self.starts.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set as it comes: train and test examples, and who wrote each train example where that is known.
+
+    Args:
+        train, test: the official splits.
+        classes: how many different targets there are.
+        users: (n_train,) the natural client of each train example, numbered from 0, or None.
+        test_users: the same for the test examples, or None.
+        note: what a reader of results must know about this copy of the data (for example, that it is lossy).
+    """
+
+    train: Examples
+    test: Examples
+    classes: int
+    users: Tensor | None = None
+    test_users: Tensor | None = None
+    note: str = ""
