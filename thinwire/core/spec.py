@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from thinwire.core.rng import Device
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 
@@ -96,6 +97,14 @@ class Spec:
         """Only the named blocks, in this order."""
         wanted = set(names)
         return Spec(tuple(block for block in self.blocks if block.name in wanted))
+
+    def shapes(self) -> Tree:
+        """A tree of these blocks that holds no memory: for learning the shapes of what a function makes of it."""
+        return {block.name: torch.empty(block.shape, dtype=block.dtype, device="meta") for block in self.blocks}
+
+    def zeros(self, device: Device = None) -> Tree:
+        """A tree of zeros."""
+        return {block.name: torch.zeros(block.shape, dtype=block.dtype, device=device) for block in self.blocks}
 
     def digest(self) -> bytes:
         """Eight bytes that change when any name, shape, type or the order changes."""

@@ -1,0 +1,4 @@
+"""Layer 1. What may leave a client."""
+
+from thinwire.privacy.base import NoPrivacy as NoPrivacy
+from thinwire.privacy.base import Privacy as Privacy

@@ -1,0 +1,5 @@
+"""Layer 1. Which blocks speak in which round."""
+
+from thinwire.schedules.base import Every as Every
+from thinwire.schedules.base import Plan as Plan
+from thinwire.schedules.base import Schedule as Schedule

@@ -1,0 +1,279 @@
+"""One machine plays the server and all clients, over real messages.
+
+The cohort of a round, the order of every client's examples and the initial weights are functions of the seed alone,
+whatever the method: two methods run with one seed see the same clients and the same batches.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from thinwire.core.rng import Key
+from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError, Diverged
+from thinwire.rounds.batches import Local, plan_batches
+from thinwire.rounds.down import open_round, receive, split_down
+from thinwire.rounds.local import Vectorise, Workload
+from thinwire.rounds.method import Method
+from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.state import ClientState, Contract, Public, ServerState
+from thinwire.schedules.base import Plan
+from thinwire.tasks.base import Task
+from thinwire.tasks.examples import Examples
+from thinwire.tasks.functional import Functional
+
+Mode = Literal["auto", "vmap", "loop"]
+Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
+
+
+class RoundRecord(NamedTuple):
+    """What is known after a round; bytes are lengths of messages that were made."""
+
+    round: int  # from 1
+    loss: float  # mean training loss of the cohort, weighted by examples
+    accuracy: float | None  # on the test examples; None where the round was not evaluated
+    test_loss: float | None
+    bytes_up: int
+    bytes_down: int
+    bytes_catchup: int
+    clients: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run, but for the machine that does it.
+
+    Args:
+        task: model and data.
+        method: how it is learnt.
+        rounds: how many rounds.
+        cohort: clients in a round.
+        local: how much a client trains in a round.
+        seed: the root of all randomness.
+        eval_every: rounds between two evaluations; the last round is always evaluated.
+    """
+
+    task: Task
+    method: Method = field(default_factory=Method)
+    rounds: int = 10
+    cohort: int = 10
+    local: Local = field(default_factory=Local)
+    seed: int = 0
+    eval_every: int = 1
+
+    def __post_init__(self) -> None:
+        clients = len(self.task.clients)
+        if not 1 <= self.cohort <= clients:
+            raise ConfigError(f"cohort must be from 1 to the number of clients, {clients}, not {self.cohort}")
+        if self.rounds < 1:
+            raise ConfigError(f"rounds must be 1 or more, not {self.rounds}")
+        if self.eval_every < 1:
+            raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+
+
+class RunState(NamedTuple):
+    """All that a run needs to go on after any round."""
+
+    round: int  # rounds that are done
+    server: ServerState
+    clients: dict[int, ClientState]  # only those that were ever asked
+    cohort: tuple[int, ...]
+    how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
+    why: str  # why not by vmap, if so
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Simulate a federation on one CPU or GPU.
+
+    Args:
+        device: `cpu` or `cuda` (also `cuda:1`).
+        vectorise: train the clients of a chunk in one program (`vmap`), one after another (`loop`), or try the first
+            and fall back to the second (`auto`).
+        chunk: clients trained together; 0 means the whole cohort. Less needs less memory.
+    """
+
+    device: str = "cpu"
+    vectorise: Mode = "auto"
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vectorise not in get_args(Mode):
+            raise ConfigError(f"vectorise must be one of {', '.join(get_args(Mode))}, not {self.vectorise!r}")
+        if self.chunk < 0:
+            raise ConfigError(f"chunk must be 0 (whole cohort) or more, not {self.chunk}")
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError as error:
+            raise ConfigError(f"device must be cpu or cuda, not {self.device!r}") from error
+        if kind not in ("cpu", "cuda"):
+            raise ConfigError(f"device must be cpu or cuda, not {self.device!r}")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
+
+    def prepare(self, job: Job) -> Simulation:
+        """Bring model and data to the device and settle the contract."""
+        return Simulation(self, job)
+
+    def run(self, job: Job, tap: Tap | None = None) -> Iterator[RoundRecord]:
+        """Run all rounds, one record each.
+
+        Args:
+            job: what to run.
+            tap: is shown every message, as it would travel.
+        """
+        simulation = self.prepare(job)
+        state = simulation.start()
+        for _ in range(job.rounds):
+            state, record = simulation.round(state, tap)
+            yield record
+
+
+class Simulation:
+    """A job on its device: what stays the same from round to round. The state goes in and comes out of `round`."""
+
+    def __init__(self, engine: LocalEngine, job: Job) -> None:
+        self.engine, self.job = engine, job
+        self.device = torch.device(engine.device)
+        self.model = Functional.of(job.task.model, job.task.loss, self.device)
+        self.train: Examples = job.task.train.to(self.device)
+        self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
+        self.key = Key(job.seed)
+        self.contract: Contract
+        self.contract, self.public = agree(job.method, self.model.weights(), self.model.buffers(), self.key.fold("run"))
+
+    def start(self) -> RunState:
+        """The state before the first round."""
+        how: Vectorise = "loop" if self.engine.vectorise == "loop" else "vmap"
+        why = "asked for" if how == "loop" else ""
+        return RunState(0, begin(self.contract, self.public), {}, (), how, why)
+
+    def weights(self, public: Public) -> Tree:
+        """The model's weights at a public state."""
+        frame = self.contract.frame(public.version, self.device)
+        return self.job.method.space.expand(public.base, frame, public.coords)
+
+    def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
+        """One round."""
+        began = time.perf_counter()
+        number = state.round + 1
+        server, job, contract = state.server, self.job, self.contract
+        plan = plan_round(contract, server)
+        cohort = state.cohort
+        if plan.resample or not cohort:
+            cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
+        known = {i: state.clients.get(i) or fresh_client(contract, server.public) for i in cohort}
+        down = open_round(contract, server, {i: known[i].version for i in cohort})
+        bytes_down, bytes_catchup = split_down(contract, server, down)
+        known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
+        try:
+            state, replies, loss = self._train(state, plan, cohort, known, down)
+            if not math.isfinite(loss):
+                raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
+            up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
+            server = close_round(contract, server, plan, up, len(job.task.clients))
+        except Diverged as error:
+            raise Diverged(f"round {number}: {error}") from error
+        if tap:
+            for direction, messages in (("down", down), ("up", up)):
+                for client, message in messages.items():
+                    tap(number, direction, client, message)
+        clients = {**state.clients}
+        for reply, ids in replies:
+            clients.update(zip(ids, reply.states, strict=True))
+        test_loss = accuracy = None
+        if self.test is not None and (number % job.eval_every == 0 or number == job.rounds):
+            test_loss, accuracy = self.model.evaluate(
+                self.weights(server.public), server.public.buffers, self.test, self.device
+            )
+        record = RoundRecord(
+            number,
+            loss,
+            accuracy,
+            test_loss,
+            sum(len(message) for message in up.values()),
+            bytes_down,
+            bytes_catchup,
+            len(cohort),
+            time.perf_counter() - began,
+        )
+        return RunState(number, server, clients, cohort, state.how, state.why), record
+
+    def _train(
+        self,
+        state: RunState,
+        plan: Plan,
+        cohort: tuple[int, ...],
+        known: dict[int, ClientState],
+        down: dict[int, bytes],
+    ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
+        """Train the cohort chunk by chunk. Clients of a chunk received the same state."""
+        public = state.server.public
+        frame = self.contract.frame(public.version, self.device)
+        replies: list[tuple[Reply, tuple[int, ...]]] = []
+        loss = examples = 0.0
+        for chunk, seen in self._chunks(cohort, public, down):
+            work = self._workload(state.round, chunk)
+            states = [known[i] for i in chunk]
+            args = (self.contract, self.model, seen, frame, plan, chunk, states, work)
+            try:
+                reply = cohort_round(*args, state.how)
+            except Exception as error:
+                # a model that vmap cannot take is found at the first chunk; training is pure, so nothing is half-done
+                if state.how == "loop" or self.engine.vectorise != "auto" or state.round or replies:
+                    raise
+                state = state._replace(how="loop", why=f"vmap failed: {_first_line(error)}")
+                reply = cohort_round(*args, state.how)
+            replies.append((reply, chunk))
+            for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
+                loss, examples = loss + value * count, examples + count
+        return state, replies, loss / examples
+
+    def _chunks(
+        self, cohort: tuple[int, ...], public: Public, down: dict[int, bytes]
+    ) -> Iterator[tuple[tuple[int, ...], Public]]:
+        """Cut the cohort into chunks that start from the same public state.
+
+        On link 'ledger' every client reaches the server's own public state, bit for bit, so nothing is replayed here.
+        """
+        groups: dict[bytes, list[int]] = {}
+        snapshot = self.job.method.link == "snapshot"
+        for i in cohort:
+            groups.setdefault(down[i] if snapshot else b"", []).append(i)
+        for data, ids in groups.items():
+            seen = public
+            if snapshot:
+                seen, _ = receive(self.contract, self.public, data)
+            size = self.engine.chunk or len(ids)
+            for start in range(0, len(ids), size):
+                yield tuple(ids[start : start + size]), seen
+
+    def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
+        """The examples of some clients in a round, by their numbers in the pool."""
+        own = [self.job.task.clients.client(i) for i in clients]
+        keys = [self.key.fold("batches", number, i) for i in clients]
+        batches = plan_batches([len(mine) for mine in own], keys, self.job.local)
+        index = batches.index
+        for i, mine in enumerate(own):
+            index[i] = mine[index[i]]
+        return Workload(
+            torch.from_numpy(index).to(self.device),
+            batches.rows,
+            tuple(len(mine) for mine in own),
+            tuple(key.fold("layers") for key in keys),
+            self.train.gather,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,136 @@
+"""The way down: the shortest message that brings a client from its version to the current one, and its reading.
+
+On link 'ledger' that is the missed entries, or the blocks that changed, whichever is shorter. Version 0 is never sent:
+everybody derives it from method, model and seed. On link 'snapshot' it is always the coordinates, through the down
+codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thinwire.codecs import message as wire
+from thinwire.core.tree import restrict, to_device
+from thinwire.errors import WireError
+from thinwire.rounds.advance import advance
+from thinwire.rounds.lanes import EVERYONE, expect_lanes, raw, unpack_step, unraw
+from thinwire.rounds.state import Contract, Public, ServerState, device_of
+
+
+def open_round(contract: Contract, server: ServerState, versions: Mapping[int, int]) -> dict[int, bytes]:
+    """One message to each client of the cohort, the shortest that brings it from its version to the current one.
+
+    Args:
+        contract: the contract.
+        server: the server's state.
+        versions: the version that each client of the cohort holds.
+    """
+    made = {version: _cheapest_way(contract, server, version) for version in set(versions.values())}
+    return {client: made[version] for client, version in versions.items()}
+
+
+def split_down(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
+    """Bytes of the ordinary broadcast, and bytes on top of it because clients had missed rounds.
+
+    The ordinary part of a message is what a client that heard the previous version would have received.
+    """
+    total = sum(len(data) for data in messages.values())
+    if contract.method.link == "snapshot":
+        return total, 0
+    ordinary = len(_cheapest_way(contract, server, max(0, server.public.version - 1)))
+    down = sum(min(len(data), ordinary) for data in messages.values())
+    return down, total - down
+
+
+def _cheapest_way(contract: Contract, server: ServerState, version: int) -> bytes:
+    """The missed entries or the changed state, whichever is shorter."""
+    now = server.public.version
+    if contract.method.link == "snapshot":
+        return _state_message(contract, server, version)
+    entries = server.ledger.since(version)
+    steps = None if entries is None else wire.pack(wire.STEPS, now, entries, contract.schema)
+    if steps is not None and version >= now - 1:
+        return steps  # one entry is never longer than the state it makes; do not build the state to find out
+    state = _state_message(contract, server, version)
+    return state if steps is None or len(state) < len(steps) else steps
+
+
+def _state_message(contract: Contract, server: ServerState, version: int) -> bytes:
+    """The public state as far as it changed since `version`; on link 'snapshot', all coordinates through the codec."""
+    public, ledger, method = server.public, server.ledger, contract.method
+    touched = ledger.touched(version)
+    lanes = {}
+    if method.link == "snapshot":
+        sendable = frozenset(contract.coords.names) - method.schedule.never(contract.coords)
+        peer = contract.peer(public.version, EVERYONE)
+        lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, sendable), {}, peer)
+    else:
+        lanes[wire.COORDS] = raw(restrict(public.coords, touched))
+    if ledger.merged > version:
+        lanes[wire.BASE] = raw(public.base)
+    if public.shared:
+        lanes[wire.SHARED] = raw(public.shared)
+    if public.buffers:
+        lanes[wire.BUFFERS] = raw(public.buffers)
+    body = wire.pack_body(wire.Body(touched, lanes), contract.schema)
+    return wire.pack(wire.STATE, public.version, [body], contract.schema)
+
+
+def receive(contract: Contract, public: Public, data: bytes, peer: Peer | None = None) -> tuple[Public, frozenset[str]]:
+    """A client's way to the current version: replay the entries, or take over the state.
+
+    Args:
+        contract: the contract.
+        public: the public state that the client holds.
+        data: the message, not trusted.
+
+    Returns:
+        The current public state (on link 'snapshot', as far as the down codec lets it through), and the blocks that
+        were synchronised since the client's version: what it held back of these is out of date.
+    """
+    message = wire.unpack(data, contract.schema)
+    if message.kind == wire.UP:
+        raise WireError("a client's message was sent to a client")
+    if message.kind == wire.STATE:
+        return _take_state(contract, public, message)
+    if message.version - len(message.bodies) != public.version:
+        raise WireError(
+            f"steps from version {message.version - len(message.bodies)} do not continue version {public.version}"
+        )
+    touched: frozenset[str] = frozenset()
+    for data in message.bodies:
+        step = unpack_step(contract, data, public.version, device_of(public))
+        public = advance(contract, public, step)
+        touched |= step.names
+    return public, touched
+
+
+def _take_state(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
+    method = contract.method
+    body = wire.unpack_body(message.bodies[0], contract.schema)
+    touched = frozenset(contract.coords.names) if body.plan is None else body.plan
+    expected = {wire.COORDS}
+    expected |= {wire.SHARED} if contract.shared.blocks else set()
+    expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
+    expect_lanes(body, expected, optional={wire.BASE})
+    if method.link == "snapshot":
+        sendable = contract.coords.restrict(frozenset(contract.coords.names) - method.schedule.never(contract.coords))
+        coords = method.down.decode(body.lanes[wire.COORDS], sendable, contract.peer(message.version, EVERYONE))
+    else:
+        coords = unraw(body.lanes[wire.COORDS], contract.coords.restrict(touched))
+    device = device_of(public)
+    base = public.base
+    if wire.BASE in body.lanes:
+        base = to_device(unraw(body.lanes[wire.BASE], contract.weights), device)
+    shared = unraw(body.lanes[wire.SHARED], contract.shared) if contract.shared.blocks else {}
+    buffers = unraw(body.lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {}
+    return (
+        Public(
+            message.version,
+            base,
+            {**public.coords, **to_device(coords, device)},
+            to_device(shared, device),
+            to_device(buffers, device),
+        ),
+        touched,
+    )

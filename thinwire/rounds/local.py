@@ -1,0 +1,186 @@
+"""Training on clients: one pure step for one client, run for many at once (vmap) or for one after another (loop).
+
+    g = gradient of loss(expand(base, frame, coords));   g <- correction;   coords <- coords + optimiser(g)
+
+Both ways call the same step with the same batches, so they differ by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from thinwire.core.rng import Key
+from thinwire.core.tree import Tree, add, repeat, stack, tmap, unstack
+from thinwire.rounds.method import Method
+from thinwire.rounds.state import Public
+
+Vectorise = Literal["vmap", "loop"]
+Mask: TypeAlias = "Tensor | None"
+Step: TypeAlias = Callable[..., tuple[Tree, Tree, Tree, Tensor]]
+
+
+class Learner(Protocol):
+    """A model and its loss as a pure function."""
+
+    def loss(self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: Mask) -> tuple[Tensor, Tree]:
+        """Mean loss over the examples that `mask` (1 or 0 each; None means all) counts, and the next buffers."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The local work of some clients in one round.
+
+    Args:
+        index: (clients, steps, batch) int64, on the device: which examples, by the numbers that `gather` knows.
+        rows: (clients, steps) how many of each batch count; 0 where a client is done.
+        samples: how many examples each client has.
+        keys: one a client, for random layers of the model such as dropout.
+        gather: fetches inputs and targets.
+    """
+
+    index: Tensor
+    rows: np.ndarray
+    samples: tuple[int, ...]
+    keys: tuple[Key, ...]
+    gather: Callable[[Tensor], tuple[Any, Tensor]]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def client(self, i: int) -> Workload:
+        """The work of one client alone, without the steps in which it only waits for others."""
+        steps = int((self.rows[i] > 0).sum())
+        part = slice(i, i + 1)
+        return Workload(
+            self.index[part, :steps], self.rows[part, :steps], self.samples[part], self.keys[part], self.gather
+        )
+
+
+class Trained(NamedTuple):
+    """What local training leaves, stacked by client."""
+
+    coords: Tree
+    buffers: Tree
+    loss: Tensor  # (clients,) mean over all examples seen
+    steps: tuple[int, ...]
+
+
+def local_train(
+    method: Method,
+    learner: Learner,
+    public: Public,
+    frame: Tree,
+    start: Tree,
+    mine: Tree,
+    work: Workload,
+    how: Vectorise,
+) -> Trained:
+    """Train some clients from `start`.
+
+    Args:
+        method: the space, the optimiser and the correction to use.
+        learner: the model.
+        public: what everybody knows; not changed.
+        frame: the frame of this round.
+        start: stacked coordinates to start from.
+        mine: stacked memory of the correction.
+        work: which examples in which order.
+        how: all clients in one program, or one after another.
+    """
+    step = _make_step(method, learner, public, frame)
+    opt = method.client_opt.init(unstack(start, 0))
+    if how == "vmap":
+        clients = len(work)
+        return _train(_together(step), start, repeat(opt, clients), repeat(public.buffers, clients), mine, work)
+    runs = []
+    for i in range(len(work)):
+        one = _train(_alone(step), unstack(start, i), opt, public.buffers, unstack(mine, i), work.client(i))
+        runs.append(one)
+    return Trained(
+        stack([run.coords for run in runs]),
+        stack([run.buffers for run in runs]),
+        torch.cat([run.loss for run in runs]),
+        tuple(steps for run in runs for steps in run.steps),
+    )
+
+
+def _make_step(method: Method, learner: Learner, public: Public, frame: Tree) -> Step:
+    """One step of one client, without a client axis."""
+
+    def step(
+        coords: Tree, opt: Tree, buffers: Tree, start: Tree, mine: Tree, inputs: Any, targets: Tensor, mask: Mask
+    ) -> tuple[Tree, Tree, Tree, Tensor]:
+        def objective(point: Tree) -> tuple[Tensor, Tree]:
+            return learner.loss(method.space.expand(public.base, frame, point), buffers, inputs, targets, mask)
+
+        grads, (loss, after) = grad_and_value(objective, has_aux=True)(coords)
+        grads = method.correction.gradient(grads, coords, start, mine, public.shared)
+        change, opt = method.client_opt.update(grads, opt, coords)
+        return add(coords, change), opt, after, loss
+
+    return step
+
+
+def _together(step: Step) -> Step:
+    """The step of all clients at once; batch and mask carry the client axis."""
+
+    def call(*args: Any) -> tuple[Tree, Tree, Tree, Tensor]:
+        dims = (*(0,) * 7, None if args[-1] is None else 0)
+        out: tuple[Tree, Tree, Tree, Tensor] = vmap(step, in_dims=dims, randomness="different")(*args)
+        return out
+
+    return call
+
+
+def _alone(step: Step) -> Step:
+    """The step of one client, on a batch that still carries a client axis of one."""
+
+    def call(*args: Any) -> tuple[Tree, Tree, Tree, Tensor]:
+        coords, opt, buffers, start, mine, inputs, targets, mask = args
+        inputs = unstack(inputs, 0) if isinstance(inputs, dict) else inputs[0]
+        coords, opt, buffers, loss = step(
+            coords, opt, buffers, start, mine, inputs, targets[0], None if mask is None else mask[0]
+        )
+        return coords, opt, buffers, loss[None]
+
+    return call
+
+
+def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: Workload) -> Trained:
+    """All steps of a workload; clients that are done before others stand still."""
+    device = work.index.device
+    width = work.index.shape[-1]
+    rows = torch.from_numpy(work.rows).to(device)
+    loss_sum = torch.zeros(len(work), device=device)
+    coords = start
+    # random layers draw from torch's generator: seeded here, and the caller's generator is left as it was
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(work.keys[0].value)
+        for s in range(work.rows.shape[1]):
+            inputs, targets = work.gather(work.index[:, s])
+            mask = None
+            if (work.rows[:, s] < width).any():
+                mask = (torch.arange(width, device=device) < rows[:, s, None]).to(torch.float32)
+            new = step(coords, opt, buffers, start, mine, inputs, targets, mask)
+            if (work.rows[:, s] == 0).any():
+                alive = rows[:, s] > 0
+                coords, opt, buffers = (
+                    _where(alive, now, old) for now, old in zip(new[:3], (coords, opt, buffers), strict=True)
+                )
+            else:
+                coords, opt, buffers = new[:3]
+            loss_sum = loss_sum + new[3].detach() * rows[:, s]
+    return Trained(coords, buffers, loss_sum / rows.sum(1), tuple(int(n) for n in (work.rows > 0).sum(1)))
+
+
+def _where(alive: Tensor, new: Tree, old: Tree) -> Tree:
+    """The new blocks of clients that are alive, the old ones of those that are done."""
+    return tmap(lambda n, o: torch.where(alive.view(-1, *(1,) * (n.dim() - 1)), n, o), new, old)

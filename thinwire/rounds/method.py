@@ -1,0 +1,96 @@
+"""A federated method: one answer to each question of a round, side by side, and nothing else.
+
+>>> Method() == Method(client_opt=SGD(0.1))      # FedAvg
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from thinwire.codecs.base import Codec, Raw
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.optim.base import Correction, Optimiser
+from thinwire.optim.corrections import NoCorrection
+from thinwire.optim.sgd import SGD
+from thinwire.privacy.base import NoPrivacy, Privacy
+from thinwire.rounds.weigh import BySamples, Weigh
+from thinwire.schedules.base import Every, Schedule
+from thinwire.sketches.base import Identity, Sketch
+from thinwire.spaces.base import Space
+from thinwire.spaces.full import Full
+
+Link = Literal["ledger", "snapshot"]
+Say = Literal["delta", "value"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is trained, what is sent, when, and how it is put together again. The defaults are FedAvg.
+
+    Args:
+        space: where a client trains.
+        sketch: which numbers are averaged.
+        schedule: which blocks speak in which round.
+        up: client's numbers to bytes.
+        down: server's numbers to bytes.
+        link: `ledger`: clients keep the public state and receive what was added since they were last here;
+            `snapshot`: clients keep nothing and receive the coordinates, through `down`, every time.
+        say: whether clients send their change or their value.
+        weigh: how much a client counts in the mean.
+        client_opt: moves the coordinates on a client.
+        server_opt: moves them on the server; its gradient is the negated mean change.
+        correction: bends local steps.
+        privacy: what may leave a client.
+    """
+
+    space: Space = Full()
+    sketch: Sketch = Identity()
+    schedule: Schedule = Every()
+    up: Codec = Raw()
+    down: Codec = Raw()
+    link: Link = "ledger"
+    say: Say = "delta"
+    weigh: Weigh = BySamples()
+    client_opt: Optimiser = SGD(0.1)
+    server_opt: Optimiser = SGD(1.0)
+    correction: Correction = NoCorrection()
+    privacy: Privacy = NoPrivacy()
+
+    def __post_init__(self) -> None:
+        if self.link not in get_args(Link):
+            raise ConfigError(f"link must be one of {', '.join(get_args(Link))}, not {self.link!r}")
+        if self.say not in get_args(Say):
+            raise ConfigError(f"say must be one of {', '.join(get_args(Say))}, not {self.say!r}")
+
+    def check(self, weights: Spec) -> None:
+        """Raise IncompatibleParts, saying what to write instead, if the parts cannot work together on this model."""
+        self.space.check(weights)
+        probe: Tree = {"probe": torch.zeros(1)}
+        c = self.correction
+        remembers = bool(c.init_client(probe) or c.init_shared(probe) or c.init_server(probe))
+        sketched = not isinstance(self.sketch, Identity)
+        if self.space.fresh and self.link == "snapshot":
+            raise IncompatibleParts(
+                f"{self.space!r} merges its coordinates away after every round, so link = 'snapshot' has none to send. "
+                "Write link = 'ledger', or keep the frame (fresh = false)"
+            )
+        if self.space.fresh and remembers:
+            raise IncompatibleParts(
+                f"{c!r} remembers coordinates between rounds, but {self.space!r} redraws them every round. "
+                "Write fresh = false, or take a correction without memory"
+            )
+        if sketched and self.say == "value":
+            raise IncompatibleParts(
+                f"{self.sketch!r} codes changes, so say = 'value' has no meaning under it. Write say = 'delta'"
+            )
+        if sketched and c.init_server(probe):
+            raise IncompatibleParts(
+                f"{c!r} keeps server memory in coordinates, but under {self.sketch!r} the server sees codes only. "
+                "Take the identity sketch, or a correction without server memory"
+            )

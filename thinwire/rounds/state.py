@@ -1,0 +1,97 @@
+"""What is known, and by whom: to everyone, to the server, to one client; and what both ends agreed on at the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from thinwire.codecs.base import Peer
+from thinwire.codecs.message import Schema
+from thinwire.core.rng import Device, Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.method import Method
+
+
+class Public(NamedTuple):
+    """What everybody at a version knows. Public is a function of the version: the same on every machine."""
+
+    version: int
+    base: Tree  # the weights that the space builds on
+    coords: Tree  # the trained coordinates
+    shared: Tree  # memory of the correction that everyone knows
+    buffers: Tree  # the model's floating-point buffers (running statistics)
+
+
+class ServerState(NamedTuple):
+    """What the server alone keeps besides the public state."""
+
+    public: Public
+    opt: Tree
+    correction: Tree
+    schedule: Tree
+    codec: Tree  # of the down link
+    ledger: Ledger
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """What a client keeps between rounds.
+
+    Args:
+        version: the version that it last saw.
+        held: the part of its change that it has told nobody, by block.
+        correction: its memory of the correction.
+        codec: its memory of the up codec.
+    """
+
+    version: int = 0
+    held: Tree = field(default_factory=dict)
+    correction: Tree = field(default_factory=dict)
+    codec: Tree = field(default_factory=dict)
+
+    @property
+    def blank(self) -> bool:
+        """Whether there is nothing to keep but the version."""
+        return not (self.held or self.correction or self.codec)
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """What server and clients agreed on before the first round; both derive it from method, model and seed.
+
+    Args:
+        method: the method.
+        weights, coords, shared, buffers: what the trees of the public state look like.
+        key: the root of all shared randomness.
+        schema: the hash of all this that every message carries, and the block names behind its plans.
+    """
+
+    method: Method
+    weights: Spec
+    coords: Spec
+    shared: Spec
+    buffers: Spec
+    key: Key
+    schema: Schema
+
+    def frame(self, version: int, device: Device) -> Tree:
+        """The frame in which the round from `version` trains."""
+        space = self.method.space
+        return space.frame(self.weights, self.key.fold("frame", version if space.fresh else 0), device)
+
+    def sketch_key(self, version: int) -> Key:
+        """The key of the sketch in the round from `version`."""
+        return self.key.fold("sketch", version)
+
+    def peer(self, version: int, client: int) -> Peer:
+        """What both ends know of that client in that round."""
+        return Peer(self.key.fold("peer", version, client))
+
+
+def device_of(public: Public) -> torch.device:
+    """The device on which a public state lies."""
+    return next(iter(public.base.values())).device

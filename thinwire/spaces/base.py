@@ -1,0 +1,42 @@
+"""Where a client trains: the contract of a space.
+
+A space turns a few trainable numbers, the *coordinates*, into the weights of the model:
+
+    weights = expand(base, frame, coords)
+
+`base` is the model that everybody knows, `frame` is everything drawn from the shared seed (never sent, never trained).
+Merging is not a method: it is `base <- expand(base, frame, coords)` for every space, and `advance` does it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from thinwire.core.rng import Device, Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+
+
+class Space(Protocol):
+    """Trainable coordinates and the pure function that turns them into weights."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the frame is redrawn, and the coordinates merged into the base, after every round."""
+        ...
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError when this space cannot hold a model with these weights."""
+        ...
+
+    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Everything drawn from the seed; often empty. Drawn outside `expand`, which runs inside vmap."""
+        ...
+
+    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+        """The first coordinates. Their names begin with the names of the weights that they make."""
+        ...
+
+    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        """All trainable weights of the model; pure and differentiable in `coords`."""
+        ...

@@ -1,0 +1,127 @@
+"""Any nn.Module as a pure function of its weights.
+
+The module itself is copied once and never changed: weights and buffers enter through `functional_call`, so the same
+copy serves thousands of clients, alone or under vmap. Parameters with requires_grad=False stay as they are. A tied
+weight is one weight.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from thinwire.core.rng import Device
+from thinwire.core.tree import Tree, tmap
+from thinwire.errors import ConfigError
+from thinwire.tasks.examples import Examples, Inputs
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each example, for class numbers as targets: (n, classes), or (n, length, classes) for sequences.
+
+    >>> round(float(cross_entropy(torch.zeros(1, 10), torch.tensor([3]))), 4)
+    2.3026
+    """
+    each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
+    return each.view(targets.shape).flatten(1).mean(1) if targets.dim() > 1 else each
+
+
+@dataclass(frozen=True, eq=False)
+class Functional:
+    """A module and its loss as pure functions.
+
+    Args:
+        module: a private copy of the user's module, on the device where it computes.
+        criterion: `criterion(outputs, targets)`, either one number an example, or their mean.
+
+    >>> model = Functional.of(nn.Linear(2, 3))
+    >>> list(model.weights()), model.buffers()
+    (['weight', 'bias'], {})
+    """
+
+    module: nn.Module
+    criterion: Loss
+
+    @classmethod
+    def of(cls, module: nn.Module, criterion: Loss = cross_entropy, device: Device = None) -> Functional:
+        """Take a copy of the module; the original is never touched."""
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model must be an nn.Module, not {type(module).__name__}")
+        try:
+            mine = copy.deepcopy(module).to(device or "cpu")
+        except Exception as error:
+            raise ConfigError(f"the model cannot be copied ({error}); modules must support copy.deepcopy") from error
+        for name, parameter in mine.named_parameters():
+            if not parameter.is_floating_point():
+                raise ConfigError(f"parameter {name!r} is of type {parameter.dtype}; only real numbers can be trained")
+        return cls(mine, criterion)
+
+    def weights(self) -> Tree:
+        """The trainable weights, in order of registration."""
+        named = self.module.named_parameters()  # a tied weight appears once, under its first name
+        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+
+    def buffers(self) -> Tree:
+        """The floating-point buffers that are part of the model's saved state (running statistics, mostly)."""
+        saved = self.module.state_dict(keep_vars=True).keys()
+        named = self.module.named_buffers()
+        return {name: b.detach().clone() for name, b in named if b.is_floating_point() and name in saved}
+
+    def parameters(self) -> int:
+        """How many numbers the model has, trainable or not."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    def outputs(self, weights: Tree, buffers: Tree, inputs: Inputs) -> Tensor:
+        """The module's output for these weights; writes its new running statistics into `buffers`."""
+        # whole-number buffers (counters) are cloned too, so that training leaves no trace in the module
+        counters = {name: b.clone() for name, b in self.module.named_buffers() if not b.is_floating_point()}
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+        out: Any = functional_call(self.module, {**counters, **buffers, **weights}, args, kwargs)
+        out = getattr(out, "logits", out)  # Hugging Face models return a record
+        if not isinstance(out, Tensor):
+            raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
+        return out
+
+    def loss(
+        self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tree]:
+        """Mean training loss over the examples that the mask counts, and the next buffers."""
+        self.module.train()
+        buffers = tmap(torch.clone, buffers)
+        outputs = self.outputs(weights, buffers, inputs)
+        value = self.criterion(outputs, targets)
+        if mask is None:
+            return value.mean(), buffers
+        if value.dim() == 0:  # a criterion that averages: ask it about one example at a time
+            value = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, targets)
+        each = value.flatten(1).mean(1) if value.dim() > 1 else value
+        return (each * mask).sum() / mask.sum().clamp(min=1), buffers
+
+    @torch.no_grad()
+    def evaluate(
+        self, weights: Tree, buffers: Tree, examples: Examples, device: Device, batch: int = 1000
+    ) -> tuple[float, float | None]:
+        """Mean loss and share of right answers over all examples; no share where targets are not class numbers."""
+        self.module.eval()
+        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        right: list[Tensor] = []
+        answers = 0
+        for start in range(0, len(examples), batch):
+            index = torch.arange(start, min(start + batch, len(examples)), device=device)
+            inputs, targets = examples.gather(index)
+            outputs = self.outputs(weights, dict(buffers), inputs)
+            loss += self.criterion(outputs, targets).mean().cpu().double() * len(index)
+            if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
+                right.append((outputs.argmax(-1) == targets).sum())
+                answers += targets.numel()
+        accuracy = float(torch.stack(right).sum()) / answers if answers else None
+        return float(loss) / len(examples), accuracy
