@@ -7,8 +7,10 @@ whatever the method: two methods run with one seed see the same clients and the 
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -176,7 +178,8 @@ class Simulation:
         bytes_down, bytes_catchup = split_down(contract, server, down)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
-            state, replies, loss = self._train(state, plan, cohort, known, down)
+            with _kernels():
+                state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
@@ -192,9 +195,9 @@ class Simulation:
             clients.update(zip(ids, reply.states, strict=True))
         test_loss = accuracy = None
         if self.test is not None and (number % job.eval_every == 0 or number == job.rounds):
-            test_loss, accuracy = self.model.evaluate(
-                self.weights(server.public), server.public.buffers, self.test, self.device
-            )
+            weights = self.weights(server.public)
+            with _kernels():
+                test_loss, accuracy = self.model.evaluate(weights, server.public.buffers, self.test, self.device)
         record = RoundRecord(
             number,
             loss,
@@ -272,6 +275,17 @@ class Simulation:
             tuple(key.fold("layers") for key in keys),
             self.train.gather,
         )
+
+
+def _kernels() -> AbstractContextManager[None]:
+    """Leave out oneDNN on 64-bit ARM, where its backward convolution falls to a reference kernel.
+
+    Measured on two Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
+    """
+    if platform.machine() in ("aarch64", "arm64"):
+        context: AbstractContextManager[None] = torch.backends.mkldnn.flags(enabled=False)  # type: ignore[no-untyped-call]
+        return context
+    return nullcontext()
 
 
 def _first_line(error: BaseException) -> str:

@@ -76,7 +76,7 @@ def _state_message(contract: Contract, server: ServerState, version: int) -> byt
     return wire.pack(wire.STATE, public.version, [body], contract.schema)
 
 
-def receive(contract: Contract, public: Public, data: bytes, peer: Peer | None = None) -> tuple[Public, frozenset[str]]:
+def receive(contract: Contract, public: Public, data: bytes) -> tuple[Public, frozenset[str]]:
     """A client's way to the current version: replay the entries, or take over the state.
 
     Args:
