@@ -223,9 +223,10 @@ def close_round(
     after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
     if not all_finite(after.coords):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
-    ledger = server.ledger.append(
-        body, plan.names, limit=contract.coords.nbytes + contract.buffers.nbytes, merge=method.space.fresh
-    )
+    # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
+    limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
+    limit += contract.weights.nbytes if method.space.fresh else 0
+    ledger = server.ledger.append(body, plan.names, limit=limit, merge=method.space.fresh)
     return ServerState(
         after,
         opt={**server.opt, **opt},
