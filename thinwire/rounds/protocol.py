@@ -79,7 +79,7 @@ def begin(contract: Contract, public: Public) -> ServerState:
         opt=method.server_opt.init(method.sketch.spec(contract.coords).zeros(device_of(public))),
         correction=method.correction.init_server(public.coords),
         schedule=method.schedule.init(contract.coords),
-        codec=method.down.init(contract.coords),
+        codec=method.down.init(method.sketch.spec(contract.coords)),
         ledger=Ledger(first=public.version),
     )
 
