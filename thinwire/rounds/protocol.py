@@ -208,11 +208,12 @@ def close_round(
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
-    mine = _of_blocks(server.correction, mean)
+    silent = frozenset(method.sketch.spec(contract.coords).names) - mean.keys()
+    mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
         mean, weighted_mean([one.report for one in said], weights), fraction, mine
     )
-    opt = _of_blocks(server.opt, mean)
+    opt = _of_blocks(server.opt, silent)
     change, opt = method.server_opt.update(scale(mean, -1.0), opt, restrict(public.coords, plan.names))
     step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
     codec = server.codec
@@ -237,10 +238,6 @@ def close_round(
     )
 
 
-def _of_blocks(state: Tree, blocks: Tree) -> Tree:
-    """The part of a state that belongs to these blocks (`momentum/fc.weight` to `fc.weight`), or to none."""
-    return {
-        name: value
-        for name, value in state.items()
-        if name in blocks or "/" not in name or name.split("/", 1)[1] in blocks
-    }
+def _of_blocks(state: Tree, silent: frozenset[str]) -> Tree:
+    """A state without what belongs to silent blocks: `fc.weight`, or `momentum/fc.weight`."""
+    return {name: value for name, value in state.items() if not {name, name.split("/", 1)[-1]} & silent}
