@@ -112,7 +112,10 @@ def _take_state(contract: Contract, public: Public, message: wire.Message) -> tu
     expected = {wire.COORDS}
     expected |= {wire.SHARED} if contract.shared.blocks else set()
     expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expect_lanes(body, expected, optional={wire.BASE})
+    expected |= {wire.BASE} if method.space.fresh else set()
+    expect_lanes(body, expected)
+    if message.version < public.version:
+        raise WireError(f"a state of version {message.version} is older than version {public.version}, which we hold")
     if method.link == "snapshot":
         sendable = contract.coords.restrict(frozenset(contract.coords.names) - method.schedule.never(contract.coords))
         coords = method.down.decode(body.lanes[wire.COORDS], sendable, contract.peer(message.version, EVERYONE))
