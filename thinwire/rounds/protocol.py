@@ -24,7 +24,7 @@ from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError, Diverged, IncompatibleParts
 from thinwire.rounds.advance import advance
 from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
@@ -67,7 +67,9 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     for part in specs:
         h.update(part.digest())
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
-    method.schedule.never(contract.coords)  # a selector that matches nothing is found now, not after a round
+    never = method.schedule.never(contract.coords)  # a selector that matches nothing is found now, not after a round
+    if never and method.space.fresh:
+        raise _held_in_lost_frame(method, never)
     return contract, Public(0, weights, coords, shared, buffers)
 
 
@@ -86,7 +88,20 @@ def begin(contract: Contract, public: Public) -> ServerState:
 
 def plan_round(contract: Contract, server: ServerState) -> Plan:
     """Which blocks the next round synchronises."""
-    return contract.method.schedule.plan(server.schedule, contract.coords, server.public.version)
+    method = contract.method
+    plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
+    silent = frozenset(contract.coords.names) - plan.names
+    if silent and method.space.fresh:
+        raise _held_in_lost_frame(method, silent)
+    return plan
+
+
+def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
+    return IncompatibleParts(
+        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its frame after "
+        "every round, and what was held back means nothing in the next one. Write fresh = false, or a schedule in "
+        "which every block always speaks"
+    )
 
 
 # -- on the clients ----------------------------------------------------------------------------------------------------
