@@ -24,7 +24,7 @@ from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
-from thinwire.errors import ConfigError, Diverged, IncompatibleParts
+from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.advance import advance
 from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
@@ -209,6 +209,8 @@ def close_round(
     """
     method, public = contract.method, server.public
     device = device_of(public)
+    if not messages:
+        raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
     weights = [one.weight for one in said]
     mean = to_device(weighted_mean([one.code for one in said], weights), device)
