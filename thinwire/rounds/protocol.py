@@ -66,6 +66,7 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
     for part in specs:
         h.update(part.digest())
+    h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
     never = method.schedule.never(contract.coords)  # a selector that matches nothing is found now, not after a round
     if never and method.space.fresh:
