@@ -166,6 +166,8 @@ def cohort_round(
             method.sketch.encode(spoken, contract.sketch_key(public.version)),
             contract.key.fold("privacy", public.version, client),
         )
+        if not all_finite(code):  # before the codec: what it makes of a NaN is not defined
+            raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         peer = contract.peer(public.version, client)
         payload, codec = method.up.encode(code, state.codec, peer)
         lanes = {wire.COORDS: payload}
@@ -240,7 +242,7 @@ def close_round(
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = unpack_step(contract, body, public.version, device)
     after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
-    if not all_finite(after.coords):
+    if not (all_finite(after.coords) and (not method.space.fresh or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
     limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
