@@ -58,7 +58,7 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     if names != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
     planned = contract.coords.restrict(plan.names)
-    shapes = contract.coords.shapes()
+    shapes = contract.sendable.shapes()
     _, report = method.correction.finish(
         shapes, 1, method.client_opt.lr, method.correction.init_client(shapes), contract.shared.shapes()
     )

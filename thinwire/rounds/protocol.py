@@ -61,16 +61,16 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     device = next(iter(weights.values())).device
     frame = method.space.frame(spec, key.fold("frame", 0), device)
     coords = method.space.init(weights, frame, key.fold("init", 0))
-    shared = method.correction.init_shared(coords)
+    never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
+    if never and method.space.fresh:
+        raise _held_in_lost_frame(method, never)
+    shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
     for part in specs:
         h.update(part.digest())
     h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
-    never = method.schedule.never(contract.coords)  # a selector that matches nothing is found now, not after a round
-    if never and method.space.fresh:
-        raise _held_in_lost_frame(method, never)
     return contract, Public(0, weights, coords, shared, buffers)
 
 
@@ -80,7 +80,7 @@ def begin(contract: Contract, public: Public) -> ServerState:
     return ServerState(
         public,
         opt=method.server_opt.init(method.sketch.spec(contract.coords).zeros(device_of(public))),
-        correction=method.correction.init_server(public.coords),
+        correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
         schedule=method.schedule.init(contract.coords),
         codec=method.down.init(method.sketch.spec(contract.coords)),
         ledger=Ledger(first=public.version),
@@ -113,7 +113,7 @@ def fresh_client(contract: Contract, public: Public) -> ClientState:
     method = contract.method
     return ClientState(
         version=0,
-        correction=method.correction.init_client(public.coords),
+        correction=method.correction.init_client(restrict(public.coords, contract.sendable.names)),
         codec=method.up.init(method.sketch.spec(contract.coords)),
     )
 
@@ -156,7 +156,7 @@ def cohort_round(
     messages, after = [], []
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         end, buffers = unstack(trained.coords, i), unstack(trained.buffers, i)
-        moved = sub(end, unstack(start, i))
+        moved = restrict(sub(end, unstack(start, i)), contract.sendable.names)
         memory, report = method.correction.finish(
             moved, trained.steps[i], method.client_opt.lr, state.correction, public.shared
         )
