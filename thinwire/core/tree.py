@@ -83,7 +83,7 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
     position = 0
     for name, block in like.items():
         piece = vector[..., position : position + block.numel()]
-        out[name] = piece.reshape(*vector.shape[:-1], *block.shape)
+        out[name] = piece.reshape((*vector.shape[:-1], *block.shape))
         position += block.numel()
     return out
 
