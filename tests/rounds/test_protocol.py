@@ -581,6 +581,7 @@ def test_weights_that_overflow_on_the_server_are_found(space):
         (Method(space=Drift(), schedule=Every(private=("2.*",))), "hold back '2.bias/b'.*Write fresh = false"),
         (Method(sketch=Project(), say="value"), "Project.*Write say = 'delta'"),
         (Method(sketch=Project(), correction=Pull()), "server memory.*identity sketch"),
+        (Method(sketch=Project(), server_opt=SGD(1.0, weight_decay=0.1)), "Write weight_decay = 0 for the server"),
         (Method(link="snapshot", down=Remember()), "Remember.*Write link = 'ledger'"),
     ],
 )
