@@ -96,8 +96,8 @@ class Method:
             )
         if sketched and self._server_opt_looks_at_coordinates():
             raise IncompatibleParts(
-                f"{self.server_opt!r} decays coordinates on the server, but under {self.sketch!r} the server moves codes. "
-                "Write weight_decay = 0 for the server, or take the identity sketch"
+                f"{self.server_opt!r} decays coordinates on the server, but under {self.sketch!r} the server moves "
+                "codes. Write weight_decay = 0 for the server, or take the identity sketch"
             )
         if sketched and c.init_server(probe):
             raise IncompatibleParts(
