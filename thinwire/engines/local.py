@@ -119,11 +119,11 @@ class LocalEngine:
             raise ConfigError(f"device must be cpu or cuda, not {self.device!r}") from error
         if kind not in ("cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda, not {self.device!r}")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
 
     def prepare(self, job: Job) -> Simulation:
         """Bring model and data to the device and settle the contract."""
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
         return Simulation(self, job)
 
     def run(self, job: Job, tap: Tap | None = None) -> Iterator[RoundRecord]:
