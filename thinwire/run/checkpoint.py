@@ -138,7 +138,7 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         entries.append(data[position : position + length])
         position += length
     ledger = Ledger(meta["ledger"]["first"], tuple(entries), meta["ledger"]["synced"], meta["ledger"]["merged"])
-    server = ServerState(public, *(tree(f"server/{part}/") for part in _SERVER), ledger)
+    server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
     by_client: dict[str, Tree] = {}
     for name, block in tensors.items():
         if name.startswith("client/"):

@@ -33,37 +33,38 @@ class Row(NamedTuple):
     bytes_down: float
     bytes_catchup: float
     bytes_total: float
-    ratio: float | None  # bytes_total against that of the first method
+    ratio: float | None  # how many times fewer bytes than the yardstick
     seconds: float
 
 
 def table(summaries: Sequence[Summary]) -> list[Row]:
-    """A row for each method, in the order of first appearance; the first (FedAvg, as a rule) is the yardstick."""
+    """A row for each method, in the order of first appearance; the yardstick is FedAvg, or else the first."""
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary["method"], []).append(summary)
-    rows: list[Row] = []
+    yardstick = _mean(groups.get("fedavg") or next(iter(groups.values())), "bytes_total") if groups else 0.0
+    rows = []
     for method, group in groups.items():
-
-        def mean(key: str, group: list[Summary] = group) -> float:
-            return statistics.fmean(summary[key] for summary in group)
-
-        yardstick = rows[0].bytes_total if rows else mean("bytes_total")
+        total = _mean(group, "bytes_total")
         rows.append(
             Row(
                 method,
                 len(group),
                 Spread.of(summary["final_accuracy"] for summary in group),
                 Spread.of(summary["best_accuracy"] for summary in group),
-                mean("bytes_up"),
-                mean("bytes_down"),
-                mean("bytes_catchup"),
-                mean("bytes_total"),
-                yardstick / mean("bytes_total") if mean("bytes_total") else None,
-                mean("seconds"),
+                _mean(group, "bytes_up"),
+                _mean(group, "bytes_down"),
+                _mean(group, "bytes_catchup"),
+                total,
+                yardstick / total if total else None,
+                _mean(group, "seconds"),
             )
         )
     return rows
+
+
+def _mean(group: Sequence[Summary], key: str) -> float:
+    return statistics.fmean(summary[key] for summary in group)
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -72,18 +73,3 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
         {key: value._asdict() if isinstance(value, Spread) else value for key, value in row._asdict().items()}
         for row in rows
     ]
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1000.
-
-    >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
-    ('999 B', '1.50 kB', '2.50 GB')
-    """
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        count /= 1000
-        if count < 1000 or unit == "TB":
-            break
-    return f"{count:.2f} {unit}"

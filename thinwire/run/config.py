@@ -88,7 +88,7 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides the numbers of a run."""
+    """Everything that decides the numbers of a run; `name` is what tables call its method."""
 
     name: str
     task: TaskChoice
@@ -131,11 +131,11 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
         own, name = loads(path.read_text("utf-8"), what), path.stem
     else:
         own, name = preset("methods", what).table, what
-    task = on or own.get("task", {}).get("kind", DEFAULT_TASK)
+    task = on or _section(own, "task").get("kind", DEFAULT_TASK)
     if on:
         own = {key: value for key, value in own.items() if key != "task"}
     table = layer(preset("tasks", task).table, own)
-    table.setdefault("name", f"{name}-{task}")
+    table.setdefault("name", name)
     for path_, value in (overrides or {}).items():
         put(table, path_, value)
     return from_table(table)

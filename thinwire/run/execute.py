@@ -15,9 +15,9 @@ from thinwire.run.folder import RunFolder, Summary
 OnRound = Callable[[RoundRecord], None]
 
 
-def default_folder(experiment: Experiment) -> Path:
-    """Where a run goes if nobody says otherwise: its name, seed and configuration."""
-    return Path("runs") / f"{experiment.name}-s{experiment.seed}-{experiment.digest()[:6]}"
+def default_folder(experiment: Experiment, parent: Path = Path("runs")) -> Path:
+    """Where a run goes if nobody says otherwise: named after method, task, seed and the whole configuration."""
+    return parent / f"{experiment.name}-{experiment.task.kind}-s{experiment.seed}-{experiment.digest()[:6]}"
 
 
 def execute(
@@ -95,8 +95,7 @@ def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
     up, down, catchup = (sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down", "catchup"))
     return {
-        "name": experiment.name,
-        "method": experiment.name.removesuffix(f"-{experiment.task.kind}"),
+        "method": experiment.name,
         "task": experiment.task.kind,
         "seed": experiment.seed,
         "rounds": len(records),
