@@ -27,16 +27,22 @@ def folder() -> Path:
     return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
 
 
-def remember(name: str, files: Iterable[Path], make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def remember(
+    name: str,
+    files: Iterable[Path],
+    make: Callable[[], dict[str, np.ndarray]],
+    fits: Callable[[dict[str, np.ndarray]], bool],
+) -> dict[str, np.ndarray]:
     """What `make` returns, from the cache if it was made from the same files before.
 
     Args:
         name: of the data set, with a version that changes when `make` does.
         files: all that `make` reads.
         make: decodes the files; what it raises passes through, and nothing is kept.
+        fits: whether arrays that were kept have the right names and shapes; they are made again if not.
     """
     path = folder() / f"{name}-{_digest(files)}.npz"
-    if (kept := _load(path)) is not None:
+    if (kept := _load(path)) is not None and fits(kept):
         return kept
     made = make()
     with contextlib.suppress(OSError):
@@ -62,9 +68,9 @@ def _digest(files: Iterable[Path]) -> str:
 def _load(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a file, or None where it is missing or damaged (zip keeps a checksum of each)."""
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as kept:
             return {name: kept[name] for name in kept.files}
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
         return None
 
 

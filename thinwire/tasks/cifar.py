@@ -98,7 +98,13 @@ def _from_sheets(folder: Path) -> Source:
     if len(numbers) != len(paths) * _BATCH:
         raise DataError(f"{labels}: {len(numbers)} bytes, expected {len(paths) * _BATCH}, one label a picture")
     targets = class_tensor(numbers, 10, labels)
-    kept = remember("cifar10-v1", paths, lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])})
+    shape = (len(paths) * _BATCH, 3, 32, 32)
+    kept = remember(
+        "cifar10-v1",
+        paths,
+        make=lambda: {"pixels": np.concatenate([_sheet(path) for path in paths])},
+        fits=lambda kept: {n: (a.dtype.name, a.shape) for n, a in kept.items()} == {"pixels": ("uint8", shape)},
+    )
     pixels = torch.from_numpy(kept["pixels"])
     train = Images(pixels[:-_BATCH], targets[:-_BATCH])
     return Source(train, Images(pixels[-_BATCH:], targets[-_BATCH:]), classes=10, note=_LOSSY)

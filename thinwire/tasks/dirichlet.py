@@ -19,7 +19,7 @@ from thinwire.errors import ConfigError
 from thinwire.tasks.partition import Assignment, by_class, check_clients, class_numbers, collect, offsets_of
 
 _TRIES = 10_000
-_AT_ONCE = 1 << 17  # numbers drawn together: tries are examined some hundreds at a time
+_AT_ONCE = 1 << 15  # numbers drawn together: small splits examine many tries at a time
 
 
 @register(

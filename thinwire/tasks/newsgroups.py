@@ -52,7 +52,7 @@ def newsgroups(data_dir: Path | None = None) -> Source:
             _numbers([([text for (text,) in rows], labels) for rows, labels in parts]), "SetFit/20_newsgroups"
         )
     path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
-    return _source(remember("20newsgroups-v1", [path], lambda: _numbers(_read(path))), path)
+    return _source(remember("20newsgroups-v1", [path], lambda: _numbers(_read(path)), _fits), path)
 
 
 def _source(kept: dict[str, np.ndarray], where: Path | str) -> Source:
@@ -78,6 +78,12 @@ def _numbers(halves: Sequence[_Half]) -> dict[str, np.ndarray]:
         out[f"{half}_rows"] = vocabulary.rows(texts, LENGTH).astype(np.uint16)
         out[f"{half}_labels"] = labels
     return out
+
+
+def _fits(kept: dict[str, np.ndarray]) -> bool:
+    return set(kept) == {f"{half}_{what}" for half in ("train", "test") for what in ("rows", "labels")} and all(
+        kept[f"{half}_rows"].shape == (len(kept[f"{half}_labels"]), LENGTH) for half in ("train", "test")
+    )
 
 
 def _read(path: Path) -> list[_Half]:
