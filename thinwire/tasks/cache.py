@@ -79,7 +79,7 @@ def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft")
     try:
         with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, allow_pickle=False, **arrays)
+            np.savez(stream, **arrays)  # type: ignore[arg-type]  # numpy 1.26 has no allow_pickle here
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)

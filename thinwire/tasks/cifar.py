@@ -9,6 +9,7 @@ The official Python files are pickles, which can run code when they are opened; 
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -117,13 +118,13 @@ def _sheet(path: Path) -> np.ndarray:
     except ImportError:
         raise DataError(f"{path}: reading JPEG needs Pillow: pip install 'thinwire[data]'") from None
     try:
-        with Image.open(path, formats=("JPEG",)) as sheet:
+        with warnings.catch_warnings(action="error"), Image.open(path, formats=("JPEG",)) as sheet:
             if sheet.size != (32 * _SIDE, 32 * _SIDE) or sheet.mode != "RGB":
                 raise DataError(
                     f"{path}: a picture of {sheet.size[0]}x{sheet.size[1]} {sheet.mode}, "
                     f"expected {32 * _SIDE}x{32 * _SIDE} RGB"
                 )
             pixels = np.asarray(sheet)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as fault:
+    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError) as fault:
         raise DataError(f"{path}: not a whole JPEG picture ({one_line(fault)})") from None
     return pixels.reshape(_SIDE, 32, _SIDE, 32, 3).transpose(0, 2, 4, 1, 3).reshape(_BATCH, 3, 32, 32)
