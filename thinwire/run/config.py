@@ -136,9 +136,13 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
         own = {key: value for key, value in own.items() if key != "task"}
     table = layer(preset("tasks", task).table, own)
     table.setdefault("name", name)
-    for path_, value in (overrides or {}).items():
-        put(table, path_, value)
-    return from_table(table)
+    experiment = from_table(table)
+    if overrides:
+        table = to_table(experiment)  # with every default written out, so that any key can be set
+        for key, value in overrides.items():
+            put(table, key, value)
+        experiment = from_table(table)
+    return experiment
 
 
 def put(table: Table, path: str, value: Any) -> None:
@@ -228,11 +232,11 @@ def _task(table: Table) -> TaskChoice:
     for key in table:
         if key not in known:
             raise UnknownName("key in task", key, known)
-    for key in known:
+    kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
+    lookup("task", kind)
+    for key in known[1:]:
         if key not in table:
             raise ConfigError(f"task.{key} is missing; `thinwire show fedavg` prints a complete experiment")
-    kind = coerce(table["kind"], str, "task.kind")
-    lookup("task", kind)
     model, options = named(table["model"], "task.model")
     checked = arguments(lookup("model", model).make, options, "task.model")
     return TaskChoice(

@@ -46,10 +46,10 @@ def execute(
         if not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
     simulation = experiment.engine.prepare(build_job(experiment, data_dir))
-    folder.create()
     with folder.locked():
         if again:
             folder.clear()
+        folder.create()
         state = folder.load(experiment.engine.device) if resume else None
         state = state or simulation.start()
         records = folder.rewind(state.round)

@@ -66,8 +66,9 @@ class RunFolder:
         return False
 
     def create(self) -> None:
-        """Make the directory and write what was asked."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Write what was asked, and remove what a kill left half-written."""
+        for half in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+            half.unlink()
         write_atomically(self.path / "config.toml", dumps(to_table(self.experiment)).encode())
 
     def clear(self) -> None:
@@ -86,7 +87,8 @@ class RunFolder:
         except ImportError:  # not on this system: nothing to keep out with
             yield
             return
-        handle = os.open(self.path / "config.toml", os.O_RDONLY)
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDONLY)  # the directory itself: files in it are replaced, it is not
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
