@@ -57,7 +57,7 @@ def register(kind: str, name: str, *, doc: str = "", paper: str = "") -> Callabl
 
     def enter(make: T) -> T:
         table = _TABLE.setdefault(kind, {})
-        if name in table and table[name].make.__qualname__ != make.__qualname__:
+        if name in table and _address(table[name].make) != _address(make):  # the same again: a reloaded module
             raise ValueError(f"{kind} {name!r} is already registered by {table[name].make!r}")
         line = doc or (make.__doc__ or "").strip().split("\n", 1)[0]
         table[name] = Entry(kind, name, make, line, paper)
@@ -89,3 +89,7 @@ def name_of(kind: str, part: object) -> str | None:
         if entry.make is type(part):
             return name
     return None
+
+
+def _address(make: Callable[..., Any]) -> tuple[str, str]:
+    return make.__module__, make.__qualname__

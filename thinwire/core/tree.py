@@ -83,7 +83,7 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
     position = 0
     for name, block in like.items():
         piece = vector[..., position : position + block.numel()]
-        out[name] = piece.reshape(*vector.shape[:-1], *block.shape)
+        out[name] = piece.reshape((*vector.shape[:-1], *block.shape))
         position += block.numel()
     return out
 
@@ -109,5 +109,11 @@ def all_finite(tree: Tree) -> bool:
 
 
 def same(a: Tree, b: Tree) -> bool:
-    """Whether two trees are equal bit for bit."""
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+    """Whether two trees are equal bit for bit: names in order, shapes, types and every bit, so -0.0 is not 0.0."""
+    return list(a) == list(b) and all(_same_bits(a[name], b[name]) for name in a)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.reshape(-1).contiguous().view(torch.uint8), b.reshape(-1).contiguous().view(torch.uint8))

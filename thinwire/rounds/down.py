@@ -61,9 +61,8 @@ def _state_message(contract: Contract, server: ServerState, version: int) -> byt
     touched = ledger.touched(version)
     lanes = {}
     if method.link == "snapshot":
-        sendable = frozenset(contract.coords.names) - method.schedule.never(contract.coords)
         peer = contract.peer(public.version, EVERYONE)
-        lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, sendable), {}, peer)
+        lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, contract.sendable.names), {}, peer)
     else:
         lanes[wire.COORDS] = raw(restrict(public.coords, touched))
     if ledger.merged > version:
@@ -112,10 +111,13 @@ def _take_state(contract: Contract, public: Public, message: wire.Message) -> tu
     expected = {wire.COORDS}
     expected |= {wire.SHARED} if contract.shared.blocks else set()
     expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expect_lanes(body, expected, optional={wire.BASE})
+    expected |= {wire.BASE} if method.space.fresh else set()
+    expect_lanes(body, expected)
+    if message.version < public.version:
+        raise WireError(f"a state of version {message.version} is older than version {public.version}, which we hold")
     if method.link == "snapshot":
-        sendable = contract.coords.restrict(frozenset(contract.coords.names) - method.schedule.never(contract.coords))
-        coords = method.down.decode(body.lanes[wire.COORDS], sendable, contract.peer(message.version, EVERYONE))
+        peer = contract.peer(message.version, EVERYONE)
+        coords = method.down.decode(body.lanes[wire.COORDS], contract.sendable, peer)
     else:
         coords = unraw(body.lanes[wire.COORDS], contract.coords.restrict(touched))
     device = device_of(public)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, add, repeat, stack, tmap, unstack
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import Public
@@ -95,7 +96,7 @@ def local_train(
         work: which examples in which order.
         how: all clients in one program, or one after another.
     """
-    step = _make_step(method, learner, public, frame)
+    step = _make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)))
     opt = method.client_opt.init(unstack(start, 0))
     if how == "vmap":
         clients = len(work)
@@ -112,8 +113,11 @@ def local_train(
     )
 
 
-def _make_step(method: Method, learner: Learner, public: Public, frame: Tree) -> Step:
-    """One step of one client, without a client axis."""
+def _make_step(method: Method, learner: Learner, public: Public, frame: Tree, private: frozenset[str]) -> Step:
+    """One step of one client, without a client axis. Private blocks have nothing to be corrected towards."""
+
+    def spoken(tree: Tree) -> Tree:
+        return {name: block for name, block in tree.items() if name not in private}
 
     def step(
         coords: Tree, opt: Tree, buffers: Tree, start: Tree, mine: Tree, inputs: Any, targets: Tensor, mask: Mask
@@ -122,7 +126,8 @@ def _make_step(method: Method, learner: Learner, public: Public, frame: Tree) ->
             return learner.loss(method.space.expand(public.base, frame, point), buffers, inputs, targets, mask)
 
         grads, (loss, after) = grad_and_value(objective, has_aux=True)(coords)
-        grads = method.correction.gradient(grads, coords, start, mine, public.shared)
+        bent = method.correction.gradient(spoken(grads), spoken(coords), spoken(start), mine, public.shared)
+        grads = {**grads, **bent}
         change, opt = method.client_opt.update(grads, opt, coords)
         return add(coords, change), opt, after, loss
 

@@ -80,6 +80,11 @@ class Method:
                 f"{self.space!r} merges its coordinates away after every round, so link = 'snapshot' has none to send. "
                 "Write link = 'ledger', or keep the frame (fresh = false)"
             )
+        if self.link == "snapshot" and self.down.init(Spec.of(probe)):
+            raise IncompatibleParts(
+                f"{self.down!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
+                "itself. Write link = 'ledger', or take a down codec without memory"
+            )
         if self.space.fresh and remembers:
             raise IncompatibleParts(
                 f"{c!r} remembers coordinates between rounds, but {self.space!r} redraws them every round. "

@@ -24,7 +24,7 @@ from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.advance import advance
 from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
@@ -61,13 +61,16 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     device = next(iter(weights.values())).device
     frame = method.space.frame(spec, key.fold("frame", 0), device)
     coords = method.space.init(weights, frame, key.fold("init", 0))
-    shared = method.correction.init_shared(coords)
+    never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
+    if never and method.space.fresh:
+        raise _held_in_lost_frame(method, never)
+    shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
     for part in specs:
         h.update(part.digest())
+    h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
-    method.schedule.never(contract.coords)  # a selector that matches nothing is found now, not after a round
     return contract, Public(0, weights, coords, shared, buffers)
 
 
@@ -77,16 +80,29 @@ def begin(contract: Contract, public: Public) -> ServerState:
     return ServerState(
         public,
         opt=method.server_opt.init(method.sketch.spec(contract.coords).zeros(device_of(public))),
-        correction=method.correction.init_server(public.coords),
+        correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
         schedule=method.schedule.init(contract.coords),
-        codec=method.down.init(contract.coords),
+        codec=method.down.init(method.sketch.spec(contract.coords)),
         ledger=Ledger(first=public.version),
     )
 
 
 def plan_round(contract: Contract, server: ServerState) -> Plan:
     """Which blocks the next round synchronises."""
-    return contract.method.schedule.plan(server.schedule, contract.coords, server.public.version)
+    method = contract.method
+    plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
+    silent = frozenset(contract.coords.names) - plan.names
+    if silent and method.space.fresh:
+        raise _held_in_lost_frame(method, silent)
+    return plan
+
+
+def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
+    return IncompatibleParts(
+        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its frame after "
+        "every round, and what was held back means nothing in the next one. Write fresh = false, or a schedule in "
+        "which every block always speaks"
+    )
 
 
 # -- on the clients ----------------------------------------------------------------------------------------------------
@@ -97,7 +113,7 @@ def fresh_client(contract: Contract, public: Public) -> ClientState:
     method = contract.method
     return ClientState(
         version=0,
-        correction=method.correction.init_client(public.coords),
+        correction=method.correction.init_client(restrict(public.coords, contract.sendable.names)),
         codec=method.up.init(method.sketch.spec(contract.coords)),
     )
 
@@ -140,7 +156,7 @@ def cohort_round(
     messages, after = [], []
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         end, buffers = unstack(trained.coords, i), unstack(trained.buffers, i)
-        moved = sub(end, unstack(start, i))
+        moved = restrict(sub(end, unstack(start, i)), contract.sendable.names)
         memory, report = method.correction.finish(
             moved, trained.steps[i], method.client_opt.lr, state.correction, public.shared
         )
@@ -150,6 +166,8 @@ def cohort_round(
             method.sketch.encode(spoken, contract.sketch_key(public.version)),
             contract.key.fold("privacy", public.version, client),
         )
+        if not all_finite(code):  # before the codec: what it makes of a NaN is not defined
+            raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         peer = contract.peer(public.version, client)
         payload, codec = method.up.encode(code, state.codec, peer)
         lanes = {wire.COORDS: payload}
@@ -194,6 +212,8 @@ def close_round(
     """
     method, public = contract.method, server.public
     device = device_of(public)
+    if not messages:
+        raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
     weights = [one.weight for one in said]
     mean = to_device(weighted_mean([one.code for one in said], weights), device)
@@ -208,11 +228,12 @@ def close_round(
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
-    mine = _of_blocks(server.correction, mean)
+    silent = frozenset(method.sketch.spec(contract.coords).names) - mean.keys()
+    mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
         mean, weighted_mean([one.report for one in said], weights), fraction, mine
     )
-    opt = _of_blocks(server.opt, mean)
+    opt = _of_blocks(server.opt, silent)
     change, opt = method.server_opt.update(scale(mean, -1.0), opt, restrict(public.coords, plan.names))
     step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
     codec = server.codec
@@ -221,11 +242,12 @@ def close_round(
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = unpack_step(contract, body, public.version, device)
     after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
-    if not all_finite(after.coords):
+    if not (all_finite(after.coords) and (not method.space.fresh or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
-    ledger = server.ledger.append(
-        body, plan.names, limit=contract.coords.nbytes + contract.buffers.nbytes, merge=method.space.fresh
-    )
+    # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
+    limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
+    limit += contract.weights.nbytes if method.space.fresh else 0
+    ledger = server.ledger.append(body, plan.names, limit=limit, merge=method.space.fresh)
     return ServerState(
         after,
         opt={**server.opt, **opt},
@@ -236,10 +258,6 @@ def close_round(
     )
 
 
-def _of_blocks(state: Tree, blocks: Tree) -> Tree:
-    """The part of a state that belongs to these blocks (`momentum/fc.weight` to `fc.weight`), or to none."""
-    return {
-        name: value
-        for name, value in state.items()
-        if name in blocks or "/" not in name or name.split("/", 1)[1] in blocks
-    }
+def _of_blocks(state: Tree, silent: frozenset[str]) -> Tree:
+    """A state without what belongs to silent blocks: `fc.weight`, or `momentum/fc.weight`."""
+    return {name: value for name, value in state.items() if not {name, name.split("/", 1)[-1]} & silent}

@@ -78,6 +78,11 @@ class Contract:
     key: Key
     schema: Schema
 
+    @property
+    def sendable(self) -> Spec:
+        """The coordinates that are ever sent: all but the private ones."""
+        return self.coords.restrict(frozenset(self.coords.names) - self.method.schedule.never(self.coords))
+
     def frame(self, version: int, device: Device) -> Tree:
         """The frame in which the round from `version` trains."""
         space = self.method.space

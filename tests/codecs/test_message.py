@@ -1,0 +1,237 @@
+"""The wire format: round trips, one encoding each, and refusal of everything else."""
+
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.codecs.message import (
+    BUFFERS,
+    COORDS,
+    STATE,
+    STEPS,
+    UP,
+    WEIGHT,
+    Body,
+    Schema,
+    _read_varint,
+    _varint,
+    pack,
+    pack_body,
+    unpack,
+    unpack_body,
+)
+from thinwire.errors import WireError
+
+BLOCKS = tuple(f"block{i}" for i in range(11))
+SCHEMA = Schema(bytes(range(1, 9)), BLOCKS)
+GOLDEN = "5457010101020304ac0201010502010301020302040000803f6cde8509"
+
+plans = st.one_of(st.none(), st.frozensets(st.sampled_from(BLOCKS)))
+lanes = st.dictionaries(st.integers(0, 255), st.binary(max_size=300), max_size=6)
+bodies = st.builds(Body, plans, lanes)
+
+
+def sealed(data: bytes, schema: Schema = SCHEMA) -> bytes:
+    """The same bytes with a checksum that fits: what an attacker can send."""
+    return data + zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
+
+
+def example() -> bytes:
+    entries = [
+        pack_body(Body(frozenset(BLOCKS[:3]), {COORDS: b"abcdef", BUFFERS: b"xyz"}), SCHEMA),
+        pack_body(Body(None, {COORDS: b"", WEIGHT: b"1234"}), SCHEMA),
+    ]
+    return pack(STEPS, 1000, entries, SCHEMA)
+
+
+@given(bodies)
+def test_a_body_comes_back(body):
+    back = unpack_body(pack_body(body, SCHEMA), SCHEMA)
+    everything = body.plan is None or body.plan == frozenset(BLOCKS)
+    assert back.plan == (None if everything else body.plan)
+    assert back.lanes == body.lanes
+
+
+@given(st.lists(bodies, max_size=4), st.integers(0, (1 << 35) - 1))
+def test_a_message_comes_back(content, version):
+    packed = [pack_body(body, SCHEMA) for body in content]
+    kinds = (UP, STEPS, STATE) if len(packed) == 1 else (STEPS,)
+    for kind in kinds:
+        data = pack(kind, version, packed, SCHEMA)
+        message = unpack(data, SCHEMA)
+        assert (message.kind, message.version, list(message.bodies)) == (kind, version, packed)
+
+
+@given(st.lists(bodies, min_size=1, max_size=3), st.integers(0, 1 << 20), st.data())
+@settings(max_examples=200)
+def test_each_message_has_exactly_one_encoding(content, version, data):
+    """Whatever mutation still unpacks, packs to the mutated bytes again: no two byte strings mean the same."""
+    payload = bytearray(pack(STEPS, version, [pack_body(body, SCHEMA) for body in content], SCHEMA)[:-4])
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(8, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    forged = sealed(bytes(payload))
+    try:
+        message = unpack(forged, SCHEMA)
+    except WireError:
+        return
+    again = [pack_body(unpack_body(body, SCHEMA), SCHEMA) for body in message.bodies]
+    assert pack(message.kind, message.version, again, SCHEMA) == forged
+
+
+def test_the_order_in_which_lanes_were_given_does_not_matter():
+    forward = pack_body(Body(None, {COORDS: b"a", WEIGHT: b"b"}), SCHEMA)
+    assert forward == pack_body(Body(None, {WEIGHT: b"b", COORDS: b"a"}), SCHEMA)
+
+
+def test_a_plan_of_all_blocks_is_written_as_all():
+    assert pack_body(Body(frozenset(BLOCKS)), SCHEMA) == pack_body(Body(None), SCHEMA)
+
+
+def test_the_format_never_changes():
+    schema = Schema(bytes(range(1, 9)), ("a", "b", "c"))
+    body = Body(frozenset({"a", "c"}), {COORDS: b"\x01\x02\x03", WEIGHT: b"\x00\x00\x80\x3f"})
+    data = pack(UP, 300, [pack_body(body, schema)], schema)
+    assert data.hex() == GOLDEN
+    message = unpack(bytes.fromhex(GOLDEN), schema)
+    assert (message.kind, message.version) == (UP, 300)
+    assert unpack_body(message.bodies[0], schema) == body
+
+
+def test_every_change_of_one_byte_is_refused():
+    data = example()
+    for at in range(len(data)):
+        for flip in (0x01, 0x80, 0xFF, 0x10):
+            broken = bytearray(data)
+            broken[at] ^= flip
+            with pytest.raises(WireError):
+                unpack(bytes(broken), SCHEMA)
+
+
+def test_every_truncation_is_refused():
+    data = example()
+    for n in range(len(data)):
+        with pytest.raises(WireError):
+            unpack(data[:n], SCHEMA)
+        if n >= 4:
+            with pytest.raises(WireError):
+                unpack(sealed(data[:-4][: n - 4]), SCHEMA)
+
+
+def test_trailing_bytes_are_refused():
+    data = example()
+    with pytest.raises(WireError, match="checksum"):
+        unpack(data + b"\0", SCHEMA)
+    with pytest.raises(WireError, match="1 bytes follow the last body"):
+        unpack(sealed(data[:-4] + b"\0"), SCHEMA)
+    with pytest.raises(WireError, match="2 bytes follow the end of a body"):
+        unpack_body(pack_body(Body(None, {COORDS: b"a"}), SCHEMA) + b"\0\0", SCHEMA)
+
+
+def test_splices_of_two_messages_are_refused():
+    first, second = example(), pack(UP, 7, [pack_body(Body(None, {COORDS: b"other bytes"}), SCHEMA)], SCHEMA)
+    for cut in range(1, min(len(first), len(second))):
+        for spliced in (first[:cut] + second[cut:], second[:cut] + first[cut:]):
+            if spliced not in (first, second):
+                with pytest.raises(WireError):
+                    unpack(spliced, SCHEMA)
+    with pytest.raises(WireError):
+        unpack(first + second, SCHEMA)
+
+
+@given(st.binary(max_size=80))
+def test_random_bytes_are_refused(data):
+    for bad in (data, b"TW\x01\x01\x01\x02\x03\x04" + data, sealed(b"TW\x01\x01\x01\x02\x03\x04" + data)):
+        try:
+            unpack(bad, SCHEMA)
+        except WireError:
+            continue
+        assert bad[8:] == data + bad[-4:]  # only a sealed message may pass, if its content happens to be well formed
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: b"XX" + d[2:], "not a thinwire message"),
+        (lambda d: d[:2] + b"\x02" + d[3:], "message format 2 is not known"),
+        (lambda d: d[:3] + b"\x09" + d[4:], "message kind 9 is not known"),
+        (lambda d: d[:4] + b"\0\0\0\0" + d[8:], "another method or model"),
+        (lambda d: d[:10], "10 bytes are too few"),
+    ],
+)
+def test_the_refusal_says_what_is_wrong(change, says):
+    with pytest.raises(WireError, match=says):
+        unpack(sealed(change(example()[:-4])) if says[:2] != "10" else change(example()), SCHEMA)
+
+
+def test_another_schema_is_refused_even_if_its_first_half_agrees():
+    other = Schema(SCHEMA.digest[:4] + b"else", BLOCKS)
+    with pytest.raises(WireError, match="checksum"):
+        unpack(example(), other)
+
+
+@pytest.mark.parametrize("kind", [UP, STATE])
+@pytest.mark.parametrize("count", [0, 2])
+def test_up_and_state_have_one_body(kind, count):
+    body = pack_body(Body(), SCHEMA)
+    with pytest.raises(WireError, match=f"one body, this one has {count}"):
+        unpack(pack(kind, 1, [body] * count, SCHEMA), SCHEMA)
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 16383, 16384, (1 << 32) - 1, (1 << 35) - 1])
+def test_lengths_come_back_in_their_shortest_form(value):
+    data = _varint(value)
+    assert _read_varint(data, 0) == (value, len(data))
+    assert len(data) == max(1, -(-value.bit_length() // 7))
+    if len(data) < 5:
+        longer = data[:-1] + bytes([data[-1] | 0x80, 0])
+        with pytest.raises(WireError, match="shortest form"):
+            _read_varint(longer, 0)
+
+
+def test_overlong_lengths_are_refused():
+    with pytest.raises(WireError, match="longer than five bytes"):
+        _read_varint(b"\x80\x80\x80\x80\x80\x01", 0)
+    with pytest.raises(WireError, match="ends inside a length"):
+        _read_varint(b"\x80\x80", 0)
+    for value in (-1, 1 << 35):
+        with pytest.raises(WireError, match="does not fit"):
+            _varint(value)
+    overlong = example()[:8] + b"\xe8\x87\x00" + example()[10:-4]  # version 1000 with a zero at its end
+    with pytest.raises(WireError, match="shortest form"):
+        unpack(sealed(overlong), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "body should begin"),
+        (b"\x02\x00", "plan flag 2"),
+        (b"\x01\x05", "ends inside the plan"),
+        (b"\x01\xff\x07\x00", "plan of all blocks"),
+        (b"\x01\x00\x08\x00", "block that does not exist"),
+        (b"\x00\x01", "lane should begin"),
+        (b"\x00\x02\x05\x00\x05\x00", "lanes must ascend"),
+        (b"\x00\x02\x05\x00\x01\x00", "lanes must ascend"),
+        (b"\x00\x01\x01\x05abc", "announces 5 bytes, 3 are left"),
+        (b"\x00\x01\x01\xff\xff\xff\xff\x7f", "announces 34359738367 bytes"),
+    ],
+)
+def test_malformed_bodies_are_refused(body, says):
+    with pytest.raises(WireError, match=says):
+        unpack_body(body, SCHEMA)
+    with pytest.raises(WireError):
+        unpack(sealed(example()[:8] + b"\x00\x01" + body), SCHEMA)
+
+
+def test_a_message_that_announces_many_bodies_costs_nothing():
+    with pytest.raises(WireError, match="body should begin"):
+        unpack(sealed(example()[:8] + b"\x00\xff\xff\xff\xff\x7f"), SCHEMA)
+
+
+def test_a_model_without_blocks_has_one_plan():
+    empty = Schema(SCHEMA.digest, ())
+    assert unpack_body(pack_body(Body(frozenset()), empty), empty).plan is None
+    with pytest.raises(WireError, match="plan of all blocks"):
+        unpack_body(b"\x01\x00", empty)

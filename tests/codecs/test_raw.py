@@ -1,0 +1,62 @@
+"""Numbers as they are."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.codecs import Peer, Raw
+from thinwire.core.rng import Key
+from thinwire.core.spec import DTYPES, Spec
+from thinwire.core.tree import same
+from thinwire.errors import WireError
+from thinwire.testing import check_codec
+
+PEER = Peer(Key(0))
+
+
+def test_raw_keeps_the_contract_of_a_codec():
+    check_codec(Raw(), lossless=True)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 1 << 32)),
+        max_size=5,
+    )
+)
+def test_any_bits_come_back(blocks):
+    tree = {}
+    for i, (dtype, shape, seed) in enumerate(blocks):
+        width = DTYPES[dtype][1]
+        bits = (Key(seed).words(width * torch.Size(shape).numel()) & (1 if dtype is torch.bool else 0xFF)).to(
+            torch.uint8
+        )
+        tree[f"b{i}"] = (bits.view(dtype) if len(bits) else torch.zeros(0, dtype=dtype)).view(shape)
+    spec = Spec.of(tree)
+    data, _ = Raw().encode(tree, {}, PEER)
+    assert len(data) == Raw().size(spec) == spec.nbytes
+    assert same(Raw().decode(data, spec, PEER), tree)
+
+
+def test_the_bytes_are_little_endian_and_in_order():
+    tree = {"a": torch.tensor([1, -2], dtype=torch.int16), "b": torch.tensor(1.5, dtype=torch.bfloat16)}
+    assert Raw().encode(tree, {}, PEER)[0].hex() == "0100feffc03f"
+
+
+def test_decoded_blocks_may_be_written_to():
+    data = bytes(8)
+    out = Raw().decode(data, Spec.of({"w": torch.zeros(2)}), PEER)["w"]
+    out += 1
+    assert data == bytes(8)
+
+
+@pytest.mark.parametrize("n", [0, 7, 9])
+def test_a_wrong_number_of_bytes_is_refused(n):
+    with pytest.raises(WireError, match=f"expected 8 bytes of raw numbers, got {n}"):
+        Raw().decode(bytes(n), Spec.of({"w": torch.zeros(2)}), PEER)
+
+
+def test_a_truth_value_that_is_neither_is_refused():
+    with pytest.raises(WireError, match="block 't'"):
+        Raw().decode(b"\x00\x02", Spec.of({"t": torch.tensor([True, False])}), PEER)

@@ -1,0 +1,123 @@
+"""Small real tasks (the handwritten digits of scikit-learn), and a federation that talks in messages only."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from thinwire.core.rng import Key
+from thinwire.core.tree import Tree, same
+from thinwire.rounds import Local, Method
+from thinwire.rounds.batches import plan_batches
+from thinwire.rounds.down import open_round, receive
+from thinwire.rounds.local import Workload
+from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.state import Public
+from thinwire.tasks.base import Task
+from thinwire.tasks.examples import Arrays
+from thinwire.tasks.functional import Functional, Loss, cross_entropy
+from thinwire.tasks.partition import Assignment
+
+SIZES = (40, 17, 33, 5, 24, 9)  # unequal on purpose
+
+
+@cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """(1797, 64) pixels from 0 to 1, and their labels."""
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
+
+
+def perceptron(norm: bool = False, hidden: int = 12) -> nn.Module:
+    """A small network whose weights are the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)]
+        return nn.Sequential(*layers[:1], *([nn.BatchNorm1d(hidden)] if norm else []), *layers[1:])
+
+
+def digits_task(model: nn.Module | None = None, sizes=SIZES, loss: Loss = cross_entropy, test: int = 100) -> Task:
+    """The digits, dealt in order to clients of these sizes."""
+    x, y = digits()
+    n = sum(sizes)
+    clients = Assignment(np.arange(n), np.concatenate(([0], np.cumsum(sizes))))
+    held_out = Arrays(x[-test:], y[-test:]) if test else None
+    return Task(model or perceptron(), Arrays(x[:n], y[:n]), clients, held_out, loss)
+
+
+def workload(task: Task, clients, keys, local: Local) -> Workload:
+    """The batches of some clients."""
+    own = [task.clients.client(i) for i in clients]
+    batches = plan_batches([len(mine) for mine in own], keys, local)
+    index = np.stack([mine[part] for mine, part in zip(own, batches.index, strict=True)])
+    return Workload(
+        torch.from_numpy(index), batches.rows, tuple(len(mine) for mine in own), tuple(keys), task.train.gather
+    )
+
+
+def same_public(a: Public, b: Public) -> bool:
+    """Whether two public states are equal bit for bit."""
+    return a.version == b.version and all(same(x, y) for x, y in zip(a[1:], b[1:], strict=True))
+
+
+class Federation:
+    """A server, and clients that each hold their own public state: nothing passes between them but bytes."""
+
+    def __init__(self, method: Method, task: Task | None = None, local: Local | None = None, seed: int = 0) -> None:
+        self.task = task or digits_task()
+        self.method, self.key, self.local = method, Key(seed), local or Local(epochs=1, batch=8)
+        self.model = Functional.of(self.task.model, self.task.loss)
+        self.contract, first = agree(method, self.model.weights(), self.model.buffers(), self.key)
+        self.server = begin(self.contract, first)
+        self.first = first
+        clients = range(len(self.task.clients))
+        self.public = dict.fromkeys(clients, first)
+        self.states = {i: fresh_client(self.contract, first) for i in clients}
+        self.losses: list[float] = []
+
+    def hear(self, client: int) -> bytes:
+        """Bring one client to the current version, as it would get there."""
+        held = self.public[client].version
+        data = open_round(self.contract, self.server, {client: held})[client]
+        self.public[client], touched = receive(self.contract, self.public[client], data)
+        self.states[client] = forget(self.states[client], touched)
+        return data
+
+    def answer(self, client: int, how: str = "loop") -> bytes:
+        """Let one client train and speak."""
+        version = self.server.public.version
+        work = workload(self.task, [client], [self.key.fold("batches", version, client)], self.local)
+        reply = cohort_round(
+            self.contract,
+            self.model,
+            self.public[client],
+            self.contract.frame(version, "cpu"),
+            plan_round(self.contract, self.server),
+            (client,),
+            [self.states[client]],
+            work,
+            how,
+        )
+        self.states[client] = reply.states[0]
+        self.losses.append(float(reply.loss[0]))
+        return reply.messages[0]
+
+    def round(self, cohort) -> dict[int, bytes]:
+        """One round; gives what the clients said."""
+        plan = plan_round(self.contract, self.server)
+        for client in cohort:
+            self.hear(client)
+        up = {client: self.answer(client) for client in cohort}
+        self.close(plan, up)
+        return up
+
+    def close(self, plan, up: dict[int, bytes]) -> None:
+        """The server's end of a round."""
+        self.server = close_round(self.contract, self.server, plan, up, len(self.task.clients))
+
+    def weights(self, public: Public | None = None) -> Tree:
+        """The weights of the model at a public state."""
+        public = public or self.server.public
+        return self.method.space.expand(public.base, self.contract.frame(public.version, "cpu"), public.coords)

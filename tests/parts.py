@@ -1,0 +1,216 @@
+"""Small parts for the tests, one of each kind that the library's defaults leave untouched."""
+
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.codecs import Peer, Raw
+from thinwire.core.rng import Key
+from thinwire.core.spec import Block, Spec
+from thinwire.core.tree import Tree, add, scale, sub, tmap, zeros_like
+from thinwire.errors import ConfigError
+from thinwire.schedules import Plan
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A space: each weight moves along k random directions."""
+
+    k: int = 8
+    fresh: bool = True
+
+    def check(self, spec: Spec) -> None:
+        if self.k < 1:
+            raise ConfigError("k must be 1 or more")
+
+    def frame(self, spec: Spec, key: Key, device) -> Tree:
+        return {b.name: key.fold(b.name).normal(b.numel, self.k, device=device) / b.numel**0.5 for b in spec}
+
+    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+        return {f"{name}/b": block.new_zeros(self.k) for name, block in base.items()}
+
+    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        return {name: w + (frame[name] @ coords[f"{name}/b"]).reshape(w.shape) for name, w in base.items()}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A space whose weights are products, trained from a random start: not linear, not at the base."""
+
+    fresh: bool = False
+
+    def check(self, spec: Spec) -> None:
+        pass
+
+    def frame(self, spec: Spec, key: Key, device) -> Tree:
+        return {}
+
+    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+        out = {}
+        for name, w in base.items():
+            out[f"{name}/x"] = w.clone()
+            out[f"{name}/y"] = 1 + 0.1 * key.fold(name).normal(*w.shape, device=w.device)
+        return out
+
+    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        return {name: coords[f"{name}/x"] * coords[f"{name}/y"] for name in base}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A sketch: each block as a few random inner products; both maps are linear."""
+
+    share: float = 0.5
+
+    def _rows(self, block: Block) -> int:
+        return max(1, int(self.share * block.numel))
+
+    def spec(self, coords: Spec) -> Spec:
+        return Spec(tuple(Block(f"{b.name}/s", (self._rows(b),), b.dtype) for b in coords))
+
+    def _matrix(self, block: Block, key: Key) -> torch.Tensor:
+        rows = self._rows(block)
+        return key.fold(block.name).normal(rows, block.numel) / rows**0.5
+
+    def encode(self, delta: Tree, key: Key) -> Tree:
+        blocks = Spec.of(delta)
+        return {f"{b.name}/s": self._matrix(b, key) @ delta[b.name].reshape(-1) for b in blocks}
+
+    def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
+        return {b.name: (self._matrix(b, key).T @ code[f"{b.name}/s"]).reshape(b.shape) for b in coords}
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A schedule: block i speaks in every `period`-th round, the clients report the size of what they say."""
+
+    period: int = 2
+    private: tuple[str, ...] = ()
+
+    def init(self, coords: Spec) -> Tree:
+        return {"rounds": torch.zeros(()), **{f"size/{name}": torch.zeros(()) for name in coords.names}}
+
+    def never(self, coords: Spec) -> frozenset[str]:
+        return frozenset(name for name in coords.names if name in self.private)
+
+    def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
+        names = [name for name in coords.names if name not in self.private]
+        turn = version % self.period
+        return Plan(frozenset(n for i, n in enumerate(names) if i % self.period == turn), resample=turn == 0)
+
+    def report(self, delta: Tree, plan: Plan) -> Tree:
+        return {name: block.square().sum() for name, block in delta.items()}
+
+    def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
+        sizes = {f"size/{name}": report[name] - mean[name].cpu().square().sum() for name in report}
+        return {**state, "rounds": state["rounds"] + 1, **sizes}
+
+
+@dataclass(frozen=True)
+class Half:
+    """A lossy codec: every number rounded to sixteen bits."""
+
+    def init(self, spec: Spec) -> Tree:
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+        for block in Spec.of(tree):
+            if not block.dtype.is_floating_point:
+                raise ConfigError(f"Half sends real numbers only, {block.name!r} is of type {block.dtype}")
+        return Raw().encode(tmap(torch.Tensor.half, tree), {}, peer)[0], state
+
+    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+        short = Spec(tuple(Block(b.name, b.shape, torch.float16) for b in spec))
+        out = Raw().decode(data, short, peer)
+        return {b.name: out[b.name].to(b.dtype) for b in spec}
+
+    def size(self, spec: Spec) -> int:
+        return 2 * spec.size
+
+
+@dataclass(frozen=True)
+class Remember:
+    """A codec with memory: what rounding lost is said next time."""
+
+    inner: Half = Half()
+
+    def init(self, spec: Spec) -> Tree:
+        return {f"rest/{name}": block for name, block in spec.zeros().items()}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+        wanted = {name: block.cpu() + state[f"rest/{name}"] for name, block in tree.items()}
+        data, _ = self.inner.encode(wanted, {}, peer)
+        said = self.inner.decode(data, Spec.of(wanted), peer)
+        return data, {**state, **{f"rest/{name}": wanted[name] - said[name] for name in wanted}}
+
+    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+        return self.inner.decode(data, spec, peer)
+
+    def size(self, spec: Spec) -> int:
+        return self.inner.size(spec)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """A correction in the manner of SCAFFOLD: memory with every client, shared memory, a report."""
+
+    def init_client(self, coords: Tree) -> Tree:
+        return zeros_like(coords)
+
+    def init_shared(self, coords: Tree) -> Tree:
+        return zeros_like(coords)
+
+    def init_server(self, coords: Tree) -> Tree:
+        return {}
+
+    def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
+        return tmap(lambda g, ci, c: g - ci + c, grads, mine, shared)
+
+    def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
+        new = tmap(lambda ci, c, d: ci - c - d / (steps * lr), mine, shared, moved)
+        return new, sub(new, mine)
+
+    def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
+        return delta, scale(report, fraction), state
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A correction in the manner of FedDyn: memory with the server, block by block."""
+
+    alpha: float = 0.1
+
+    def init_client(self, coords: Tree) -> Tree:
+        return {}
+
+    def init_shared(self, coords: Tree) -> Tree:
+        return {}
+
+    def init_server(self, coords: Tree) -> Tree:
+        return zeros_like(coords)
+
+    def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
+        return tmap(lambda g, w, w0: g + self.alpha * (w - w0), grads, coords, start)
+
+    def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
+        return mine, {}
+
+    def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
+        after = tmap(lambda h, d: h - self.alpha * fraction * d.to(h.device), state, delta)  # of exactly these blocks
+        return add(delta, scale(after, -0.1)), {}, after
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A privacy mechanism: each client's change clipped, noise added to the mean."""
+
+    norm: float = 1.0
+    noise: float = 1e-3
+
+    def bound(self, code: Tree, key: Key) -> Tree:
+        size = sum(float(block.square().sum()) for block in code.values()) ** 0.5
+        return scale(code, min(1.0, self.norm / size) if size else 1.0)
+
+    def release(self, mean: Tree, clients: int, key: Key) -> Tree:
+        spread = self.noise * self.norm / clients
+        return {n: b + spread * key.fold(n).normal(*b.shape, device=b.device) for n, b in mean.items()}
