@@ -162,7 +162,16 @@ def test_missing_and_corrupt_data_get_one_line(thinwire, tmp_path):
 
 
 def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thinwire, tmp_path):
-    words = ("run", "fedavg", "--rounds", "60", "--set", "checkpoint.every=1", "--set", "method.client_opt.weight_decay=10")
+    words = (
+        "run",
+        "fedavg",
+        "--rounds",
+        "60",
+        "--set",
+        "checkpoint.every=1",
+        "--set",
+        "method.client_opt.weight_decay=10",
+    )
     line = refused(thinwire(*words, "--out", "run", "-q"))
     assert "round" in line
     number = int(line.split("round ")[1].split(":")[0])

@@ -167,7 +167,9 @@ class Simulation:
             raise
         except Exception as error:
             shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
-            raise ConfigError(f"model, data and loss do not fit: inputs of shape {shapes}: {_first_line(error)}") from error
+            raise ConfigError(
+                f"model, data and loss do not fit: inputs of shape {shapes}: {_first_line(error)}"
+            ) from error
 
     def start(self) -> RunState:
         """The state before the first round."""
