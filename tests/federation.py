@@ -67,7 +67,7 @@ class Federation:
 
     def __init__(self, method: Method, task: Task | None = None, local: Local | None = None, seed: int = 0) -> None:
         self.task = task or digits_task()
-        self.method, self.key, self.local = method, Key(seed), local or Local(epochs=1, batch=8)
+        self.method, self.key, self.local = method, Key(seed), local or Local(epochs=1, batch=16)
         self.model = Functional.of(self.task.model, self.task.loss)
         self.contract, first = agree(method, self.model.weights(), self.model.buffers(), self.key)
         self.server = begin(self.contract, first)

@@ -60,7 +60,7 @@ class Product:
 class Project:
     """A sketch: each block as a few random inner products; both maps are linear."""
 
-    share: float = 0.5
+    share: float = 0.05
 
     def _rows(self, block: Block) -> int:
         return max(1, int(self.share * block.numel))
