@@ -17,7 +17,7 @@ class Drift:
     """A space: each weight moves along k random directions."""
 
     k: int = 8
-    fresh: bool = True
+    fresh_every: int = 1
 
     def check(self, spec: Spec) -> None:
         if self.k < 1:
@@ -37,7 +37,7 @@ class Drift:
 class Product:
     """A space whose weights are products, trained from a random start: not linear, not at the base."""
 
-    fresh: bool = False
+    fresh_every: int = 0
 
     def check(self, spec: Spec) -> None:
         pass

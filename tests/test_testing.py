@@ -29,7 +29,7 @@ from thinwire.testing import (
 def test_good_spaces_pass():
     check_space(Full())
     check_space(Drift(k=4))
-    check_space(Drift(k=4, fresh=False))
+    check_space(Drift(k=4, fresh_every=0))
     check_space(Product(), starts_at_base=False)
     check_space(Drift(), {"w": torch.ones(3, 2), "b": torch.zeros(3)})
 
@@ -54,12 +54,12 @@ def test_other_good_parts_pass():
 
 @dataclass
 class Thawed:
-    fresh: bool = False
+    fresh_every: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Unequal:
-    fresh: bool = False
+    fresh_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class WrongSlope(Full):
         (Secretive(k=2), "repr of a part"),
         (GlobalDice(), "frame gives another answer|not from torch's generator"),
         (OddNames(), "named after a weight"),
-        (FromFrame(), "must not depend on the numbers of the frame"),
-        (Product(fresh=True), "differs from the base"),
+        (FromFrame(), "must not depend on the numbers in it"),
+        (Product(fresh_every=1), "differs from the base"),
         (InPlace(), "must not change what it is given|another answer"),
         (Reordered(), "in this order"),
     ],
@@ -150,7 +150,7 @@ def test_a_wrong_gradient_is_found_by_finite_differences():
 
 def test_a_part_that_is_no_dataclass_is_named():
     class Plain:
-        fresh = False
+        fresh_every = 0
 
     with pytest.raises(AssertionError, match="must be a dataclass"):
         check_space(Plain())

@@ -1,0 +1,92 @@
+"""Much learning over a thin link: communication-efficient federated learning that counts real bytes.
+
+    import thinwire as tw
+    run = tw.simulate(model, clients, tw.Method(), rounds=50, cohort=10, test=test)
+    print(run.accuracy, run.bytes_total)
+
+This page is the public interface; everything else may change. Names are loaded when they are first used, so that
+`import thinwire` and `thinwire --help` cost nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.codecs.base import Codec as Codec
+    from thinwire.codecs.base import Peer as Peer
+    from thinwire.codecs.base import Raw as Raw
+    from thinwire.core.registry import register as register
+    from thinwire.core.rng import Key as Key
+    from thinwire.core.spec import Spec as Spec
+    from thinwire.engines.local import Job as Job
+    from thinwire.engines.local import LocalEngine as LocalEngine
+    from thinwire.engines.local import RoundRecord as RoundRecord
+    from thinwire.errors import CheckpointError as CheckpointError
+    from thinwire.errors import ConfigError as ConfigError
+    from thinwire.errors import DataError as DataError
+    from thinwire.errors import Diverged as Diverged
+    from thinwire.errors import IncompatibleParts as IncompatibleParts
+    from thinwire.errors import ThinwireError as ThinwireError
+    from thinwire.errors import UnknownName as UnknownName
+    from thinwire.errors import WireError as WireError
+    from thinwire.optim.corrections import NoCorrection as NoCorrection
+    from thinwire.optim.sgd import SGD as SGD
+    from thinwire.privacy.base import NoPrivacy as NoPrivacy
+    from thinwire.rounds.batches import Local as Local
+    from thinwire.rounds.method import Method as Method
+    from thinwire.rounds.weigh import BySamples as BySamples
+    from thinwire.rounds.weigh import Uniform as Uniform
+    from thinwire.run.config import Experiment as Experiment
+    from thinwire.run.config import resolve as resolve
+    from thinwire.run.simulate import Run as Run
+    from thinwire.run.simulate import simulate as simulate
+    from thinwire.schedules.base import Every as Every
+    from thinwire.schedules.base import Plan as Plan
+    from thinwire.sketches.base import Identity as Identity
+    from thinwire.spaces.full import Full as Full
+    from thinwire.tasks.base import Task as Task
+
+# Where each public name lives; a test holds this list against the imports above.
+_HOMES = {
+    "thinwire.codecs.base": ("Codec", "Peer", "Raw"),
+    "thinwire.core.registry": ("register",),
+    "thinwire.core.rng": ("Key",),
+    "thinwire.core.spec": ("Spec",),
+    "thinwire.engines.local": ("Job", "LocalEngine", "RoundRecord"),
+    "thinwire.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "DataError",
+        "Diverged",
+        "IncompatibleParts",
+        "ThinwireError",
+        "UnknownName",
+        "WireError",
+    ),
+    "thinwire.optim.corrections": ("NoCorrection",),
+    "thinwire.optim.sgd": ("SGD",),
+    "thinwire.privacy.base": ("NoPrivacy",),
+    "thinwire.rounds.batches": ("Local",),
+    "thinwire.rounds.method": ("Method",),
+    "thinwire.rounds.weigh": ("BySamples", "Uniform"),
+    "thinwire.run.config": ("Experiment", "resolve"),
+    "thinwire.run.simulate": ("Run", "simulate"),
+    "thinwire.schedules.base": ("Every", "Plan"),
+    "thinwire.sketches.base": ("Identity",),
+    "thinwire.spaces.full": ("Full",),
+    "thinwire.tasks.base": ("Task",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

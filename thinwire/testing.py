@@ -59,7 +59,7 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     Args:
         space: the part.
         weights: the weights of a model; by default a small one with a convolution, a norm, two matrices and a scalar.
-        starts_at_base: whether the first coordinates make the base itself; a space with `fresh` must.
+        starts_at_base: whether the first coordinates make the base itself; a space that redraws its frame must.
 
     >>> from thinwire.spaces import Full
     >>> check_space(Full())
@@ -67,7 +67,9 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     _check_part(space)
     base = weights if weights is not None else _numbers(_SHAPES, _KEY.fold("weights"))
     spec = Spec.of(base)
-    assert isinstance(space.fresh, bool), f"fresh must be True or False, not {space.fresh!r}"
+    every = space.fresh_every
+    assert type(every) is int, f"fresh_every must be a number of rounds, not {every!r}"
+    assert every >= 0, f"fresh_every must be 0 (never) or a number of rounds, not {every!r}"
     with _hands_off("check, frame and init", base):
         space.check(spec)
         frame = _repeatable("frame", lambda: space.frame(spec, _KEY.fold("frame"), "cpu"))
@@ -75,15 +77,17 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     _check_tree("init", coords)
     for name, block in coords.items():
         owner = name.split("/", 1)[0]
-        assert name in base or owner in base, f"coordinates {name!r} must be named after a weight, as 'weight/part'"
+        assert name in base or owner in base or owner == "model", (
+            f"coordinates {name!r} must be named after a weight, as 'weight/part', or after all, as 'model/part'"
+        )
         assert block.is_floating_point(), (
             f"coordinates {name!r} are of type {block.dtype}; only real numbers are trained"
         )
-    if space.fresh:
-        assert starts_at_base, "a space with fresh = True must start at the base: it merges and starts anew every round"
+    if space.fresh_every:
+        assert starts_at_base, "a space that redraws its frame must start at the base: it merges and starts anew"
         other = space.frame(spec, _KEY.fold("other frame"), "cpu")
         again = space.init(base, other, _KEY.fold("init"))
-        assert same(coords, again), "init of a space with fresh = True must not depend on the numbers of the frame"
+        assert same(coords, again), "init of a space that redraws its frame must not depend on the numbers in it"
 
     with _hands_off("expand", base, frame, coords):
         made = _repeatable("expand", lambda: space.expand(base, frame, coords))

@@ -353,7 +353,7 @@ def test_dropout_is_the_same_whatever_the_state_of_the_generator(vectorise):
 
 
 def test_an_error_in_the_model_itself_is_shown():
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+    with pytest.raises(ConfigError, match=r"do not fit.*mat1 and mat2 shapes cannot be multiplied"):
         play(job(task=digits_task(nn.Linear(3, 10))))
 
 
@@ -426,7 +426,7 @@ def test_jobs_that_cannot_be_run_are_refused(settings, says):
 )
 def test_engines_that_cannot_run_are_refused(settings, says):
     with pytest.raises(ConfigError, match=says):
-        LocalEngine(**settings)
+        LocalEngine(**settings).prepare(job())
 
 
 def test_a_user_can_bring_pairs_of_tensors():

@@ -118,7 +118,8 @@ REPLAYED = {
     "momentum": (Method(server_opt=MOMENTUM), digits_task),
     "values": (Method(say="value"), digits_task),
     "fresh directions": (Method(space=Drift(), server_opt=MOMENTUM, client_opt=SGD(1.0)), WITH_NORM),
-    "fixed directions": (Method(space=Drift(fresh=False), client_opt=SGD(1.0)), digits_task),
+    "directions kept for three rounds": (Method(space=Drift(fresh_every=3), client_opt=SGD(1.0)), WITH_NORM),
+    "fixed directions": (Method(space=Drift(fresh_every=0), client_opt=SGD(1.0)), digits_task),
     "products": (Method(space=Product(), client_opt=SGD(0.05)), digits_task),
     "turns": (Method(schedule=Turns(2), server_opt=MOMENTUM), digits_task),
     "turns and private": (Method(schedule=Turns(3, private=("0.bias",))), WITH_NORM),
@@ -582,10 +583,13 @@ def test_weights_that_overflow_on_the_server_are_found(space):
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        (Method(space=Drift(), link="snapshot"), r"Drift\(.*link = 'snapshot' has none to send. Write link = 'ledger'"),
-        (Method(space=Drift(), correction=Controls()), "Controls.*redraws them every round. Write fresh = false"),
+        (
+            Method(space=Drift(), link="snapshot"),
+            r"Drift\(.*link = 'snapshot' does not say all there is to know. Write link = 'ledger'",
+        ),
+        (Method(space=Drift(), correction=Controls()), "Controls.*redraws them. Write fresh_every = 0"),
         (Method(space=Drift(), correction=Pull()), "Pull.*redraws them"),
-        (Method(space=Drift(), schedule=Every(private=("2.*",))), "hold back '2.bias/b'.*Write fresh = false"),
+        (Method(space=Drift(), schedule=Every(private=("2.*",))), "hold back '2.bias/b'.*Write fresh_every = 0"),
         (Method(sketch=Project(), say="value"), "Project.*Write say = 'delta'"),
         (Method(sketch=Project(), correction=Pull()), "server memory.*identity sketch"),
         (Method(sketch=Project(), server_opt=SGD(1.0, weight_decay=0.1)), "Write weight_decay = 0 for the server"),

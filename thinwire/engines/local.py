@@ -18,7 +18,7 @@ import torch
 
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
 from thinwire.rounds.local import Vectorise, Workload
@@ -119,12 +119,14 @@ class LocalEngine:
             raise ConfigError(f"device must be cpu or cuda, not {self.device!r}") from error
         if kind not in ("cpu", "cuda"):
             raise ConfigError(f"device must be cpu or cuda, not {self.device!r}")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
 
     def prepare(self, job: Job) -> Simulation:
         """Bring model and data to the device and settle the contract."""
-        return Simulation(self, job)
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
+        simulation = Simulation(self, job)
+        simulation.try_on()
+        return simulation
 
     def run(self, job: Job, tap: Tap | None = None) -> Iterator[RoundRecord]:
         """Run all rounds, one record each.
@@ -152,6 +154,22 @@ class Simulation:
         self.key = Key(job.seed)
         self.contract: Contract
         self.contract, self.public = agree(job.method, self.model.weights(), self.model.buffers(), self.key.fold("run"))
+
+    @torch.no_grad()
+    def try_on(self) -> None:
+        """Show the model one example: what does not fit is found before anything is trained or written."""
+        inputs, targets = self.train.gather(torch.from_numpy(self.job.task.clients.client(0)[:1]).to(self.device))
+        self.model.module.eval()
+        try:
+            outputs = self.model.outputs(self.weights(self.public), dict(self.public.buffers), inputs)
+            self.model.criterion(outputs, targets)
+        except ThinwireError:
+            raise
+        except Exception as error:
+            shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
+            raise ConfigError(
+                f"model, data and loss do not fit: inputs of shape {shapes}: {_first_line(error)}"
+            ) from error
 
     def start(self) -> RunState:
         """The state before the first round."""

@@ -15,7 +15,7 @@ def advance(contract: Contract, public: Public, step: Step) -> Public:
     coords = {**public.coords, **add(restrict(public.coords, step.names), change)}
     shared = {**public.shared, **add(restrict(public.shared, step.shared), step.shared)}
     base, version = public.base, public.version + 1
-    if method.space.fresh:
+    if contract.window(version) != contract.window(public.version):
         frame = contract.frame(public.version, device_of(public))
         base = method.space.expand(base, frame, coords)
         coords = method.space.init(base, frame, contract.key.fold("init", version))

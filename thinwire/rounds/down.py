@@ -111,7 +111,7 @@ def _take_state(contract: Contract, public: Public, message: wire.Message) -> tu
     expected = {wire.COORDS}
     expected |= {wire.SHARED} if contract.shared.blocks else set()
     expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expected |= {wire.BASE} if method.space.fresh else set()
+    expected |= {wire.BASE} if contract.window(message.version) != contract.window(public.version) else set()
     expect_lanes(body, expected)
     if message.version < public.version:
         raise WireError(f"a state of version {message.version} is older than version {public.version}, which we hold")

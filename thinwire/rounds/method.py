@@ -75,20 +75,20 @@ class Method:
         c = self.correction
         remembers = bool(c.init_client(probe) or c.init_shared(probe) or c.init_server(probe))
         sketched = not isinstance(self.sketch, Identity)
-        if self.space.fresh and self.link == "snapshot":
+        if self.space.fresh_every and self.link == "snapshot":
             raise IncompatibleParts(
-                f"{self.space!r} merges its coordinates away after every round, so link = 'snapshot' has none to send. "
-                "Write link = 'ledger', or keep the frame (fresh = false)"
+                f"{self.space!r} merges its coordinates away, so link = 'snapshot' does not say all there is to know. "
+                "Write link = 'ledger', or keep the frame (fresh_every = 0)"
             )
         if self.link == "snapshot" and self.down.init(Spec.of(probe)):
             raise IncompatibleParts(
                 f"{self.down!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
                 "itself. Write link = 'ledger', or take a down codec without memory"
             )
-        if self.space.fresh and remembers:
+        if self.space.fresh_every and remembers:
             raise IncompatibleParts(
-                f"{c!r} remembers coordinates between rounds, but {self.space!r} redraws them every round. "
-                "Write fresh = false, or take a correction without memory"
+                f"{c!r} remembers coordinates between rounds, but {self.space!r} redraws them. "
+                "Write fresh_every = 0, or take a correction without memory"
             )
         if sketched and self.say == "value":
             raise IncompatibleParts(

@@ -62,7 +62,7 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     frame = method.space.frame(spec, key.fold("frame", 0), device)
     coords = method.space.init(weights, frame, key.fold("init", 0))
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
-    if never and method.space.fresh:
+    if never and method.space.fresh_every:
         raise _held_in_lost_frame(method, never)
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
@@ -92,7 +92,7 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     method = contract.method
     plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
     silent = frozenset(contract.coords.names) - plan.names
-    if silent and method.space.fresh:
+    if silent and method.space.fresh_every:
         raise _held_in_lost_frame(method, silent)
     alike = set(method.sketch.spec(contract.coords.restrict(plan.names))) <= set(contract.code)
     if not alike and (server.opt or server.codec or method.up.init(contract.code)):
@@ -106,9 +106,9 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
 
 def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
     return IncompatibleParts(
-        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its frame after "
-        "every round, and what was held back means nothing in the next one. Write fresh = false, or a schedule in "
-        "which every block always speaks"
+        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its frame, "
+        "and what was held back means nothing in the next one. Write fresh_every = 0, or a schedule in which every "
+        "block always speaks"
     )
 
 
@@ -249,12 +249,13 @@ def close_round(
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = unpack_step(contract, body, public.version, device)
     after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
-    if not (all_finite(after.coords) and (not method.space.fresh or all_finite(after.base))):
+    if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
     limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
-    limit += contract.weights.nbytes if method.space.fresh else 0
-    ledger = server.ledger.append(body, plan.names, limit=limit, merge=method.space.fresh)
+    limit += contract.weights.nbytes if method.space.fresh_every else 0
+    merge = contract.window(after.version) != contract.window(public.version)
+    ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
     return ServerState(
         after,
         opt={**server.opt, **opt},

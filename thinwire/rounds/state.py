@@ -90,8 +90,12 @@ class Contract:
 
     def frame(self, version: int, device: Device) -> Tree:
         """The frame in which the round from `version` trains."""
-        space = self.method.space
-        return space.frame(self.weights, self.key.fold("frame", version if space.fresh else 0), device)
+        return self.method.space.frame(self.weights, self.key.fold("frame", self.window(version)), device)
+
+    def window(self, version: int) -> int:
+        """The number of the frame in which the round from `version` trains; a merge lies between two windows."""
+        every = self.method.space.fresh_every
+        return version // every if every else 0
 
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""

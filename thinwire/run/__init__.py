@@ -1,0 +1,1 @@
+"""Layer 4. Experiments as files: configuration, run directories, checkpoints, comparison."""

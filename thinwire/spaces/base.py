@@ -21,8 +21,8 @@ class Space(Protocol):
     """Trainable coordinates and the pure function that turns them into weights."""
 
     @property
-    def fresh(self) -> bool:
-        """Whether the frame is redrawn, and the coordinates merged into the base, after every round."""
+    def fresh_every(self) -> int:
+        """Rounds after which the coordinates are merged into the base and a new frame is drawn; 0 means never."""
         ...
 
     def check(self, spec: Spec) -> None:

@@ -24,9 +24,9 @@ class Full:
     """
 
     @property
-    def fresh(self) -> bool:
+    def fresh_every(self) -> int:
         """Never: the coordinates live as long as the run."""
-        return False
+        return 0
 
     def check(self, spec: Spec) -> None:
         """Every model fits."""

@@ -1,0 +1,271 @@
+"""Run directories: complete, resumable, guarded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from thinwire.engines.local import RunState
+from thinwire.errors import CheckpointError
+from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.state import ClientState, Public, ServerState
+from thinwire.run.checkpoint import load_checkpoint, rounds_in, save_checkpoint
+from thinwire.run.config import resolve
+from thinwire.run.execute import execute
+
+QUICK = {"rounds": 4, "checkpoint.every": 2, "local.epochs": 1}
+
+
+def quick(**overrides):
+    return resolve("fedavg", overrides={**QUICK, **overrides})
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The lines of a run, without the only number that may differ between two equal runs."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_a_run_directory_holds_what_it_promises(tmp_path):
+    summary = execute(quick(), tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "checkpoints",
+    }
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
+    promised = {"method", "task", "seed", "rounds", "parameters", "trainable", "final_accuracy", "best_accuracy"}
+    assert promised | {"bytes_up", "bytes_down", "bytes_catchup", "bytes_total", "seconds"} <= summary.keys()
+    lines = metrics(tmp_path / "run")
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert {"loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup", "clients"} <= lines[0].keys()
+    for way in ("up", "down", "catchup"):
+        assert summary[f"bytes_{way}"] == sum(line[f"bytes_{way}"] for line in lines)
+    assert summary["bytes_total"] == summary["bytes_up"] + summary["bytes_down"] + summary["bytes_catchup"]
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["clients_trained_by"] == "vmap"
+    assert environment["versions"]["torch"] == torch.__version__
+
+
+def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        execute(quick(seed=seed), tmp_path / name)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b") != metrics(tmp_path / "c")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"method.server_opt.momentum": 0.9},
+        {"method.schedule.private": ["*.bias"]},
+        {"method.link": "snapshot"},
+        {"method.client_opt.momentum": 0.9, "method.weigh": "uniform", "engine.vectorise": "loop"},
+    ],
+)
+def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
+    execute(quick(**overrides), tmp_path / "whole")
+
+    def stop(record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(quick(**overrides), tmp_path / "cut", on_round=stop)
+    with pytest.raises(CheckpointError, match="thinwire resume"):
+        execute(quick(**overrides), tmp_path / "cut")
+    summary = execute(quick(**overrides), tmp_path / "cut", resume=True)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert summary["bytes_total"] == sum(
+        line["bytes_up"] + line["bytes_down"] + line["bytes_catchup"] for line in metrics(tmp_path / "whole")
+    )
+
+
+def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):
+    first = execute(quick(), tmp_path / "run")
+    rounds = []
+    assert execute(quick(), tmp_path / "run", on_round=rounds.append) == first
+    assert rounds == []
+    execute(quick(), tmp_path / "run", again=True, on_round=rounds.append)
+    assert len(rounds) == 4
+
+
+def test_a_directory_of_another_configuration_is_refused_and_left_alone(tmp_path):
+    execute(quick(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="another configuration"):
+        execute(quick(seed=1), tmp_path / "run")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_a_directory_with_other_things_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(CheckpointError, match="not a run directory"):
+        execute(quick(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_a_flipped_byte_in_a_checkpoint_is_found(tmp_path, suffix):
+    execute(quick(), tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    file = tmp_path / f"run/checkpoints/round-000004.{suffix}"
+    data = bytearray(file.read_bytes())
+    for position in (0, len(data) // 2, len(data) - 3):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        file.write_bytes(flipped)
+        with pytest.raises(CheckpointError) as error:
+            execute(quick(), tmp_path / "run", resume=True)
+        assert "round-000004" in str(error.value)
+        assert "\n" not in str(error.value)
+    assert "go on from round 2" in str(error.value)
+
+
+def test_a_damaged_checkpoint_can_be_removed_to_go_on_from_the_one_before(tmp_path):
+    execute(quick(), tmp_path / "whole")
+    execute(quick(), tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    (tmp_path / "run/checkpoints/round-000004.json").unlink()
+    execute(quick(), tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
+    def tree(prefix):
+        return {f"{prefix}.{i}": torch.randn(3 + i) for i in (1, 0)}  # not in alphabetical order
+
+    public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
+    ledger = Ledger(5, (b"abc", b""), {"coords.1": 7}, 3)
+    server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
+    clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef")), 3: ClientState(2)}
+    state = RunState(9, server, clients, (12, 3), "loop", "because")
+    save_checkpoint(tmp_path, state, "digest")
+    back = load_checkpoint(tmp_path, "digest")
+    assert back is not None
+    for name in ("base", "coords", "shared", "buffers"):
+        mine, theirs = getattr(public, name), getattr(back.server.public, name)
+        assert list(mine) == list(theirs)
+        assert all(torch.equal(mine[block], theirs[block]) for block in mine)
+    for name in ("opt", "correction", "schedule", "codec"):
+        mine, theirs = getattr(server, name), getattr(back.server, name)
+        assert list(mine) == list(theirs)
+        assert all(torch.equal(mine[block], theirs[block]) for block in mine)
+    assert back.server.ledger == ledger
+    assert (back.round, back.cohort, back.how, back.why) == (9, (12, 3), "loop", "because")
+    assert back.clients[3].blank
+    assert back.clients[12].version == 6
+    assert torch.equal(back.clients[12].held["held.0"], clients[12].held["held.0"])
+    with pytest.raises(CheckpointError, match="another configuration"):
+        load_checkpoint(tmp_path, "other")
+
+
+def test_only_the_newest_two_checkpoints_stay(tmp_path):
+    execute(quick(**{"checkpoint.every": 1}), tmp_path / "run")
+    assert rounds_in(tmp_path / "run/checkpoints") == [3, 4]
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 4
+
+
+def test_the_saved_model_loads_into_a_plain_module(tmp_path):
+    from thinwire.models import build
+
+    execute(quick(), tmp_path / "run")
+    build("mlp").load_state_dict(load_file(tmp_path / "run/model.safetensors"))
+
+
+# -- real kills --------------------------------------------------------------------------------------------------------
+
+# a model large enough that writing a checkpoint takes a while, and a checkpoint after every round
+KILL = ["--rounds", "12", "--set", "checkpoint.every=1", "--set", "task.model.hidden=2000", "--set", "local.epochs=1"]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "thinwire", *words, "-q"]
+
+
+def start(*words: str) -> subprocess.Popen:
+    return subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def finish(*words: str) -> None:
+    done = subprocess.run(command(*words), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def rounds_done(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def kill_once(process: subprocess.Popen, folder: Path, rng: random.Random) -> str:
+    """Kill for real, either at a random moment between rounds or as soon as a checkpoint is being written."""
+    goal = rounds_done(folder) + rng.randint(1, 3)
+    while_writing = rng.random() < 0.5
+    while process.poll() is None:
+        if rounds_done(folder) >= goal:
+            if not while_writing:
+                time.sleep(rng.random() * 0.2)
+                break
+            if list(folder.glob("checkpoints/.*.tmp")):
+                break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return "while a checkpoint was written" if list(folder.glob("checkpoints/.*.tmp")) else "between"
+
+
+def kill_and_resume(tmp_path: Path, kills: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    finish("run", "fedavgm", *KILL, "--out", str(whole))
+    moments = []
+    for attempt in range(kills):
+        process = start("resume", str(cut)) if attempt else start("run", "fedavgm", *KILL, "--out", str(cut))
+        moments.append(kill_once(process, cut, rng))
+    finish("resume", str(cut))
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert metrics(cut) == metrics(whole)
+    assert not list(cut.rglob("*.tmp")), "a resumed run cleans up what a kill left behind"
+    return moments
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    kill_and_resume(tmp_path, kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_killed_many_times_resumes_to_the_same_bits(tmp_path, seed, record_property):
+    record_property("moments", kill_and_resume(tmp_path, kills=5, seed=seed))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="flock is a POSIX call")
+def test_two_processes_cannot_write_to_one_run(tmp_path):
+    process = start("run", "fedavg", "--rounds", "100000", "--out", str(tmp_path / "run"))
+    try:
+        while rounds_done(tmp_path / "run") < 1:
+            assert process.poll() is None
+            time.sleep(0.05)
+        second = subprocess.run(command("resume", str(tmp_path / "run")), capture_output=True, text=True)
+        assert second.returncode == 2
+        assert "another process" in second.stderr
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,185 @@
+"""The command line: what it prints, and that bad input gets one clear line, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from thinwire.cli import main
+
+
+@pytest.fixture
+def thinwire(monkeypatch, capsys, tmp_path):
+    """Call the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+FAST = ("--rounds", "2", "--set", "local.epochs=1", "-q")
+
+
+def refused(result: tuple[int, str, str]) -> str:
+    """The single line of a refusal."""
+    code, out, err = result
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("thinwire: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_help_of_every_verb_has_an_example(thinwire):
+    code, out, _ = thinwire("--help")
+    assert code == 0
+    for verb in ("run", "resume", "check", "list", "show", "compare"):
+        assert verb in out
+        assert "Example: thinwire" in thinwire(verb, "--help")[1]
+
+
+def test_help_does_not_load_torch():
+    code = "import sys; sys.argv = ['thinwire', '--help']\nfrom thinwire.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\n"
+    check = "assert not {'torch', 'numpy', 'sklearn', 'safetensors'} & set(sys.modules), 'heavy modules were loaded'"
+    subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_run_prints_its_totals_and_json_on_request(thinwire, tmp_path):
+    code, out, _ = thinwire("run", "fedavg", *FAST, "--out", "here")
+    assert code == 0
+    assert "final accuracy" in out
+    code, out, _ = thinwire("run", "fedavg", *FAST, "--out", "here", "--json")
+    assert json.loads(out) == json.loads((tmp_path / "here/summary.json").read_text())
+
+
+def test_a_run_without_out_goes_under_runs(thinwire, tmp_path):
+    thinwire("run", "fedsgd", *FAST)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("fedsgd-digits-s0-")
+
+
+def test_progress_outside_a_terminal_is_plain_lines(thinwire):
+    _, _, err = thinwire("run", "fedavg", "--rounds", "3", "--set", "local.epochs=1")
+    lines = err.splitlines()
+    assert len(lines) == 3
+    assert all("round" in line and "accuracy" in line for line in lines)
+
+
+def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
+    code, out, _ = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST)
+    assert code == 0
+    assert "fedavg" in out
+    assert "fedsgd" in out
+    code, out, _ = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST, "--json")
+    rows = json.loads(out)
+    assert [row["method"] for row in rows] == ["fedavg", "fedsgd"]
+    assert rows[0]["ratio"] == 1.0
+    assert rows[0]["seeds"] == 2
+    assert rows[0]["final_accuracy"].keys() == {"mean", "std"}
+
+
+@pytest.mark.parametrize("what", ["methods", "tasks", "models", "splits", "parts"])
+def test_list_gives_objects_with_name_line_and_paper(thinwire, what):
+    items = json.loads(thinwire("list", what, "--json")[1])
+    assert items
+    for item in items:
+        assert item["name"]
+        assert item["about"]
+        assert "paper" in item
+        if what == "models" and item["name"] != "roberta-large":
+            assert item["parameters"] > 0
+    assert items[0]["name"] in thinwire("list", what)[1]
+
+
+def test_show_prints_a_file_that_runs(thinwire, tmp_path):
+    _, out, _ = thinwire("show", "fedavgm", "--on", "digits", "--rounds", "2")
+    (tmp_path / "mine.toml").write_text(out)
+    code, out, _ = thinwire("run", "mine.toml", "-q", "--json")
+    assert code == 0
+    assert json.loads(out)["rounds"] == 2
+
+
+def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
+    code, out, _ = thinwire("check", "fedavg", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["trainable"] == facts["parameters"] == 4810
+    assert facts["payload_up"] == 4 * 4810
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "fedavgg"), "did you mean 'fedavg'"),
+        (("run", "fedavg", "--on", "digit"), "did you mean 'digits'"),
+        (("run", "fedavg", "--set", "method.client_op.lr=1"), "did you mean 'client_opt'"),
+        (("run", "fedavg", "--set", "oops"), "key=value"),
+        (("run", "fedavg", "--cohort", "21"), "cohort must be from 1 to the number of clients, 20, not 21"),
+        (("run", "fedavg", "--clients", "0"), "client"),
+        (("run", "fedavg", "--clients", "100000"), "client"),
+        (("run", "fedavg", "--rounds", "0"), "rounds must be 1 or more"),
+        (("run", "fedavg", "--device", "cuda:77"), "cuda"),
+        (("run", "absent.toml"), "no such experiment file"),
+        (("resume", "nowhere"), "not a run directory"),
+        (("list", "method"), "did you mean 'methods'"),
+        (("compare", "fedavg", "mapoo"), "unknown method 'mapoo'"),
+        (("check", "fedavg", "--set", "method.schedule.private=['nothing*']"), "matches no block"),
+        (("run", "fedavg", "--set", "task.model=cnn2"), "28"),
+    ],
+)
+def test_bad_input_gets_one_line_and_leaves_nothing(thinwire, tmp_path, words, says):
+    assert says in refused(thinwire(*words))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_and_corrupt_data_get_one_line(thinwire, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    words = ("run", "fedavg", "--on", "mnist", "--data-dir", str(data))
+    assert "mnist" in refused(thinwire(*words))
+    folder = data / "mnist"
+    folder.mkdir()
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(bytes(1000))[:-7])
+    assert "-ubyte" in refused(thinwire(*words))
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thinwire, tmp_path):
+    words = (
+        "run",
+        "fedavg",
+        "--rounds",
+        "60",
+        "--set",
+        "checkpoint.every=1",
+        "--set",
+        "method.client_opt.weight_decay=10",
+    )
+    line = refused(thinwire(*words, "--out", "run", "-q"))
+    assert "round" in line
+    number = int(line.split("round ")[1].split(":")[0])
+    assert number > 1
+    assert (tmp_path / f"run/checkpoints/round-{number - 1:06d}.json").exists()
+    assert not (tmp_path / "run/summary.json").exists()
+
+
+def test_another_configuration_in_the_directory_is_refused(thinwire):
+    assert thinwire("run", "fedavg", *FAST, "--out", "run")[0] == 0
+    assert "another configuration" in refused(thinwire("run", "fedavg", *FAST, "--seed", "1", "--out", "run"))

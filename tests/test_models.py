@@ -1,0 +1,384 @@
+"""The networks: published counts, shapes, order of weights, clients side by side, and refusals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+import thinwire.models
+from thinwire.core.registry import entries
+from thinwire.core.tree import Tree, flatten, same, stack, unstack, weighted_mean
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.models import LSTM, build, count
+
+COUNTS: list[tuple[str, dict[str, Any], int]] = [
+    ("cnn2", {}, 11_274),
+    ("cnn-cifar", {}, 1_146_634),
+    ("cnn-cifar4", {}, 855_882),
+    ("cnn-cifar-evofed", {}, 2_309_770),
+    ("femnist-cnn", {}, 6_603_710),
+    ("mlp", {}, 4_810),
+    ("mlp", {"hidden": 32}, 2_410),
+    ("two-fc", {}, 203_530),
+    ("two-fc", {"classes": 62}, 216_894),
+    ("wrn16-4", {}, 2_854_420),
+    ("wrn16-4", {"classes": 200}, 2_880_120),
+    ("wrn16-4", {"norm": "bn_noaffine"}, 2_854_420),
+    ("wrn16-4", {"norm": "none"}, 2_854_420),
+    ("wrn28-10", {}, 36_539_124),
+    ("wrn28-10", {"norm": "gn"}, 36_539_124),
+    ("wrn28-10", {"preactivation": True}, 36_536_884),
+    ("resnet20", {}, 272_762),
+    ("resnet20", {"norm": "gn"}, 272_762),
+    ("resnet18", {}, 11_173_962),
+    ("resnet18", {"norm": "gn"}, 11_173_962),
+    ("resnet18", {"stem": "imagenet"}, 11_181_642),
+    ("vgg16-gn", {}, 15_253_578),
+    ("vgg16-gn", {"classes": 100}, 15_299_748),
+    ("vgg16-gn", {"groups": 2, "dropout": 0.5}, 15_253_578),
+    ("lstm-shakespeare", {}, 814_957),
+    ("lstm-shakespeare", {"classes": 65}, 813_897),
+    ("lstm80", {}, 819_920),
+    ("transformer-sent140", {}, 2_221_570),
+]
+
+# name, options, shape of a batch, and how many different codes it holds (0: pictures)
+CASES: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
+    ("cnn2", {}, (2, 1, 28, 28), 0),
+    ("cnn2", {"classes": 47, "channels": 3, "size": 32}, (2, 3, 32, 32), 0),
+    ("cnn-cifar", {"size": 16}, (2, 3, 16, 16), 0),
+    ("cnn-cifar4", {"size": 16}, (2, 3, 16, 16), 0),
+    ("cnn-cifar-evofed", {"size": 16}, (2, 3, 16, 16), 0),
+    ("femnist-cnn", {"size": 14}, (2, 1, 14, 14), 0),
+    ("mlp", {}, (2, 8, 8), 0),
+    ("mlp", {"inputs": 12}, (2, 12), 0),
+    ("two-fc", {}, (2, 1, 28, 28), 0),
+    ("wrn16-4", {}, (2, 3, 8, 8), 0),
+    ("wrn16-4", {"norm": "none"}, (2, 3, 8, 8), 0),
+    ("wrn16-4", {"norm": "bn_noaffine"}, (4, 3, 8, 8), 0),
+    ("resnet20", {"norm": "gn"}, (2, 3, 16, 16), 0),
+    ("resnet20", {}, (4, 3, 16, 16), 0),
+    ("lstm-shakespeare", {}, (2, 6), 69),
+    ("lstm80", {}, (2, 6), 80),
+    ("transformer-sent140", {"vocab": 300, "length": 12}, (2, 12), 300),
+]
+# Too large to train here: only passed through once.
+LARGE: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
+    ("vgg16-gn", {}, (1, 3, 32, 32), 0),
+    ("vgg16-gn", {"classes": 100}, (1, 3, 64, 64), 0),
+    ("resnet18", {"norm": "gn"}, (1, 3, 16, 16), 0),
+    ("resnet18", {"stem": "imagenet"}, (2, 3, 64, 64), 0),
+    ("wrn28-10", {}, (2, 3, 8, 8), 0),
+    ("wrn28-10", {"preactivation": True}, (2, 3, 8, 8), 0),
+]
+
+
+def title(value: Any) -> str | None:
+    return ",".join(f"{key}={v}" for key, v in value.items()) if isinstance(value, dict) else None
+
+
+def batch(shape: tuple[int, ...], codes: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if codes:
+        return torch.randint(0, codes, shape, generator=generator)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def fresh(name: str, options: dict[str, Any], seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build(name, **options).double()
+
+
+def weights(model: nn.Module) -> Tree:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("name", "options", "expected"), COUNTS, ids=title)
+def test_count_is_the_published_one(name: str, options: dict[str, Any], expected: int) -> None:
+    with torch.device("meta"):
+        assert count(build(name, **options)) == expected
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "codes"), CASES, ids=title)
+def test_logits_have_one_row_an_example_and_one_column_a_class(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], codes: int
+) -> None:
+    model = fresh(name, options)
+    logits = model(batch(shape, codes))
+    classes = list(model.parameters())[-1].numel()  # the last bias
+    assert logits.shape == (shape[0], classes)
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "codes"), LARGE, ids=title)
+def test_large_networks_accept_their_pictures(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], codes: int
+) -> None:
+    with torch.device("meta"):
+        model = build(name, **options)
+        logits = model(batch(shape, codes).to("meta", torch.float32))
+    assert logits.shape == (shape[0], model.head.bias.numel())
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "codes"), CASES, ids=title)
+def test_clients_side_by_side_have_the_gradients_of_clients_in_turn(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], codes: int
+) -> None:
+    model = fresh(name, options)
+    clients = [weights(fresh(name, options, seed)) for seed in (1, 2)]
+    buffers = [{k: b.detach().clone() for k, b in model.named_buffers()} for _ in clients]
+    x = torch.stack([batch(shape, codes, seed) for seed in (3, 4)])
+    y = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]])[:, : shape[0]]
+
+    def loss(params: Tree, state: Tree, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, {**params, **state}, (x,)), y)
+
+    together = vmap(grad(loss))(stack(clients), stack(buffers), x, y)
+    for i, client in enumerate(clients):
+        alone = grad(loss)(client, buffers[i], x[i], y[i])
+        one = unstack(together, i)
+        assert list(one) == list(alone)
+        assert flatten(alone).abs().max() > 0
+        torch.testing.assert_close(flatten(one), flatten(alone), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "codes"), CASES, ids=title)
+def test_weights_are_registered_in_the_order_of_the_forward_pass(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], codes: int
+) -> None:
+    model = fresh(name, options)
+    called: list[str] = []
+    owners: list[str] = []
+    for path, part in model.named_modules():
+        own = [key for key, _ in part.named_parameters(recurse=False)]
+        if own:
+            assert own.index("weight") < own.index("bias") if "bias" in own else True
+            owners.append(path)
+            part.register_forward_hook(lambda *_, path=path: called.append(path))
+    model(batch(shape, codes))
+    assert called == [path for path in owners if path != "position"]  # looked up without a call
+
+
+@pytest.mark.parametrize("name", ["cnn2", "cnn-cifar"])
+def test_kernels_start_with_variance_one_over_inputs_and_biases_with_zero(name: str) -> None:
+    for key, block in weights(fresh(name, {})).items():
+        if key.endswith("bias"):
+            assert not block.any()
+        else:
+            std = block[0].numel() ** -0.5
+            assert abs(block.std().item() / std - 1) < 0.12
+            assert block.abs().max().item() < 2.3 * std
+
+
+def test_one_bias_lstm_equals_torch_with_the_other_bias_zero() -> None:
+    torch.manual_seed(0)
+    theirs = nn.LSTM(8, 256, 2, batch_first=True)
+    ours = LSTM(8, 256, layers=2)
+    for key, block in theirs.named_parameters():
+        if key.startswith("bias_ih"):
+            nn.init.zeros_(block)
+    ours.load_state_dict({k: b for k, b in theirs.state_dict().items() if not k.startswith("bias_ih")})
+    x = torch.randn(3, 20, 8)
+    torch.testing.assert_close(ours(x), theirs(x)[0][:, -1], rtol=0, atol=1e-5)
+    ours(x).square().sum().backward()
+    theirs(x)[0][:, -1].square().sum().backward()
+    for key, block in ours.named_parameters():
+        torch.testing.assert_close(block.grad, theirs.get_parameter(key).grad, rtol=1e-4, atol=1e-5)
+
+
+def test_two_bias_lstm_takes_the_weights_of_torch_as_they_are() -> None:
+    torch.manual_seed(0)
+    theirs = nn.LSTM(8, 32, 2, batch_first=True)
+    ours = LSTM(8, 32, layers=2, biases=2)
+    ours.load_state_dict(theirs.state_dict())
+    assert [k for k, _ in ours.named_parameters()] == [k for k, _ in theirs.named_parameters()]
+    x = torch.randn(3, 20, 8)
+    torch.testing.assert_close(ours(x), theirs(x)[0][:, -1], rtol=0, atol=1e-5)
+
+
+def test_lstm_starts_as_uniformly_as_torch() -> None:
+    blocks = weights(LSTM(8, 256))
+    assert all(block.abs().max() <= 1 / 16 for block in blocks.values())
+    assert abs(flatten(blocks).std().item() * 16 * 3**0.5 - 1) < 0.01
+
+
+def test_filling_up_a_text_does_not_change_its_class() -> None:
+    model = fresh("transformer-sent140", {"vocab": 50, "length": 12})
+    short = torch.tensor([[5, 9, 3]])
+    torch.testing.assert_close(model(F.pad(short, (0, 9))), model(short), rtol=0, atol=1e-9)
+
+
+def test_a_text_without_words_still_has_finite_gradients() -> None:
+    model = fresh("transformer-sent140", {"vocab": 50, "length": 12})
+    model(torch.zeros(1, 12, dtype=torch.int64)).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_federated_averaging_at_rate_one_tenth_trains_cnn2() -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = F.interpolate(torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, size=28)[:800]
+    y = torch.tensor(digits.target)[:800]
+    torch.manual_seed(0)
+    model = build("cnn2")
+    public = weights(model)
+    step = grad(lambda params, x, y: F.cross_entropy(functional_call(model, params, (x,)), y))
+    for _ in range(4):
+        locals_ = []
+        for client in range(2):
+            mine = public
+            for start in range(client * 320, client * 320 + 320, 32):
+                g = step(mine, x[start : start + 32], y[start : start + 32])
+                mine = {key: block - 0.1 * g[key] for key, block in mine.items()}
+            locals_.append(mine)
+        public = weighted_mean(locals_, [1.0, 1.0])
+    guess = functional_call(model, public, (x[640:],)).argmax(1)
+    assert (guess == y[640:]).float().mean() > 0.6
+
+
+def test_dropout_can_be_left_out_and_is_otherwise_there() -> None:
+    def drops(**options: Any) -> int:
+        with torch.device("meta"):
+            return sum(isinstance(part, nn.Dropout) for part in build("wrn28-10", **options).modules())
+
+    assert drops() == drops(preactivation=True) == 12
+    assert drops(dropout=0) == drops(dropout=0, preactivation=True) == 0
+
+
+def test_group_normalisation_has_nothing_to_synchronise() -> None:
+    for name in ("wrn16-4", "vgg16-gn"):
+        with torch.device("meta"):
+            assert not list(build(name).buffers())
+
+
+def test_registry_lists_every_model_with_a_line_about_it() -> None:
+    table = entries("model")
+    assert set(table) == {name for name, _, _ in COUNTS} | {"roberta-large"}
+    for entry in table.values():
+        assert entry.doc.endswith(".")
+        assert "\n" not in entry.doc
+
+
+def test_every_public_name_resolves() -> None:
+    assert thinwire.models.__all__ == sorted(thinwire.models.__all__)
+    assert all(hasattr(thinwire.models, name) for name in thinwire.models.__all__)
+
+
+@pytest.mark.parametrize("name", entries("model"))
+@pytest.mark.parametrize("classes", [1, 0, -3, 2.5, "10", True])
+def test_fewer_than_two_classes_are_refused(name: str, classes: Any) -> None:
+    with pytest.raises(ConfigError, match=r"classes = .*: expected a whole number of at least 2"):
+        build(name, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cnn22", {}, "unknown model 'cnn22': did you mean 'cnn2'"),
+        ("cnn2", {"clases": 3}, "unknown option of model 'cnn2' 'clases': did you mean 'classes'"),
+        ("cnn2", {"size": 3}, "size = 3: expected a whole number of at least 4"),
+        ("cnn-cifar4", {"size": 15}, "size = 15: expected a whole number of at least 16"),
+        ("wrn16-4", {"norm": "bn"}, "unknown norm 'bn': did you mean 'gn'? Known: bn_noaffine, gn, none"),
+        ("resnet20", {"norm": "layer"}, "unknown norm 'layer'"),
+        ("resnet20", {"norm": "gn", "groups": 3}, "groups = 3: does not divide a layer of 16 channels"),
+        ("resnet18", {"stem": "5x5"}, "unknown stem '5x5'"),
+        ("wrn28-10", {"norm": "none"}, "unknown norm 'none'"),
+        ("wrn28-10", {"dropout": 1.0}, "dropout = 1.0: expected a number from 0"),
+        ("vgg16-gn", {"groups": 48}, "groups = 48: does not divide"),
+        ("lstm80", {"vocab": 1}, "vocab = 1: expected a whole number of at least 2"),
+        ("transformer-sent140", {"length": 0}, "length = 0: expected a whole number of at least 1"),
+        ("roberta-large", {"width": 100}, "width = 100: expected a multiple of 64"),
+    ],
+)
+def test_bad_options_get_one_clear_line(name: str, options: dict[str, Any], message: str) -> None:
+    with torch.device("meta"), pytest.raises(ConfigError) as caught:
+        build(name, **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, UnknownName) == message.startswith("unknown")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "message"),
+    [
+        ("cnn2", {}, (1, 1, 32, 32), "pictures of shape (1, 32, 32) in a network for (1, 28, 28)"),
+        ("mlp", {}, (1, 9, 9), "examples of shape (9, 9) in a network built with inputs=64"),
+        ("vgg16-gn", {}, (1, 3, 28, 28), "pictures of shape (3, 28, 28): this network takes (3, 32 or more"),
+        ("resnet20", {}, (1, 1, 28, 28), "pictures of shape (1, 28, 28): this network takes (3, "),
+        ("transformer-sent140", {}, (1, 41), "texts of 41 words in a model of length=40"),
+    ],
+)
+def test_data_that_do_not_fit_get_one_clear_line(
+    name: str, options: dict[str, Any], shape: tuple[int, ...], message: str
+) -> None:
+    with torch.device("meta"), pytest.raises(ConfigError) as caught:
+        build(name, **options)(torch.zeros(shape))
+    assert str(caught.value).startswith(message)
+
+
+def test_depths_of_wide_networks_come_in_sixes() -> None:
+    with pytest.raises(ConfigError, match="depth = 17: expected 4 more than a multiple of 6"):
+        thinwire.models.WideResNet(17, 1, 10)
+
+
+def test_without_transformers_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'thinwire\[hf\]'"):
+        build("roberta-large")
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(2, 355_361_794), (3, 355_362_819)])
+def test_roberta_counts_every_weight_once(classes: int, expected: int) -> None:
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        assert count(build("roberta-large", classes=classes)) == expected
+
+
+def test_roberta_clients_side_by_side_have_the_gradients_of_clients_in_turn() -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = build("roberta-large", layers=1, width=64, dropout=0)
+    clients = [weights(model), {key: block + 0.01 for key, block in weights(model).items()}]
+    ids = torch.tensor([[[0, 9, 8, 2], [0, 7, 2, 1]], [[0, 5, 2, 1], [0, 3, 4, 2]]])
+    y = torch.tensor([[0, 1], [1, 1]])
+
+    def loss(params: Tree, ids: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, params, (ids,)), y)
+
+    together = vmap(grad(loss))(stack(clients), ids, y)
+    for i, client in enumerate(clients):
+        alone = grad(loss)(client, ids[i], y[i])
+        torch.testing.assert_close(flatten(unstack(together, i)), flatten(alone), rtol=1e-3, atol=1e-5)
+
+
+def test_roberta_gives_the_logits_of_the_wrapped_model() -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = build("roberta-large", layers=2, width=64).eval()
+    ids = torch.tensor([[0, 9, 8, 2], [0, 7, 2, 1]])
+    expected = model.model(input_ids=ids, attention_mask=(ids != 1).long()).logits
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(input_ids=ids, attention_mask=(ids != 1).long()), expected, rtol=0, atol=1e-5)
+
+
+def test_roberta_takes_its_weights_from_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    first = build("roberta-large", layers=1, width=64)
+    first.model.save_pretrained(tmp_path)
+    again = build("roberta-large", checkpoint=str(tmp_path))
+    assert same(weights(first), weights(again))
+
+
+def test_roberta_without_such_a_folder_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match="no RoBERTa weights at"):
+        build("roberta-large", checkpoint=str(tmp_path / "nowhere"))

@@ -1,0 +1,249 @@
+"""The command line: verbs only. Torch and everything that needs it are imported when a verb runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.errors import ThinwireError
+
+if TYPE_CHECKING:
+    from thinwire.run.config import Experiment
+
+app = typer.Typer(
+    name="thinwire",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Much learning over a thin link: federated learning that counts the bytes it really sends.\n\n"
+    "Example: [bold]thinwire compare fedavg fedavgm --on digits[/bold]",
+)
+
+Method = Annotated[str, typer.Argument(metavar="METHOD_OR_FILE", help="A method (`thinwire list`) or a .toml file.")]
+On = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
+Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
+Clients = Annotated[int | None, typer.Option(help="How many clients there are.")]
+CohortSize = Annotated[int | None, typer.Option("--cohort", help="How many clients take part in a round.")]
+Seed = Annotated[int | None, typer.Option(help="The root of all randomness.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key; may be repeated.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="THINWIRE_DATA", help="The folder that holds the data sets.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Again = Annotated[bool, typer.Option("--again", help="Run anew although this very run was done before.")]
+
+
+@app.command()
+def run(
+    what: Method,
+    on: On = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    device: Device = None,
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
+    data_dir: DataDir = None,
+    again: Again = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train, and write a run directory.
+
+    Example: thinwire run fedavg --on digits --rounds 20 --set method.client_opt.lr=0.05
+    """
+    from thinwire.run.execute import default_folder
+
+    experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_)
+    _execute(experiment, out or default_folder(experiment), data_dir, as_json, quiet, again=again)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was stopped or killed, exactly where it was.
+
+    Example: thinwire resume runs/fedavg-digits-s0-1a2b3c
+    """
+    from thinwire.run.folder import RunFolder
+
+    _execute(RunFolder.open(run).experiment, run, data_dir, as_json, quiet, resume=True)
+
+
+@app.command()
+def check(
+    what: Method,
+    on: On = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    device: Device = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether an experiment can run and what it costs; train nothing.
+
+    Example: thinwire check fedavg --on mnist --data-dir data
+    """
+    from thinwire.run.check import check as check_experiment
+    from thinwire.terminal import show_facts
+
+    facts = check_experiment(_resolve(what, on, rounds, clients, cohort, seed, device, set_), data_dir)
+    _print_json(facts) if as_json else show_facts(facts, "ready to run")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, tasks, models, splits or parts.")] = "methods",
+    as_json: AsJson = False,
+) -> None:
+    """List what there is, one line each.
+
+    Example: thinwire list models --json
+    """
+    from thinwire.run.catalogue import catalogue
+    from thinwire.terminal import show_list
+
+    items = catalogue(what)
+    _print_json(items) if as_json else show_list(items)
+
+
+@app.command()
+def show(
+    what: Method,
+    on: On = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    device: Device = None,
+    set_: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a whole experiment as TOML, ready to copy and change.
+
+    Example: thinwire show fedavg --on mnist > my.toml
+    """
+    from thinwire.run.config import to_table
+    from thinwire.run.toml import dumps
+
+    table = to_table(_resolve(what, on, rounds, clients, cohort, seed, device, set_))
+    _print_json(table) if as_json else print(dumps(table), end="")
+
+
+@app.command()
+def compare(
+    methods: Annotated[list[str] | None, typer.Argument(metavar="METHOD...", help="Methods, or .toml files.")] = None,
+    on: On = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed upwards.")] = 1,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    device: Device = None,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="The folder of the run directories; finished runs are used again.")] = Path(
+        "runs"
+    ),
+    data_dir: DataDir = None,
+    again: Again = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same clients and batches, and print one table.
+
+    Example: thinwire compare fedavg fedavgm fedsgd --on digits --seeds 3
+    """
+    from thinwire.run.compare import as_json as plain
+    from thinwire.run.compare import table
+    from thinwire.run.execute import default_folder, execute
+    from thinwire.terminal import progress, show_comparison
+
+    first = seed or 0
+    experiments = [
+        _resolve(method, on, rounds, clients, cohort, s, device, set_)
+        for method in methods or ["fedavg", "fedavgm", "fedsgd"]
+        for s in range(first, first + seeds)
+    ]
+    summaries = []
+    for experiment in experiments:
+        label = f"{experiment.name} seed {experiment.seed}"
+        path = default_folder(experiment, out)
+        with progress(label, experiment.rounds, quiet) as on_round:
+            summary = execute(experiment, path, data_dir=data_dir, resume=True, again=again, on_round=on_round)
+        summaries.append(summary)
+    rows = table(summaries)
+    if as_json:
+        _print_json(plain(rows))
+    else:
+        task = experiments[0].task
+        show_comparison(rows, f"{task.kind}: {task.clients} clients, {experiments[0].rounds} rounds")
+
+
+def main() -> None:
+    """Run the command line; an error that was foreseen is one line and exit code 2."""
+    try:
+        app()
+    except ThinwireError as error:
+        print(f"thinwire: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _resolve(
+    what: str,
+    on: str | None,
+    rounds: int | None,
+    clients: int | None,
+    cohort: int | None,
+    seed: int | None,
+    device: str | None,
+    set_: list[str] | None,
+) -> Experiment:
+    from thinwire.run.config import parse_overrides, resolve
+
+    flags = {
+        "rounds": rounds,
+        "task.clients": clients,
+        "cohort.size": cohort,
+        "seed": seed,
+        "engine.device": device,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    return resolve(what, on, {**given, **parse_overrides(set_ or [])})
+
+
+def _execute(
+    experiment: Experiment, path: Path, data_dir: Path | None, as_json: bool, quiet: bool, **how: bool
+) -> None:
+    from thinwire.run.execute import execute
+    from thinwire.terminal import err, progress, show_facts
+
+    try:
+        with progress(experiment.name, experiment.rounds, quiet) as on_round:
+            summary = execute(experiment, path, data_dir=data_dir, on_round=on_round, **how)
+    except KeyboardInterrupt:
+        err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
+        sys.exit(130)
+    _print_json(summary) if as_json else show_facts(summary, str(path))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    main()

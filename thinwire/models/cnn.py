@@ -1,0 +1,146 @@
+"""Small convolutional networks: 5x5 convolutions with pooling, then one or two linear layers.
+
+Papers: MAPA and MAPO (MNIST, FMNIST, CIFAR-10, SVHN), EvoFed (CIFAR-10), LEAF and FedLAMA (FEMNIST).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from thinwire.core.registry import register
+from thinwire.models.checks import at_least, one_of, pictures
+
+# Standard deviation of a standard normal number cut off at two: what keeps the variance right after the cut.
+CUT = 0.87962566103423978
+
+
+class ConvNet(nn.Sequential):
+    """Convolutions that each halve the picture, then linear layers.
+
+        [Conv5x5(pad 2) -> ReLU -> Pool2] per entry of `widths` -> flatten -> [Linear -> ReLU if hidden] -> Linear
+
+    Args:
+        channels: colours of the pictures.
+        size: their height and width; every convolution halves it, rounding down.
+        widths: output channels of the convolutions.
+        hidden: width of the linear layer before the last one; 0 for none.
+        classes: outputs.
+        pool: "avg" or "max".
+        init: "lecun" (kernels normal with variance 1 / inputs, cut at two deviations; biases 0), or "torch".
+
+    >>> import torch
+    >>> ConvNet(1, 28, (8, 16), 0, 10)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        widths: tuple[int, ...],
+        hidden: int,
+        classes: int,
+        *,
+        pool: str = "avg",
+        init: str = "lecun",
+    ) -> None:
+        at_least(2, classes=classes)
+        at_least(1, channels=channels)
+        at_least(2 ** len(widths), size=size)
+        one_of(("avg", "max"), pool=pool)
+        one_of(("lecun", "torch"), init=init)
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        fan = channels
+        for i, width in enumerate(widths, start=1):
+            layers[f"conv{i}"] = nn.Conv2d(fan, width, 5, padding=2)
+            layers[f"relu{i}"] = nn.ReLU()
+            layers[f"pool{i}"] = nn.AvgPool2d(2) if pool == "avg" else nn.MaxPool2d(2)
+            fan = width
+        layers["flatten"] = nn.Flatten()
+        fan *= (size >> len(widths)) ** 2
+        if hidden:
+            layers["hidden"] = nn.Linear(fan, hidden)
+            layers["relu"] = nn.ReLU()
+            fan = hidden
+        layers["head"] = nn.Linear(fan, classes)
+        super().__init__(layers)
+        self.channels, self.size = channels, size
+        if init == "lecun":
+            lecun_(self)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, channels, size, size) -> (n, classes)
+        """Logits of a batch of pictures."""
+        pictures(x, self.channels, exact=self.size)
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def lecun_(module: nn.Module) -> None:
+    """Fill kernels with normal numbers of variance 1 / inputs, cut off at two deviations, and biases with zeros.
+
+    This is the default of the library in which MAPA's and MAPO's authors wrote their code.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            std = 1 / math.sqrt(math.prod(layer.weight.shape[1:])) / CUT
+            nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+@register("model", "cnn2", doc="Two convolutions and one linear layer, for MNIST-like pictures.", paper="MAPA; MAPO")
+def cnn2(classes: int = 10, channels: int = 1, size: int = 28) -> ConvNet:
+    """Two convolutions and one linear layer: 11,274 weights for ten classes of 28x28 pictures.
+
+        Conv5x5(1 -> 8) -> ReLU -> AvgPool2 -> Conv5x5(8 -> 16) -> ReLU -> AvgPool2 -> Linear(784 -> 10)
+
+    >>> sum(p.numel() for p in cnn2().parameters())
+    11274
+    """
+    return ConvNet(channels, size, (8, 16), 0, classes)
+
+
+@register(
+    "model", "cnn-cifar", doc="Three convolutions and two linear layers, for CIFAR-10 and SVHN.", paper="MAPA; MAPO"
+)
+def cnn_cifar(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
+    """Three convolutions and two linear layers: the 1,146,634 weights that both papers print.
+
+        [Conv5x5 -> ReLU -> AvgPool2] with 64, 128, 128 channels -> Linear(2048 -> 256) -> ReLU -> Linear(256 -> 10)
+
+    Not the four convolutions of MAPO's tables, which cannot give the printed count: those are `cnn-cifar4`.
+    """
+    return ConvNet(channels, size, (64, 128, 128), 256, classes)
+
+
+@register("model", "cnn-cifar4", doc="Four convolutions and two linear layers, as MAPO's tables say.", paper="MAPO")
+def cnn_cifar4(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
+    """Four convolutions and two linear layers, read literally from MAPO's tables: 855,882 weights.
+
+        [Conv5x5 -> ReLU -> AvgPool2] with 64, 64, 128, 128 channels -> Linear(512 -> 256) -> ReLU -> Linear(256 -> 10)
+
+    Not the network with MAPO's printed count, which is `cnn-cifar`.
+    """
+    return ConvNet(channels, size, (64, 64, 128, 128), 256, classes)
+
+
+@register("model", "cnn-cifar-evofed", doc="Two wide convolutions and two linear layers, for CIFAR-10.", paper="EvoFed")
+def cnn_cifar_evofed(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
+    """Two wide convolutions and two linear layers: 2,309,770 weights.
+
+    [Conv5x5 -> ReLU -> AvgPool2] with 64, 128 channels -> Linear(8192 -> 256) -> ReLU -> Linear(256 -> 10)
+    """
+    return ConvNet(channels, size, (64, 128), 256, classes)
+
+
+@register("model", "femnist-cnn", doc="Two convolutions and a wide linear layer, for FEMNIST.", paper="LEAF; FedLAMA")
+def femnist_cnn(classes: int = 62, channels: int = 1, size: int = 28) -> ConvNet:
+    """Two convolutions and a wide linear layer: 6,603,710 weights for 62 letters and digits.
+
+    [Conv5x5 -> ReLU -> MaxPool2] with 32, 64 channels -> Linear(3136 -> 2048) -> ReLU -> Linear(2048 -> 62)
+    """
+    return ConvNet(channels, size, (32, 64), 2048, classes, pool="max", init="torch")

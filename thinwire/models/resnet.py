@@ -1,0 +1,103 @@
+"""Residual networks of 18 and 20 layers.
+
+Papers: He et al. (both); FedLAMA (20 layers, CIFAR-10); FedPara (18 layers).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from thinwire.core.registry import register
+from thinwire.models.blocks import BasicBlock, norm_layer
+from thinwire.models.checks import at_least, divides, one_of, pictures
+
+
+class ResNet(nn.Module):
+    """Blocks that add to their input, in stages that halve the picture and double the channels.
+
+        stem -> [block x depth] per width, all but the first stage with stride 2 -> mean over the picture -> Linear
+
+    Args:
+        widths: channels of the stages.
+        depth: blocks in a stage.
+        classes: outputs.
+        channels: colours of the pictures.
+        norm: "bn" or "gn"; both have two weights a channel, only "bn" has running statistics.
+        groups: groups of "gn".
+        stem: "cifar" for one 3x3 convolution, "imagenet" for a 7x7 of stride 2 and a 3x3 maximum of stride 2.
+        project_first: whether the first stage's first block has a convolution on its shortcut although it needs none.
+        dropout: inside the blocks.
+        stem_width: channels of the stem; those of the first stage if not given.
+
+    >>> import torch
+    >>> ResNet((8, 16), 1, 10)(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        depth: int,
+        classes: int,
+        *,
+        channels: int = 3,
+        norm: str = "bn",
+        groups: int = 8,
+        stem: str = "cifar",
+        project_first: bool = False,
+        dropout: float = 0.0,
+        stem_width: int | None = None,
+    ) -> None:
+        at_least(2, classes=classes)
+        at_least(1, channels=channels, groups=groups)
+        one_of(("bn", "gn"), norm=norm)
+        one_of(("cifar", "imagenet"), stem=stem)
+        fan = stem_width or widths[0]
+        if norm == "gn":
+            divides(groups, (fan, *widths))
+        super().__init__()
+        self.channels = channels
+        wide = stem == "imagenet"
+        self.conv = nn.Conv2d(channels, fan, 7 if wide else 3, 2 if wide else 1, 3 if wide else 1, bias=False)
+        self.norm = norm_layer(norm, fan, groups=groups)
+        self.relu = nn.ReLU()
+        self.pool = nn.MaxPool2d(3, 2, 1) if wide else nn.Identity()
+        blocks: list[nn.Module] = []
+        for stage, width in enumerate(widths):
+            for i in range(depth):
+                stride = 2 if stage and not i else 1
+                project = not i and (project_first or stride > 1 or fan != width)
+                blocks.append(
+                    BasicBlock(fan, width, stride=stride, project=project, norm=norm, groups=groups, dropout=dropout)
+                )
+                fan = width
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(fan, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
+        """Logits of a batch of pictures of any size."""
+        pictures(x, self.channels)
+        y = self.blocks(self.pool(self.relu(self.norm(self.conv(x)))))
+        out: Tensor = self.head(y.mean((2, 3)))
+        return out
+
+
+@register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
+def resnet20(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 8) -> ResNet:
+    """Three stages of three residual blocks: 272,762 weights in 23 kernels, as FedLAMA draws it.
+
+        Conv3x3(3 -> 16) -> 3 blocks each of 16, 32, 64 channels -> mean -> Linear(64 -> 10)
+
+    The first block of every stage, also of the first, has a 1x1 convolution on its shortcut. Not the 272,474 weights
+    of the usual version without the first of these, nor the 269,722 of the version without any.
+    """
+    return ResNet((16, 32, 64), 3, classes, channels=channels, norm=norm, groups=groups, project_first=True)
+
+
+@register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")
+def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 32, stem: str = "cifar") -> ResNet:
+    """Four stages of two residual blocks: 11,173,962 weights, or 11,181,642 with stem="imagenet".
+
+    Conv3x3(3 -> 64) -> 2 blocks each of 64, 128, 256, 512 channels -> mean -> Linear(512 -> 10)
+    """
+    return ResNet((64, 128, 256, 512), 2, classes, channels=channels, norm=norm, groups=groups, stem=stem)

@@ -1,0 +1,98 @@
+"""Classify texts with a large language model from the `transformers` library, which the extra `hf` brings.
+
+Papers: Liu et al., RoBERTa; MAPO (GLUE).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.core.registry import register
+from thinwire.errors import ConfigError
+from thinwire.models.checks import at_least, probability
+
+PAD = 1  # RoBERTa's code for filling up; its position table starts after it
+
+
+class Roberta(nn.Module):
+    """A `transformers` classifier that takes codes and gives plain logits.
+
+    The mask is handed over ready-made, as numbers to add to the attention scores: given one bit a word, version 5 of
+    the library looks at the data to choose its way, which `torch.func.vmap` forbids.
+
+    Args:
+        model: a `RobertaForSequenceClassification`.
+        ready: whether it takes such a mask; before version 5 it takes, and only takes, one bit a word.
+    """
+
+    def __init__(self, model: nn.Module, *, ready: bool = True) -> None:
+        super().__init__()
+        self.model, self.ready = model, ready
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # (n, length) -> (n, classes)
+        """Logits of a batch of texts; without a mask, everything but the filling counts as a word."""
+        words = input_ids != PAD if attention_mask is None else attention_mask != 0
+        position_ids = PAD + torch.cumsum(words, 1) * words
+        mask = words.long()
+        if self.ready:
+            dtype = next(self.model.parameters()).dtype
+            mask = torch.where(words, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None, :]
+            mask = mask.expand(-1, 1, input_ids.shape[1], -1)  # (n, 1, length, length)
+        out: Tensor = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids).logits
+        return out
+
+
+@register("model", "roberta-large", doc="Language model of 24 layers (needs thinwire[hf]).", paper="RoBERTa; MAPO")
+def roberta_large(
+    classes: int = 2, checkpoint: str = "", layers: int = 24, width: int = 1024, dropout: float = 0.1
+) -> Roberta:
+    """A language model of 24 layers with a classification head: 355,361,794 weights for two classes.
+
+    MAPO prints 357,199,876: the same network with a second copy of its head (1,051,650) and adapters of rank 8
+    (786,432), as the adapter library wraps it. Here every weight is counted once.
+
+    Args:
+        classes: outputs.
+        checkpoint: folder or name of pretrained weights; empty for random ones.
+        layers: fewer make a smaller network of the same kind; a checkpoint brings its own.
+        width: numbers a word, a multiple of 64 (768, with 12 layers, is the base size); a checkpoint brings its own.
+        dropout: everywhere; drawn from torch's own generator, 0 leaves it out.
+    """
+    at_least(2, classes=classes)
+    at_least(1, layers=layers)
+    at_least(64, width=width)
+    probability(dropout=dropout)
+    if width % 64:
+        raise ConfigError(f"width = {width}: expected a multiple of 64, the size of one attention head")
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError("roberta-large needs the package transformers: pip install 'thinwire[hf]'") from error
+    common: dict[str, Any] = {
+        "num_labels": classes,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+        "attn_implementation": "eager",  # plain products: the fused kernel has no rule for vmap on a CPU
+    }
+    family = transformers.RobertaForSequenceClassification
+    ready = int(transformers.__version__.split(".")[0]) >= 5
+    if checkpoint:
+        try:
+            return Roberta(family.from_pretrained(checkpoint, **common), ready=ready)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no RoBERTa weights at {checkpoint!r}: give the folder of a checkpoint") from error
+    config = transformers.RobertaConfig(
+        vocab_size=50265,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        **common,
+    )
+    return Roberta(family(config), ready=ready)

@@ -1,0 +1,56 @@
+"""From the words of an experiment to tensors: load the data, deal it to clients, make the model."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from thinwire.core.registry import lookup
+from thinwire.core.rng import Key
+from thinwire.engines.local import Job
+from thinwire.errors import ConfigError
+from thinwire.run.config import Experiment, TaskChoice
+from thinwire.tasks.base import Task
+from thinwire.tasks.examples import Source
+
+
+def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
+    """The job that an experiment describes; reads the data."""
+    key = Key(experiment.seed)
+    return Job(
+        build_task(experiment.task, key, data_dir),
+        experiment.method,
+        experiment.rounds,
+        experiment.cohort.size,
+        experiment.local,
+        experiment.seed,
+        experiment.eval.every,
+    )
+
+
+def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Task:
+    """Data, clients and initial weights, each a function of the seed alone."""
+    source: Source = lookup("task", choice.kind).make(data_dir)
+    users = None if source.users is None else source.users.numpy()
+    labels = source.train.targets
+    if labels.dim() != 1:
+        labels = labels.reshape(len(labels), -1)[:, 0]
+    clients = choice.split.assign(labels.numpy(), choice.clients, key.fold("split"), users)
+    return Task(build_model(choice, source.classes, key), source.train, clients, source.test, note=source.note)
+
+
+def build_model(choice: TaskChoice, classes: int, key: Key) -> nn.Module:
+    """The model, with as many outputs as the data has classes, initialised from the seed."""
+    make = lookup("model", choice.model.kind).make
+    options = dict(choice.model.options)
+    if "classes" in inspect.signature(make).parameters:
+        given = options.setdefault("classes", classes)
+        if given < classes:
+            raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {classes} classes")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key.fold("model").value)
+        model: nn.Module = make(**options)
+    return model

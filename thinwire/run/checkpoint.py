@@ -1,0 +1,156 @@
+"""The state of a run on disk: tensors in safetensors, the rest in JSON, each guarded by a checksum.
+
+A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
+SHA-256 of the first: a checkpoint exists when its JSON does, and a kill at any moment leaves the previous one. The
+newest two are kept. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from thinwire.core.rng import Device
+from thinwire.core.tree import Tree
+from thinwire.engines.local import RunState
+from thinwire.errors import CheckpointError
+from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.state import ClientState, Public, ServerState
+from thinwire.run.files import write_atomically
+
+FORMAT = 1
+KEEP = 2
+_PUBLIC = ("base", "coords", "shared", "buffers")
+_SERVER = ("opt", "correction", "schedule", "codec")
+_CLIENT = ("held", "correction", "codec")
+
+
+def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
+    """Write the state after a round.
+
+    Args:
+        folder: where checkpoints lie.
+        state: the state.
+        config: digest of the experiment that it belongs to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"round-{state.round:06d}"
+    tensors = _tensors(state)
+    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    write_atomically(folder / f"{stem}.safetensors", data)
+    ledger = state.server.ledger
+    meta: dict[str, Any] = {
+        "format": FORMAT,
+        "config": config,
+        "round": state.round,
+        "version": state.server.public.version,
+        "names": list(tensors),
+        "cohort": list(state.cohort),
+        "how": state.how,
+        "why": state.why,
+        "ledger": {
+            "first": ledger.first,
+            "lengths": [len(entry) for entry in ledger.entries],
+            "synced": dict(ledger.synced),
+            "merged": ledger.merged,
+        },
+        "clients": {str(i): client.version for i, client in state.clients.items()},
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    meta["checksum"] = _checksum(meta)
+    write_atomically(folder / f"{stem}.json", (json.dumps(meta, indent=1) + "\n").encode())
+    for old in rounds_in(folder)[:-KEEP]:
+        (folder / f"round-{old:06d}.json").unlink(missing_ok=True)
+        (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint, ascending."""
+    found = (re.fullmatch(r"round-(\d{6,})\.json", path.name) for path in folder.glob("round-*.json"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunState | None:
+    """The newest checkpoint of a folder, or None if there is none.
+
+    Args:
+        folder: where checkpoints lie.
+        config: digest of the experiment that it must belong to.
+        device: where its tensors are to lie.
+    """
+    rounds = rounds_in(folder)
+    if not rounds:
+        return None
+    path = folder / f"round-{rounds[-1]:06d}.json"
+    older = f"; remove it to go on from round {rounds[-2]}" if len(rounds) > 1 else ""
+    try:
+        meta = json.loads(path.read_bytes())
+        checksum = meta.pop("checksum")
+        if checksum != _checksum(meta):
+            raise CheckpointError(f"{path} is damaged: its checksum does not match{older}")
+        if meta["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
+        if meta["config"] != config:
+            raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
+        weights = path.with_suffix(".safetensors")
+        data = weights.read_bytes()
+        if hashlib.sha256(data).hexdigest() != meta["sha256"]:
+            raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
+        tensors = load(data)
+        # the order of blocks is part of the contract, and safetensors keeps an order of its own
+        return _state(meta, {name: tensors[name].to(device or "cpu") for name in meta["names"]})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}){older}") from error
+
+
+def _tensors(state: RunState) -> Tree:
+    """All tensors of a state by a path that says where they belong."""
+    out: Tree = {}
+    for part in _PUBLIC:
+        out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
+    for part in _SERVER:
+        out |= {f"server/{part}/{name}": block for name, block in getattr(state.server, part).items()}
+    for i, client in state.clients.items():
+        for part in _CLIENT:
+            out |= {f"client/{i}/{part}/{name}": block for name, block in getattr(client, part).items()}
+    entries = b"".join(state.server.ledger.entries)
+    if entries:
+        out["ledger"] = torch.frombuffer(bytearray(entries), dtype=torch.uint8)
+    return out
+
+
+def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
+    """The inverse of `_tensors`, with the numbers that stand in the JSON."""
+
+    def tree(prefix: str) -> Tree:
+        return {name.removeprefix(prefix): block for name, block in tensors.items() if name.startswith(prefix)}
+
+    public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
+    data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
+    entries, position = [], 0
+    for length in meta["ledger"]["lengths"]:
+        entries.append(data[position : position + length])
+        position += length
+    ledger = Ledger(meta["ledger"]["first"], tuple(entries), meta["ledger"]["synced"], meta["ledger"]["merged"])
+    server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
+    by_client: dict[str, Tree] = {}
+    for name, block in tensors.items():
+        if name.startswith("client/"):
+            _, i, rest = name.split("/", 2)
+            by_client.setdefault(i, {})[rest] = block
+    clients = {}
+    for i, version in meta["clients"].items():
+        own = by_client.get(i, {})
+        parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
+        clients[int(i)] = ClientState(version, *parts)
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), meta["how"], meta["why"])
+
+
+def _checksum(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,254 @@
+"""An experiment as one value, and as one file.
+
+    defaults  <-  task preset  <-  method preset  <-  command line
+
+The resolved experiment is written to the run directory; reading that file gives an equal experiment.
+
+>>> experiment = resolve("fedavg", on="digits", overrides={"rounds": 3})
+>>> experiment.rounds, from_table(to_table(experiment)) == experiment
+(3, True)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.registry import lookup
+from thinwire.engines.local import LocalEngine
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.rounds.batches import Local
+from thinwire.rounds.method import Method
+from thinwire.run.parts import arguments, build, coerce, describe, named, plain
+from thinwire.run.presets import layer, preset
+from thinwire.run.toml import Table, dumps, loads, parse_value
+from thinwire.tasks.partition import Split
+
+DEFAULT_TASK = "digits"
+
+# The slots of a method that hold parts, and the kind of part that each holds.
+SLOTS = {
+    "space": "space",
+    "sketch": "sketch",
+    "schedule": "schedule",
+    "up": "codec",
+    "down": "codec",
+    "weigh": "weigh",
+    "client_opt": "optimiser",
+    "server_opt": "optimiser",
+    "correction": "correction",
+    "privacy": "privacy",
+}
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A registered model and the options to build it with."""
+
+    kind: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """Which data, cut into how many clients by which split, learnt by which model."""
+
+    kind: str
+    clients: int
+    split: Split
+    model: ModelChoice
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """How many clients take part in a round."""
+
+    size: int = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How many rounds lie between two evaluations."""
+
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """How many rounds lie between two checkpoints."""
+
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"checkpoint.every must be 1 or more, not {self.every}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides the numbers of a run; `name` is what tables call its method."""
+
+    name: str
+    task: TaskChoice
+    method: Method = field(default_factory=Method)
+    cohort: Cohort = field(default_factory=Cohort)
+    local: Local = field(default_factory=Local)
+    engine: LocalEngine = field(default_factory=LocalEngine)
+    eval: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    seed: int = 0
+    rounds: int = 10
+
+    def digest(self) -> str:
+        """A short name of the configuration: two experiments with one digest are the same."""
+        return hashlib.sha256(dumps(to_table(self)).encode()).hexdigest()[:12]
+
+
+_SECTIONS: dict[str, Any] = {
+    "cohort": Cohort,
+    "local": Local,
+    "engine": LocalEngine,
+    "eval": Evaluation,
+    "checkpoint": Checkpointing,
+}
+_TOP = ("name", "seed", "rounds")
+
+
+def resolve(what: str, on: str | None = None, overrides: Table | None = None) -> Experiment:
+    """The experiment that a method's name, or a file, and some overrides describe.
+
+    Args:
+        what: the name of a method preset, or the path of an experiment file ending in `.toml`.
+        on: the name of a task preset; with a file, it replaces the file's task.
+        overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
+    """
+    if what.endswith(".toml"):
+        path = Path(what)
+        if not path.is_file():
+            raise ConfigError(f"no such experiment file: {what}")
+        own, name = loads(path.read_text("utf-8"), what), path.stem
+    else:
+        own, name = preset("methods", what).table, what
+    task = on or _section(own, "task").get("kind", DEFAULT_TASK)
+    if on:
+        own = {key: value for key, value in own.items() if key != "task"}
+    table = layer(preset("tasks", task).table, own)
+    table.setdefault("name", name)
+    experiment = from_table(table)
+    if overrides:
+        table = to_table(experiment)  # with every default written out, so that any key can be set
+        for key, value in overrides.items():
+            put(table, key, value)
+        experiment = from_table(table)
+    return experiment
+
+
+def put(table: Table, path: str, value: Any) -> None:
+    """Set a value by its dotted path; a part that was only named becomes a table.
+
+    >>> table = {"method": {"client_opt": "sgd"}}
+    >>> put(table, "method.client_opt.lr", 0.5); table
+    {'method': {'client_opt': {'kind': 'sgd', 'lr': 0.5}}}
+    """
+    *parents, last = path.split(".")
+    here = table
+    for key in parents:
+        below = here.get(key)
+        if isinstance(below, str):
+            below = {"kind": below}
+        here[key] = dict(below) if isinstance(below, dict) else {}
+        here = here[key]
+    if last == "kind" and here.get("kind") != value:
+        here.clear()  # options of one kind mean nothing to another
+    here[last] = value
+
+
+def parse_overrides(words: list[str]) -> Table:
+    """`key=value` words of a command line as overrides.
+
+    >>> parse_overrides(["rounds=5", "engine.device=cuda"])
+    {'rounds': 5, 'engine.device': 'cuda'}
+    """
+    out = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"--set takes key=value, for example --set method.client_opt.lr=0.05, not {word!r}")
+        out[key] = parse_value(value)
+    return out
+
+
+def from_table(table: Table) -> Experiment:
+    """An experiment from the contents of a file; every key is checked."""
+    known = [*_TOP, "task", "method", *_SECTIONS]
+    for key in table:
+        if key not in known:
+            raise UnknownName("key", key, known)
+    parts: Table = {key: table[key] for key in _TOP if key in table}
+    for key, make in _SECTIONS.items():
+        parts[key] = make(**arguments(make, _section(table, key), key))
+    return Experiment(
+        **arguments(Experiment, parts, "the experiment"),
+        task=_task(_section(table, "task")),
+        method=method_from(_section(table, "method")),
+    )
+
+
+def method_from(table: Table) -> Method:
+    """A method from its table."""
+    known = [*SLOTS, "link", "say"]
+    given: Table = {}
+    for key, value in table.items():
+        if key not in known:
+            raise UnknownName("key in method", key, known)
+        given[key] = build(SLOTS[key], value, f"method.{key}") if key in SLOTS else coerce(value, str, f"method.{key}")
+    return Method(**given)
+
+
+def to_table(experiment: Experiment) -> Table:
+    """The whole experiment as plain values, every default written out."""
+    task, method = experiment.task, experiment.method
+    return {
+        **{key: getattr(experiment, key) for key in _TOP},
+        "task": {
+            "kind": task.kind,
+            "clients": task.clients,
+            "split": describe("split", task.split),
+            "model": {"kind": task.model.kind, **dict(task.model.options)},
+        },
+        **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
+        "method": {
+            **{slot: describe(kind, getattr(method, slot)) for slot, kind in SLOTS.items()},
+            "link": method.link,
+            "say": method.say,
+        },
+    }
+
+
+def _task(table: Table) -> TaskChoice:
+    known = ["kind", "clients", "split", "model"]
+    for key in table:
+        if key not in known:
+            raise UnknownName("key in task", key, known)
+    kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
+    lookup("task", kind)
+    for key in known[1:]:
+        if key not in table:
+            raise ConfigError(f"task.{key} is missing; `thinwire show fedavg` prints a complete experiment")
+    model, options = named(table["model"], "task.model")
+    checked = arguments(lookup("model", model).make, options, "task.model")
+    return TaskChoice(
+        kind,
+        coerce(table["clients"], int, "task.clients"),
+        build("split", table["split"], "task.split"),
+        ModelChoice(model, tuple(checked.items())),
+    )
+
+
+def _section(table: Table, key: str) -> Table:
+    section = table.get(key, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{key} must be a table, [{key}], not {section!r}")
+    return section

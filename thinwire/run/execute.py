@@ -1,0 +1,112 @@
+"""Run an experiment into its directory: from the start, or from where it was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from thinwire.core.spec import Spec
+from thinwire.engines.local import RoundRecord, RunState, Simulation
+from thinwire.errors import CheckpointError
+from thinwire.run.build import build_job
+from thinwire.run.config import Experiment
+from thinwire.run.folder import RunFolder, Summary
+
+OnRound = Callable[[RoundRecord], None]
+
+
+def default_folder(experiment: Experiment, parent: Path = Path("runs")) -> Path:
+    """Where a run goes if nobody says otherwise: named after method, task, seed and the whole configuration."""
+    return parent / f"{experiment.name}-{experiment.task.kind}-s{experiment.seed}-{experiment.digest()[:6]}"
+
+
+def execute(
+    experiment: Experiment,
+    path: Path,
+    *,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    again: bool = False,
+    on_round: OnRound | None = None,
+) -> Summary:
+    """Run an experiment and return its totals. Nothing is written before the experiment is known to be sound.
+
+    Args:
+        experiment: what to run.
+        path: the run directory.
+        data_dir: the folder of data sets.
+        resume: go on from the newest checkpoint, if there is one.
+        again: run anew although the directory holds this very run.
+        on_round: is called after every round.
+    """
+    folder = RunFolder(path, experiment)
+    if folder.exists and not again:
+        if done := folder.summary():
+            return done
+        if not resume:
+            raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
+    simulation = experiment.engine.prepare(build_job(experiment, data_dir))
+    with folder.locked():
+        if again:
+            folder.clear()
+        folder.create()
+        state = folder.load(experiment.engine.device) if resume else None
+        state = state or simulation.start()
+        records = folder.rewind(state.round)
+        state, records = _rounds(experiment, folder, simulation, state, records, on_round)
+        summary = summarise(experiment, simulation, records)
+        public = state.server.public
+        folder.finish(summary, {**simulation.weights(public), **public.buffers})
+    return summary
+
+
+def _rounds(
+    experiment: Experiment,
+    folder: RunFolder,
+    simulation: Simulation,
+    state: RunState,
+    records: list[RoundRecord],
+    on_round: OnRound | None,
+) -> tuple[RunState, list[RoundRecord]]:
+    """The rounds that are left, each recorded, some of them saved."""
+    told = None
+    for record in records if on_round else ():
+        on_round(record)  # type: ignore[misc]
+    while state.round < experiment.rounds:
+        try:
+            state, record = simulation.round(state)
+        except KeyboardInterrupt:
+            folder.save(state)  # the round under way is lost, the ones before it are not
+            raise
+        folder.record(record)
+        records.append(record)
+        if told != (told := (state.how, state.why)):
+            facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
+            folder.write_environment({"device": experiment.engine.device, **facts})
+        if on_round:
+            on_round(record)
+        if state.round % experiment.checkpoint.every == 0 or state.round == experiment.rounds:
+            folder.save(state)
+    return state, records
+
+
+def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[RoundRecord]) -> Summary:
+    """The totals of a run."""
+    accuracies = [record.accuracy for record in records if record.accuracy is not None]
+    up, down, catchup = (sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down", "catchup"))
+    return {
+        "method": experiment.name,
+        "task": experiment.task.kind,
+        "seed": experiment.seed,
+        "rounds": len(records),
+        "parameters": simulation.model.parameters(),
+        "trainable": Spec.of(simulation.public.coords).size,
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        "final_loss": records[-1].loss,
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_catchup": catchup,
+        "bytes_total": up + down + catchup,
+        "seconds": round(sum(record.seconds for record in records), 3),
+    }

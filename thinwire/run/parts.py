@@ -1,0 +1,107 @@
+"""Parts from tables and tables from parts: `{ kind = "sgd", lr = 0.1 }` and `SGD(lr=0.1)` are the same thing.
+
+`kind` is the registered name, the other keys are the arguments of the constructor. Everything is strict: an unknown
+key names the nearest right one, a value of the wrong type says what was expected.
+
+>>> build("optimiser", {"kind": "sgd", "lr": 0.5}, "method.client_opt")
+SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0)
+>>> describe("optimiser", build("optimiser", "sgd", "x"))["kind"]
+'sgd'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from thinwire.core.registry import lookup, name_of
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.run.toml import Table
+
+
+def build(kind: str, table: Any, where: str) -> Any:
+    """Make the part that a table (or just a name) describes.
+
+    Args:
+        kind: the kind of part, for example `space`.
+        table: `{"kind": name, ...}` or the name alone.
+        where: its place in the file, for error messages.
+    """
+    name, options = named(table, where)
+    make = lookup(kind, name).make
+    return make(**arguments(make, options, where))
+
+
+def named(table: Any, where: str) -> tuple[str, Table]:
+    """The name and the options of a table `{kind = ..., ...}`; a bare name has no options."""
+    if isinstance(table, str):
+        return table, {}
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+        raise ConfigError(f'{where} must be a name or a table with a kind, such as {{ kind = "..." }}, not {table!r}')
+    return table["kind"], {k: v for k, v in table.items() if k != "kind"}
+
+
+def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterable[str] = ()) -> Table:
+    """Check options against a constructor's parameters and bring them to its types."""
+    known = [name for name in inspect.signature(make).parameters if name not in set(skip)]
+    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    out = {}
+    for key, value in options.items():
+        if key not in known:
+            raise UnknownName(f"key in {where}", key, known)
+        out[key] = coerce(value, hints.get(key, Any), f"{where}.{key}")
+    return out
+
+
+def describe(kind: str, part: Any) -> Table:
+    """The table from which `build` makes an equal part."""
+    name = name_of(kind, part)
+    if name is None:
+        raise ConfigError(f"{part!r} is not a registered {kind}, so it cannot be written to a file; see `register`")
+    return {"kind": name, **plain(part)}
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as tables, tuples as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    return value
+
+
+def coerce(value: Any, hint: Any, where: str) -> Any:
+    """The value as the type that was asked for, or an error that says both."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or hint is inspect.Parameter.empty:
+        return value
+    if origin is Literal:
+        if value not in inner:
+            raise UnknownName(f"value of {where}", str(value), [str(v) for v in inner])
+        return value
+    if origin in (Union, types.UnionType):
+        errors = []
+        for option in inner:
+            try:
+                return coerce(value, option, where)
+            except ConfigError as error:
+                errors.append(str(error))
+        raise ConfigError(errors[0])
+    if hint is type(None) and value is None:
+        return None
+    if origin is tuple and isinstance(value, list | tuple):
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return tuple(coerce(v, inner[0], where) for v in value)
+        if len(inner) == len(value):
+            return tuple(coerce(v, h, where) for v, h in zip(value, inner, strict=True))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
+    raise ConfigError(f"{where} must be of type {wanted}, not {value!r}")

@@ -1,0 +1,59 @@
+"""Named settings: one small file a method, one a task. Neither needs torch to be listed.
+
+A preset is a part of an experiment file, plus `about` (one line) and `paper`. `layer` puts several on top of each
+other: a later value wins, and a part of another kind replaces the earlier one whole.
+
+>>> layer({"a": {"kind": "x", "n": 1}}, {"a": {"kind": "y"}}), layer({"a": {"n": 1}}, {"a": {"m": 2}})
+({'a': {'kind': 'y'}}, {'a': {'n': 1, 'm': 2}})
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from thinwire.errors import UnknownName
+from thinwire.run.toml import Table, loads
+
+Kind = Literal["methods", "tasks"]
+
+
+class Preset(NamedTuple):
+    """A named part of an experiment."""
+
+    name: str
+    about: str
+    paper: str
+    table: Table
+
+
+def presets(kind: Kind) -> dict[str, Preset]:
+    """All presets of a kind, in alphabetical order."""
+    out = {}
+    for file in sorted(Path(str(resources.files("thinwire"))).joinpath("presets", kind).glob("*.toml")):
+        table = loads(file.read_text("utf-8"), f"preset {file.name}")
+        out[file.stem] = Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
+    return out
+
+
+def preset(kind: Kind, name: str) -> Preset:
+    """The preset of that name, or an error that lists its neighbours."""
+    known = presets(kind)
+    if name not in known:
+        hint = "; or name a file that ends in .toml" if kind == "methods" else ""
+        raise UnknownName(kind.removesuffix("s"), name, known, hint)
+    return known[name]
+
+
+def layer(under: Table, over: Table) -> Table:
+    """One table on top of another."""
+    out = dict(under)
+    for key, value in over.items():
+        below = out.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            other = "kind" in value and "kind" in below and value["kind"] != below["kind"]
+            out[key] = dict(value) if other else layer(below, value)
+        else:
+            out[key] = value
+    return out

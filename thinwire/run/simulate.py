@@ -1,0 +1,149 @@
+"""Federated learning in three lines of Python: your model, your clients' data, a method.
+
+>>> import torch, thinwire as tw
+>>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+>>> run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])
+>>> len(run.history), run.bytes_total == sum(r.bytes_up + r.bytes_down + r.bytes_catchup for r in run.history)
+(2, True)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinwire.core.tree import Tree
+from thinwire.engines.local import Job, LocalEngine, Mode, RoundRecord, Tap
+from thinwire.errors import ConfigError
+from thinwire.rounds.batches import Local
+from thinwire.rounds.method import Method
+from thinwire.run.config import method_from
+from thinwire.run.presets import preset
+from thinwire.tasks.base import Task, as_examples, pool_clients
+from thinwire.tasks.functional import Loss, cross_entropy
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run.
+
+    Args:
+        history: one record a round.
+        weights: the final trainable weights by name.
+        buffers: the final floating-point buffers by name.
+        trained_by: `vmap` or `loop`.
+        because: why not by vmap, if so.
+    """
+
+    history: list[RoundRecord]
+    weights: Tree
+    buffers: Tree
+    trained_by: str
+    because: str
+    _start: nn.Module
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that clients sent."""
+        return sum(record.bytes_up for record in self.history)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that the server sent, but for those below."""
+        return sum(record.bytes_down for record in self.history)
+
+    @property
+    def bytes_catchup(self) -> int:
+        """Bytes that the server sent on top because clients had missed rounds."""
+        return sum(record.bytes_catchup for record in self.history)
+
+    @property
+    def bytes_total(self) -> int:
+        """All bytes that were sent."""
+        return self.bytes_up + self.bytes_down + self.bytes_catchup
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy at the end; None without test examples."""
+        return self.history[-1].accuracy
+
+    def model(self) -> nn.Module:
+        """A plain module with the final weights: a new copy each time, on the CPU."""
+        model = copy.deepcopy(self._start)
+        final = {**self.weights, **self.buffers}
+        with torch.no_grad():
+            for name, block in (*model.named_parameters(), *model.named_buffers()):
+                if name in final:
+                    block.copy_(final[name])
+        return model
+
+
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Any],
+    method: Method | str | None = None,
+    *,
+    rounds: int = 10,
+    cohort: int | None = None,
+    test: Any = None,
+    seed: int = 0,
+    loss: Loss | None = None,
+    local: Local | None = None,
+    device: str = "cpu",
+    vectorise: Mode = "auto",
+    chunk: int = 0,
+    eval_every: int = 1,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    tap: Tap | None = None,
+) -> Run:
+    """Train a model over a federation of clients on this machine, over real messages.
+
+    Args:
+        model: any nn.Module; it is copied, never changed.
+        clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
+        method: a Method, the name of one (`thinwire list methods`), or None for FedAvg.
+        rounds: how many rounds.
+        cohort: clients in a round; all of them by default.
+        test: a pair or a Dataset to evaluate on.
+        seed: the root of all randomness.
+        loss: `loss(outputs, targets)`, one number an example or their mean; cross entropy by default.
+        local: how much a client trains in a round; one epoch of batches of 32 by default.
+        device: `cpu` or `cuda`.
+        vectorise: `auto`, `vmap` or `loop`.
+        chunk: clients trained together; 0 means the whole cohort.
+        eval_every: rounds between two evaluations.
+        on_round: is called with every record.
+        tap: is shown every message: `tap(round, "up" or "down", client, message)`.
+    """
+    if isinstance(method, str):
+        method = method_from(preset("methods", method).table.get("method", {}))
+    elif method is not None and not isinstance(method, Method):
+        raise ConfigError(f"method must be a Method or the name of one, not {type(method).__name__}")
+    pool, assignment = pool_clients(clients)
+    task = Task(model, pool, assignment, None if test is None else as_examples(test), loss or cross_entropy)
+    job = Job(
+        task,
+        method or Method(),
+        rounds,
+        len(assignment) if cohort is None else cohort,
+        local or Local(),
+        seed,
+        eval_every,
+    )
+    simulation = LocalEngine(device, vectorise, chunk).prepare(job)
+    state = simulation.start()
+    history = []
+    for _ in range(rounds):
+        state, record = simulation.round(state, tap)
+        history.append(record)
+        if on_round:
+            on_round(record)
+    public = state.server.public
+    final = {name: block.detach().cpu() for name, block in simulation.weights(public).items()}
+    buffers = {name: block.detach().cpu() for name, block in public.buffers.items()}
+    return Run(history, final, buffers, state.how, state.why, copy.deepcopy(model).cpu())

@@ -1,0 +1,40 @@
+"""Where data files are looked for: the folder that was named, else the one in THINWIRE_DATA.
+
+If neither holds a data set, its loader turns to `hub`, which can fetch some of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from thinwire.errors import DataError
+
+VARIABLE = "THINWIRE_DATA"
+
+
+def root(data_dir: Path | None) -> Path | None:
+    """The folder of all data sets, or None where none was named."""
+    given, how = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get(VARIABLE), VARIABLE)
+    if not given:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder, but {how} names it; expected the folder that holds the data sets")
+    return path
+
+
+def find(data_dir: Path | None, *names: str) -> Path | None:
+    """The first of these folders that exists, or None."""
+    base = root(data_dir)
+    if base is None:
+        return None
+    return next((base / name for name in names if (base / name).is_dir()), None)
+
+
+def pick(folder: Path, *names: str) -> Path:
+    """The first of these files that exists in a folder: one thing under several usual names."""
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise DataError(f"{folder}: no file {' or '.join(names)}")

@@ -1,0 +1,74 @@
+"""Reading files that nobody vouches for: bounded, and any fault is one line that names the file.
+
+What a file says about its own size is compared with what is there; it never decides how much memory is taken.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.errors import DataError
+
+_PIECE = 1 << 20
+
+
+def unpacked(path: Path, limit: int) -> bytes:
+    """The bytes of a file, decompressed if its name ends in .gz; no more than `limit` of them."""
+    parts: list[bytes] = []
+    total = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
+            while piece := stream.read(_PIECE):
+                total += len(piece)
+                if total > limit:
+                    raise DataError(f"{path}: holds more than the {limit} bytes expected at most")
+                parts.append(piece)
+    except EOFError:
+        raise DataError(f"{path}: the gzip stream ends too early, after {total} bytes; copy the file again") from None
+    except (OSError, zlib.error) as fault:
+        raise DataError(f"{path}: cannot be read ({one_line(fault)})") from None
+    return b"".join(parts)
+
+
+def utf8(path: Path, limit: int) -> str:
+    """The text of a file in UTF-8, without the byte-order mark that some begin with."""
+    try:
+        return unpacked(path, limit).decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise DataError(f"{path}: byte {fault.start} is not UTF-8 text, as expected") from None
+
+
+def json_object(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    text = utf8(path, limit)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise DataError(f"{path}: not JSON, as expected ({one_line(fault)})") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: a JSON {type(found).__name__}, expected an object")
+    return found
+
+
+def class_tensor(values: np.ndarray, classes: int, path: Path | str) -> Tensor:
+    """Class numbers as int64, after a look that all are whole and below `classes`."""
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(f"{path}: labels are {values.dtype} of shape {values.shape}, expected one whole number each")
+    wrong = np.flatnonzero((values < 0) | (values >= classes))
+    if len(wrong):
+        raise DataError(f"{path}: example {wrong[0]} has label {values[wrong[0]]}, expected 0 to {classes - 1}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def one_line(fault: BaseException) -> str:
+    """What an error of another library says, in one line of bearable length."""
+    text = " ".join(str(fault).split()) or type(fault).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,138 @@
+"""What people see: progress bars in a terminal, plain lines elsewhere, tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from thinwire.engines.local import RoundRecord
+    from thinwire.run.compare import Row, Spread
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people, in powers of 1000.
+
+    >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
+    ('999 B', '1.50 kB', '2.50 GB')
+    """
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 1000 or unit == "TB":
+            break
+    return f"{count:.2f} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """A share for people.
+
+    >>> percent(0.9312), percent(None)
+    ('93.12 %', '-')
+    """
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+@contextmanager
+def progress(label: str, rounds: int, quiet: bool = False) -> Iterator[Callable[[RoundRecord], None]]:
+    """Show the rounds of a run as they come: a bar in a terminal, about twenty lines elsewhere."""
+    if quiet:
+        yield lambda record: None
+        return
+    total = 0
+    accuracy: float | None = None
+
+    def news(record: RoundRecord) -> str:
+        nonlocal total, accuracy
+        total += record.bytes_up + record.bytes_down + record.bytes_catchup
+        accuracy = accuracy if record.accuracy is None else record.accuracy
+        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)}"
+
+    if not err.is_terminal:
+        step = max(1, rounds // 20)
+
+        def line(record: RoundRecord) -> None:
+            text = news(record)
+            if record.round % step == 0 or record.round in (1, rounds):
+                err.print(f"{label}  round {record.round}/{rounds}  {text}", soft_wrap=True)
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as bars:
+        bar = bars.add_task(label, total=rounds, news="starting")
+        yield lambda record: bars.update(bar, completed=record.round, news=news(record))
+
+
+def show_facts(facts: dict[str, Any], title: str) -> None:
+    """One fact a line."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    for key, value in facts.items():
+        if value is None or value == "":
+            text = "-"
+        elif key.startswith(("bytes", "payload", "memory", "message")) and isinstance(value, int | float):
+            text = f"{value:,}  ({human_bytes(value)})" if value >= 1000 else f"{value} B"
+        elif key.endswith("accuracy"):
+            text = percent(value)
+        elif isinstance(value, dict):
+            text = ", ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v:,}" for k, v in value.items())
+        else:
+            text = f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)
+        table.add_row(key.replace("_", " "), text)
+    out.print(table)
+
+
+def show_comparison(rows: Sequence[Row], title: str) -> None:
+    """The table of a comparison."""
+
+    def spread(value: Spread | None) -> str:
+        if value is None:
+            return "-"
+        return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.std else "") + " %"
+
+    yardstick = "FedAvg" if any(row.method == "fedavg" for row in rows) else rows[0].method
+    table = Table(title=title, title_justify="left")
+    heads = ("method", "seeds", "accuracy", "best", "up", "down", "catch-up", "total", f"fewer bytes than {yardstick}")
+    for head in (*heads, "seconds"):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=head == "method")
+    for row in rows:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3g}x"
+        ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total)
+        table.add_row(
+            row.method,
+            str(row.seeds),
+            spread(row.final_accuracy),
+            spread(row.best_accuracy),
+            *(human_bytes(way) for way in ways),
+            ratio,
+            f"{row.seconds:.1f}",
+        )
+    out.print(table)
+
+
+def show_list(items: Sequence[dict[str, Any]]) -> None:
+    """Names with one line each."""
+    heads = [key for key in items[0] if any(item.get(key) for item in items)] if items else []
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, no_wrap=head == "name", justify="right" if head == "parameters" else "left")
+    for item in items:
+        cells = (item.get(head) for head in heads)
+        table.add_row(*("" if c is None else f"{c:,}" if isinstance(c, int) else str(c) for c in cells))
+    out.print(table)
