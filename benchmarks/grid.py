@@ -111,7 +111,7 @@ def table(grid: dict, lines: list[tuple[str, str, list[Experiment]]], out: Path)
     return f"# {grid['title']}\n\n{grid.get('text', '').strip()}\n\n{setting}\n\n" + "\n".join(rows) + "\n"
 
 
-def main() -> None:
+def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grids", nargs="+", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
