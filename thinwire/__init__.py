@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from thinwire.schedules.base import Plan as Plan
     from thinwire.sketches.base import Identity as Identity
     from thinwire.spaces.full import Full as Full
+    from thinwire.spaces.projection import MAPA as MAPA
+    from thinwire.spaces.projection import MAPAX as MAPAX
+    from thinwire.spaces.projection import MAPO as MAPO
     from thinwire.tasks.base import Task as Task
 
 # Where each public name lives; a test holds this list against the imports above.
@@ -76,6 +79,7 @@ _HOMES = {
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.sketches.base": ("Identity",),
     "thinwire.spaces.full": ("Full",),
+    "thinwire.spaces.projection": ("MAPA", "MAPAX", "MAPO"),
     "thinwire.tasks.base": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -2,3 +2,6 @@
 
 from thinwire.spaces.base import Space as Space
 from thinwire.spaces.full import Full as Full
+from thinwire.spaces.projection import MAPA as MAPA
+from thinwire.spaces.projection import MAPAX as MAPAX
+from thinwire.spaces.projection import MAPO as MAPO
