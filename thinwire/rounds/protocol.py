@@ -254,6 +254,7 @@ def close_round(
     # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
     limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
     limit += contract.weights.nbytes if method.space.fresh_every else 0
+    limit = limit if method.link == "ledger" else -1  # a snapshot replaces all entries: keep none but the last
     merge = contract.window(after.version) != contract.window(public.version)
     ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
     return ServerState(

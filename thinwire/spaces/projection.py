@@ -179,13 +179,13 @@ class MAPAX(_Projection):
         U(B) = B A,    A: p x e drawn numbers, e = ceil(d / k);    B: k x p trained numbers
 
     Give `k` and `p`; or `segment` (e) and `budget` (about how many numbers to train), as the paper's tables do: then
-    k = ceil(d / e) and p = max(1, round(budget / k)).
+    k = ceil(d / e) and p = max(1, round(budget / k)). What is 0 is not given.
 
     Args:
         k: how many segments.
         p: how many directions.
-        segment: how many weights a segment has, instead of k.
-        budget: about how many numbers to train, instead of p.
+        segment: how many weights a segment has, instead of k; 1024 if neither is given.
+        budget: about how many numbers to train, instead of p; 128 if neither is given.
         entries: random signs or nearly Gaussian numbers (the paper).
         normalise: rows of A of length one, orthonormal rows, or as drawn.
         layout: how weights are dealt to segments.
@@ -202,17 +202,17 @@ class MAPAX(_Projection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if bool(self.k) == bool(self.segment):
-            raise ConfigError(f"give either k or segment, above 0, not k = {self.k} and segment = {self.segment}")
-        if bool(self.p) == bool(self.budget):
-            raise ConfigError(f"give either p or budget, above 0, not p = {self.p} and budget = {self.budget}")
+        if self.k and self.segment:
+            raise ConfigError(f"give either k or segment, not both (k = {self.k}, segment = {self.segment})")
+        if self.p and self.budget:
+            raise ConfigError(f"give either p or budget, not both (p = {self.p}, budget = {self.budget})")
 
     def sizes(self, d: int) -> Sizes:
         """As given, or derived from segment and budget."""
         if self.segment and not 1 <= self.segment <= d:
             raise ConfigError(f"segment must be from 1 to the number of weights, {d:,}, not {self.segment}")
-        k = self.k or -(-d // self.segment)
-        return _cut(d, k, self.p or max(1, round(self.budget / k)))
+        k = self.k or -(-d // (self.segment or min(d, 1024)))
+        return _cut(d, k, self.p or max(1, round((self.budget or 128) / k)))
 
 
 def _cut(d: int, k: int, p: int) -> Sizes:
