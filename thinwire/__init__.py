@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     from thinwire.schedules.base import Every as Every
     from thinwire.schedules.base import Plan as Plan
     from thinwire.sketches.base import Identity as Identity
+    from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
+    from thinwire.spaces.fedpara import FedPara as FedPara
     from thinwire.spaces.full import Full as Full
+    from thinwire.spaces.lowrank import LowRank as LowRank
+    from thinwire.spaces.lowrank import Pufferfish as Pufferfish
     from thinwire.tasks.base import Task as Task
 
 # Where each public name lives; a test holds this list against the imports above.
@@ -75,7 +79,10 @@ _HOMES = {
     "thinwire.run.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.sketches.base": ("Identity",),
+    "thinwire.spaces.factorized": ("FactorizedFL",),
+    "thinwire.spaces.fedpara": ("FedPara",),
     "thinwire.spaces.full": ("Full",),
+    "thinwire.spaces.lowrank": ("LowRank", "Pufferfish"),
     "thinwire.tasks.base": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
