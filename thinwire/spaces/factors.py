@@ -108,6 +108,8 @@ def share_tucker(std: float, rank: int) -> float:
 
 def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
     """Normal numbers for one factor of one weight: the same bits wherever the key is known."""
+    if like.is_meta:  # only the shapes are asked for
+        return like.new_empty(tuple(shape))
     return (key.fold(name, part).normal(*shape, device=like.device) * std).to(like.dtype)
 
 

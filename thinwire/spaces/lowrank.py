@@ -151,7 +151,8 @@ class Pufferfish:
 
         W[o, i, k] = sum_r U[o, r] V[r, i, k],      r = ratio O       U: (O, r)   V: (r, I, K, K)
 
-    In a network without convolutions its matrices take their place. Weights that would not become smaller stay dense.
+    In a network without convolutions its matrices but the last take their place. Weights that would not become smaller
+    stay dense.
     The original first trains dense for a while and then takes the weights apart by singular values; this one, like
     FedPara's comparison, starts with factors, such that W is at its usual size (He).
 
@@ -193,7 +194,7 @@ class Pufferfish:
     def ranks(self, spec: Spec) -> dict[str, int]:
         """The rank of every weight that is taken apart, by name."""
         picked = pick(spec, self.layers, self.dense, "Pufferfish")
-        picked = tuple(block for block in picked if not is_matrix(block.shape)) or picked
+        picked = tuple(block for block in picked if not is_matrix(block.shape)) or picked[:-1] or picked
         late = picked[self.first_dense :]
         if not late:
             raise ConfigError(
