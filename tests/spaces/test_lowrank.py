@@ -22,7 +22,7 @@ SPACES = [
     tw.LowRank(rank=2),
     tw.LowRank(like_gamma=0.5, layers=("conv*", "fc*"), dense=("fc*",)),
     tw.Pufferfish(first_dense=0),
-    tw.Pufferfish(first_dense=0, ratio=0.5, layers=("fc*", "head*")),
+    tw.Pufferfish(first_dense=0, layers=("fc*", "head*")),
     tw.FactorizedFL(),
     tw.FactorizedFL(dense=("head*",)),
 ]
@@ -50,8 +50,8 @@ def test_weights_start_at_their_usual_size(space, shape):
 
 
 def test_rank_is_what_was_asked_for():
-    assert int(torch.linalg.matrix_rank(composed(tw.LowRank(rank=5), 40, 30).double())) == 5
-    kernel = composed(tw.LowRank(rank=4), 12, 10, 3, 3).double()
+    assert int(torch.linalg.matrix_rank(composed(tw.LowRank(rank=5), 40, 30))) == 5
+    kernel = composed(tw.LowRank(rank=4), 12, 10, 3, 3)
     assert int(torch.linalg.matrix_rank(kernel.reshape(12, -1))) == 4
     assert int(torch.linalg.matrix_rank(kernel.transpose(0, 1).reshape(10, -1))) == 4
 
