@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     from thinwire.schedules.base import Every as Every
     from thinwire.schedules.base import Plan as Plan
     from thinwire.sketches.base import Identity as Identity
+    from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
+    from thinwire.spaces.fedpara import FedPara as FedPara
     from thinwire.spaces.full import Full as Full
+    from thinwire.spaces.lowrank import LowRank as LowRank
+    from thinwire.spaces.lowrank import Pufferfish as Pufferfish
     from thinwire.spaces.projection import MAPA as MAPA
     from thinwire.spaces.projection import MAPAX as MAPAX
     from thinwire.spaces.projection import MAPO as MAPO
@@ -78,7 +82,10 @@ _HOMES = {
     "thinwire.run.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.sketches.base": ("Identity",),
+    "thinwire.spaces.factorized": ("FactorizedFL",),
+    "thinwire.spaces.fedpara": ("FedPara",),
     "thinwire.spaces.full": ("Full",),
+    "thinwire.spaces.lowrank": ("LowRank", "Pufferfish"),
     "thinwire.spaces.projection": ("MAPA", "MAPAX", "MAPO"),
     "thinwire.tasks.base": ("Task",),
 }

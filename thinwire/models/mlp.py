@@ -31,13 +31,13 @@ class MLP(nn.Module):
         self.inputs = inputs
         self.fc1 = nn.Linear(inputs, hidden)
         self.relu = nn.ReLU()
-        self.fc2 = nn.Linear(hidden, classes)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, classes)
         """Logits of a batch of any shape."""
         if math.prod(x.shape[1:]) != self.inputs:
             raise ConfigError(f"examples of shape {tuple(x.shape[1:])} in a network built with inputs={self.inputs}")
-        out: Tensor = self.fc2(self.relu(self.fc1(x.flatten(1))))
+        out: Tensor = self.head(self.relu(self.fc1(x.flatten(1))))
         return out
 
 

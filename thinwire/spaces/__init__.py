@@ -1,7 +1,11 @@
 """Layer 1. Where we train: coordinates, and how they become weights."""
 
 from thinwire.spaces.base import Space as Space
+from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
+from thinwire.spaces.fedpara import FedPara as FedPara
 from thinwire.spaces.full import Full as Full
+from thinwire.spaces.lowrank import LowRank as LowRank
+from thinwire.spaces.lowrank import Pufferfish as Pufferfish
 from thinwire.spaces.projection import MAPA as MAPA
 from thinwire.spaces.projection import MAPAX as MAPAX
 from thinwire.spaces.projection import MAPO as MAPO

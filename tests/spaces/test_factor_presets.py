@@ -1,0 +1,102 @@
+"""Factorised and personal methods by name, through whole runs."""
+
+import math
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import Federation, digits, digits_task
+from thinwire.codecs import message as wire
+from thinwire.models.mlp import mlp
+from thinwire.run.config import from_table, method_from, resolve, to_table
+from thinwire.run.presets import preset
+from thinwire.run.toml import dumps, loads
+
+PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "fedper", "local")
+# numbers that a client sends of the network for the digits (4,810 weights)
+SENT = {
+    "fedavg": 4810,
+    "fedpara": 2 * 9 * 128 + 2 * 4 * 74 + 74,
+    "pfedpara": 12 * 128 + 4 * 74 + 74,
+    "lowrank": 18 * 128 + 8 * 74 + 74,
+    "pufferfish": 16 * 128 + 640 + 74,
+    "factorized-fl": 4810 + 128 + 74,
+    "fedper": 64 * 64 + 64,
+    "local": 0,
+}
+
+
+@pytest.fixture
+def network():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return mlp()
+
+
+def named(name: str) -> tw.Method:
+    return method_from(preset("methods", name).table.get("method", {}))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_learns_the_digits(name, network):
+    x, y = digits()
+    clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
+    run = tw.simulate(network, clients, name, rounds=8, test=(x[-300:], y[-300:]), local=tw.Local(epochs=4, batch=16))
+    losses = [record.loss for record in run.history]
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < 0.75 * losses[0]
+    assert run.trained_by == "vmap"
+    if name not in ("pfedpara", "fedper", "local"):  # what is evaluated is the server's model
+        assert run.accuracy > 0.6
+    with torch.no_grad():  # a plain module with the composed weights
+        outputs = run.model()(x[-300:])
+    assert float((outputs.argmax(1) == y[-300:]).float().mean()) == pytest.approx(run.accuracy, abs=1e-6)
+    loss = torch.nn.functional.cross_entropy(outputs, y[-300:])
+    assert float(loss) == pytest.approx(run.history[-1].test_loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fedavg", *PRESETS])
+def test_bytes_are_four_a_number_plus_framing(name, network):
+    federation = Federation(named(name), digits_task(network))
+    contract = federation.contract
+    assert contract.sendable.size == SENT[name]
+    for data in federation.round([0, 1]).values():
+        body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
+        assert len(body.lanes[wire.COORDS]) == 4 * SENT[name]
+        assert len(body.lanes[wire.WEIGHT]) == 4
+        assert len(data) - 4 * SENT[name] <= 32
+    down = federation.hear(2)
+    assert len(down) - 4 * SENT[name] <= 32
+
+
+@pytest.mark.parametrize("name", ["pfedpara", "fedper", "local"])
+def test_private_blocks_never_travel(name, network):
+    federation = Federation(named(name), digits_task(network))
+    private = federation.method.schedule.never(federation.contract.coords)
+    assert private
+    for _ in range(2):
+        up = federation.round([0, 1])
+        down = {client: federation.hear(client) for client in (0, 1, 2)}
+        for client, data in (*up.items(), *down.items()):
+            body = wire.unpack_body(wire.unpack(data, federation.contract.schema).bodies[0], federation.contract.schema)
+            assert not private & body.plan
+            for block in federation.states[client].held.values():
+                assert block.contiguous().numpy().tobytes() not in data
+    assert federation.states[0].held.keys() == private
+
+
+def test_local_is_the_same_as_training_alone(network):
+    together, alone = (Federation(named("local"), digits_task(network)) for _ in range(2))
+    for _ in range(2):
+        together.round([0, 1, 2])
+        alone.round([1])
+    for name, block in alone.states[1].held.items():
+        assert torch.equal(together.states[1].held[name], block)
+    assert torch.equal(together.weights()["fc1.weight"], together.first.base["fc1.weight"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_experiment_survives_a_file(name):
+    experiment = resolve(name, on="digits", overrides={"rounds": 2})
+    assert from_table(loads(dumps(to_table(experiment)), "the file")) == experiment

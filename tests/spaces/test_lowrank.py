@@ -1,0 +1,176 @@
+"""Weights of low rank: Tucker-2, Pufferfish, and Factorized-FL."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import thinwire as tw
+from tests.federation import perceptron
+from tests.spaces.test_fedpara import CONVOLUTIONS, KEY, composed, size, weights_of
+from thinwire.core.spec import Spec
+from thinwire.errors import ConfigError
+from thinwire.models.lstm import lstm80
+from thinwire.models.mlp import two_fc
+from thinwire.models.vgg import vgg16_gn
+from thinwire.rounds.protocol import agree
+from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
+from thinwire.spaces.lowrank import lowrank_rank, lowrank_size
+from thinwire.testing import check_space
+
+SPACES = [
+    tw.LowRank(),
+    tw.LowRank(rank=2),
+    tw.LowRank(like_gamma=0.5, layers=("conv*", "fc*"), dense=("fc*",)),
+    tw.Pufferfish(first_dense=0),
+    tw.Pufferfish(first_dense=0, layers=("fc*", "head*")),
+    tw.FactorizedFL(),
+    tw.FactorizedFL(dense=("head*",)),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_keeps_the_contract_of_a_space(space):
+    check_space(space, starts_at_base=False)
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+@pytest.mark.parametrize("space", [tw.LowRank(rank=2), tw.Pufferfish(first_dense=0), tw.FactorizedFL()], ids=repr)
+def test_takes_convolutions_of_other_dimensions(space, dims):
+    check_space(space, {"conv.weight": torch.zeros(8, 5, *(3,) * dims)}, starts_at_base=False)
+
+
+@pytest.mark.parametrize("space", [tw.LowRank(rank=5), tw.Pufferfish(first_dense=0), tw.FactorizedFL()], ids=repr)
+@pytest.mark.parametrize("shape", [(200, 300), (64, 48, 3, 3)])
+def test_weights_start_at_their_usual_size(space, shape):
+    usual = (2 / torch.Size(shape[1:]).numel()) ** 0.5
+    assert 0.7 < float(composed(space, *shape).std()) / usual < 1.4
+
+
+# -- Tucker-2 ----------------------------------------------------------------------------------------------------------
+
+
+def test_rank_is_what_was_asked_for():
+    assert int(torch.linalg.matrix_rank(composed(tw.LowRank(rank=5), 40, 30))) == 5
+    kernel = composed(tw.LowRank(rank=4), 12, 10, 3, 3)
+    assert int(torch.linalg.matrix_rank(kernel.reshape(12, -1))) == 4
+    assert int(torch.linalg.matrix_rank(kernel.transpose(0, 1).reshape(10, -1))) == 4
+
+
+def test_tucker_kernel_is_three_convolutions_in_a_row():
+    space, base = tw.LowRank(rank=3), {"w": torch.zeros(6, 5, 3, 3)}
+    coords = space.init(base, {}, KEY)
+    t, x, y = (coords[f"w/{part}"] for part in "txy")
+    picture = KEY.fold("picture").normal(2, 5, 8, 8)
+    thin = F.conv2d(F.conv2d(picture, y.T[..., None, None]), t, padding=1)
+    whole = F.conv2d(picture, space.expand(base, {}, coords)["w"], padding=1)
+    torch.testing.assert_close(whole, F.conv2d(thin, x[..., None, None]), rtol=1e-5, atol=1e-5)
+
+
+def test_vgg16_at_the_size_of_fedpara():
+    weights = weights_of(vgg16_gn)
+    space = tw.LowRank(like_gamma=0.1, layers=CONVOLUTIONS)
+    assert list(space.ranks(Spec.of(weights)).values()) == [4, 18, 22, 30, 37, 50, 50, 61, *[87] * 5]
+    assert size(space, weights) == 1562217
+    assert round(1562217 / Spec.of(weights).size, 4) == 0.1024
+
+
+def test_rank_is_the_least_that_costs_what_fedpara_costs():
+    for shape in [(64, 3, 3, 3), (100, 30), (16, 8, 5, 5), (7, 9, 1, 1), (256, 784), (2, 64)]:
+        for gamma in (0.0, 0.1, 0.7, 1.0):
+            goal, rank = fedpara_size(shape, fedpara_rank(shape, gamma)), lowrank_rank(shape, gamma)
+            assert rank == next(r for r in range(1000) if lowrank_size(shape, r) >= goal)
+
+
+@pytest.mark.parametrize(("rank", "share"), [(25, 0.158), (26, 0.163)])
+def test_size_of_the_memory_network(rank, share):
+    weights = weights_of(lstm80)
+    large = size(tw.LowRank(rank=rank, layers=("lstm.weight*",), dense=("*ih_l0",)), weights)
+    small = lowrank_size((1024, 8), 8) - 1024 * 8  # of the one matrix that is too thin for the rank
+    assert round((large + small) / Spec.of(weights).size, 3) == share
+
+
+# -- Pufferfish --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "share"), [(5, 0.332), (8, 0.441)])
+def test_pufferfish_sizes_of_vgg16(first, share):
+    weights = weights_of(vgg16_gn)
+    assert round(size(tw.Pufferfish(first_dense=first), weights) / Spec.of(weights).size, 3) == share
+
+
+def test_pufferfish_kernel_is_a_thin_convolution_and_a_small_one():
+    space, base = tw.Pufferfish(first_dense=0, ratio=0.5), {"w": torch.zeros(6, 5, 3, 3)}
+    coords = space.init(base, {}, KEY)
+    picture = KEY.fold("picture").normal(2, 5, 8, 8)
+    thin = F.conv2d(picture, coords["w/v"], padding=1)
+    whole = F.conv2d(picture, space.expand(base, {}, coords)["w"], padding=1)
+    torch.testing.assert_close(whole, F.conv2d(thin, coords["w/u"][..., None, None]), rtol=1e-5, atol=1e-5)
+
+
+def test_pufferfish_takes_all_matrices_but_the_last_where_there_are_no_convolutions():
+    assert list(tw.Pufferfish(first_dense=0).ranks(Spec.of(weights_of(two_fc)))) == ["fc1.weight"]
+
+
+# -- Factorized-FL -----------------------------------------------------------------------------------------------------
+
+
+def test_factorized_weight_is_a_product_of_vectors_plus_the_rest():
+    space = tw.FactorizedFL()
+    base = {"fc.weight": torch.zeros(6, 5), "conv.weight": torch.zeros(4, 3, 5, 5)}
+    coords = space.init(base, {}, KEY)
+    made = space.expand(base, {}, coords)
+    u, v, mu = (coords[f"fc.weight/{part}"] for part in ("u", "v", "mu"))
+    torch.testing.assert_close(made["fc.weight"], torch.outer(u, v).T + mu)
+    u, v, mu = (coords[f"conv.weight/{part}"] for part in ("u", "v", "mu"))
+    matrix = torch.outer(u, v.flatten())  # kernel positions times outputs and inputs
+    torch.testing.assert_close(made["conv.weight"], matrix.T.reshape(4, 3, 5, 5) + mu)
+
+
+def test_factorized_sends_everything_or_one_vector_a_weight():
+    weights = {name: p.detach() for name, p in two_fc().named_parameters()}
+    space = tw.FactorizedFL()
+    whole, _ = agree(tw.Method(space=space), weights, {}, KEY)
+    assert whole.sendable.size == Spec.of(weights).size + (784 + 256) + (256 + 10)
+    personal = tw.Method(space=space, schedule=tw.Every(private=("*/v", "*/mu")))
+    some, _ = agree(personal, weights, {}, KEY)
+    assert some.sendable.size == (784 + 256) + (256 + 10)  # u and bias of both layers
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: tw.LowRank(rank=-2), "rank must be a whole number"),
+        (lambda: tw.LowRank(like_gamma=2.0), "like_gamma must be a number from 0 to 1"),
+        (lambda: tw.Pufferfish(ratio=0.0), "ratio must be above 0"),
+        (lambda: tw.Pufferfish(ratio=1.5), "ratio must be a number from 0 to 1"),
+        (lambda: tw.Pufferfish(first_dense=-1), "first_dense must be a whole number"),
+    ],
+)
+def test_settings_that_cannot_be(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (tw.LowRank(rank=50), r"rank = 50 is above the 12 that 0.weight \[12, 64\] can have"),
+        (tw.LowRank(layers=("fc*",)), "layers 'fc.' matches no block"),
+        (tw.Pufferfish(), "first_dense = 5 leaves nothing to take apart of 1 weights"),
+        (tw.Pufferfish(ratio=1.0, first_dense=0), "none of these weights smaller"),
+        (tw.FactorizedFL(layers=("fc*",)), "layers 'fc.' matches no block"),
+    ],
+    ids=repr,
+)
+def test_models_that_do_not_fit(space, says):
+    with pytest.raises(ConfigError, match=says):
+        space.check(Spec.of(dict(perceptron().named_parameters())))
+
+
+@pytest.mark.parametrize("space", [tw.LowRank(), tw.Pufferfish(), tw.FactorizedFL()], ids=repr)
+def test_a_model_without_matrices_is_refused_by_naming_its_weights(space):
+    with pytest.raises(ConfigError, match=r"but the weights are gain \[3\]"):
+        space.check(Spec.of({"gain": torch.ones(3)}))

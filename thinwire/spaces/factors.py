@@ -1,0 +1,150 @@
+"""What all factorised spaces share: which weights they take apart, how factors make a weight, and how they start.
+
+A weight of two dimensions is a matrix (outputs, inputs), one of three to five a convolution (outputs, inputs, kernel).
+Everything else (biases, norms, scalars) is dense: trained as it is, from where the base stands. So are tables that are
+looked up rather than multiplied, which no shape gives away: they go by their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+
+from thinwire.core.rng import Key
+from thinwire.core.spec import Block, Spec, select
+from thinwire.errors import ConfigError
+
+# What embeddings are called; a selector other than "*" takes them apart all the same.
+TABLES = ("*embed*", "word.*", "*.word.*", "position.*", "*.position.*", "*wte.*", "*wpe.*")
+
+
+def sides(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Outputs, inputs and kernel positions (1 for a matrix) of a weight.
+
+    >>> sides((64, 3, 5, 5)), sides((10, 64))
+    ((64, 3, 25), (10, 64, 1))
+    """
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def is_matrix(shape: Sequence[int]) -> bool:
+    """Whether a weight is a matrix, not a convolution."""
+    return len(shape) == 2
+
+
+def pick(spec: Spec, layers: tuple[str, ...], dense: tuple[str, ...], who: str) -> tuple[Block, ...]:
+    """The weights that are to be taken apart, in the model's order.
+
+    Args:
+        spec: the weights of the model.
+        layers: selectors of those to take apart; `*` leaves embeddings alone.
+        dense: selectors of those to leave alone, after that.
+        who: the space, for error messages.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+    >>> [block.name for block in pick(Spec.of(dict(model.named_parameters())), ("*",), ("1.*",), "Example")]
+    ['0.weight']
+    """
+    can = tuple(block for block in spec if 2 <= len(block.shape) <= 5 and block.numel)
+    if not can:
+        raise ConfigError(f"{who} takes apart matrices and convolutions, but the weights are {_listed(spec.blocks)}")
+    names = [block.name for block in can]
+    chosen = set(select(names, layers, what=f"{who}: layers"))
+    meant = [pattern for pattern in layers if pattern != "*"]
+    chosen -= {name for name in names if _matches(name, TABLES) and not _matches(name, meant)}
+    if dense:
+        chosen -= set(select(names, dense, what=f"{who}: dense"))
+    if not chosen:
+        raise ConfigError(f"{who}: layers = {list(layers)} and dense = {list(dense)} leave no weight to take apart")
+    return tuple(block for block in can if block.name in chosen)
+
+
+def tucker(core: Tensor, x: Tensor, y: Tensor, shape: Sequence[int]) -> Tensor:
+    """A kernel from a small core and two matrices.
+
+        W[o, i, k] = sum_ab core[a, b, k] x[o, a] y[i, b]
+
+    The core meets `y` first, which costs little; what is left is one large matrix product whose result already lies
+    in memory as the kernel does.
+
+    Args:
+        core: (a, b, *kernel).
+        x: (outputs, a).
+        y: (inputs, b).
+        shape: (outputs, inputs, *kernel).
+    """
+    a, b = core.shape[:2]
+    half = (y @ core.reshape(a, b, -1)).reshape(a, -1)  # (a, inputs * kernel)
+    return (x @ half).reshape(tuple(shape))
+
+
+def he(shape: Sequence[int]) -> float:
+    """The standard deviation that keeps signals at their size through ReLUs: sqrt(2 / fan_in) (He et al., 2015)."""
+    _, i, k = sides(shape)
+    return math.sqrt(2 / (i * k))
+
+
+def share_matrix(std: float, rank: int) -> float:
+    """The standard deviation of both factors of X Y^T whose product has `std`.
+
+    >>> round(share_matrix(0.5, 4) ** 4 * 4, 6)
+    0.25
+    """
+    return float((std**2 / rank) ** (1 / 4))
+
+
+def share_tucker(std: float, rank: int) -> float:
+    """The standard deviation of core, X and Y whose product has `std`.
+
+    >>> round(share_tucker(0.5, 4) ** 6 * 16, 6)
+    0.25
+    """
+    return float((std**2 / rank**2) ** (1 / 6))
+
+
+def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
+    """Normal numbers for one factor of one weight: the same bits wherever the key is known."""
+    if like.is_meta:  # only the shapes are asked for
+        return like.new_empty(tuple(shape))
+    return (key.fold(name, part).normal(*shape, device=like.device) * std).to(like.dtype)
+
+
+def check_rank(rank: int) -> None:
+    """Refuse a rank that is no whole number from 0 on."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise ConfigError(f"rank must be a whole number from 1 on, or 0 for the rule, not {rank!r}")
+
+
+def check_share(least: float = 0.0, **given: float) -> None:
+    """Refuse a number outside of `least` to 1."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1:
+            raise ConfigError(f"{name} must be a number from {least:g} to 1, not {value!r}")
+
+
+def check_rank_fits(who: str, rank: int, block: Block) -> None:
+    """Refuse a rank above the smaller side of a weight."""
+    most = min(block.shape[:2])
+    if rank > most:
+        raise ConfigError(
+            f"{who}: rank = {rank} is above the {most} that {block.name} {list(block.shape)} can have; "
+            f'take a smaller rank, or dense = ["{block.name}"]'
+        )
+
+
+def none_smaller(who: str, blocks: Sequence[Block]) -> ConfigError:
+    """The error where a space would be larger than the model in every weight."""
+    return ConfigError(f"{who} makes none of these weights smaller: {_listed(blocks)}; take the full space")
+
+
+def _listed(blocks: Sequence[Block]) -> str:
+    shown = ", ".join(f"{block.name} {list(block.shape)}" for block in blocks[:6])
+    return shown + (", ..." if len(blocks) > 6 else "")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
