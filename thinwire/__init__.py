@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from thinwire.schedules.base import Every as Every
     from thinwire.schedules.base import Plan as Plan
     from thinwire.sketches.base import Identity as Identity
+    from thinwire.spaces.frozen import Frozen as Frozen
     from thinwire.spaces.full import Full as Full
+    from thinwire.spaces.lora import LoRA as LoRA
+    from thinwire.spaces.route import Route as Route
     from thinwire.tasks.base import Task as Task
 
 # Where each public name lives; a test holds this list against the imports above.
@@ -75,7 +78,10 @@ _HOMES = {
     "thinwire.run.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.sketches.base": ("Identity",),
+    "thinwire.spaces.frozen": ("Frozen",),
     "thinwire.spaces.full": ("Full",),
+    "thinwire.spaces.lora": ("LoRA",),
+    "thinwire.spaces.route": ("Route",),
     "thinwire.tasks.base": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,4 +1,7 @@
 """Layer 1. Where we train: coordinates, and how they become weights."""
 
 from thinwire.spaces.base import Space as Space
+from thinwire.spaces.frozen import Frozen as Frozen
 from thinwire.spaces.full import Full as Full
+from thinwire.spaces.lora import LoRA as LoRA
+from thinwire.spaces.route import Route as Route
