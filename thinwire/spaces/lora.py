@@ -76,8 +76,9 @@ class LoRA:
         for name, (outputs, inputs) in sides.items():
             if self.rank > min(outputs, inputs):
                 raise ConfigError(
-                    f"rank {self.rank} is above the largest that {name!r}, a matrix of {outputs} x {inputs}, can have, "
-                    f'{min(outputs, inputs)}; lower it, or leave the matrix out: layers = ["*", "!{name}"]'
+                    f"rank {self.rank} is above {min(outputs, inputs)}, the largest that {name!r}, a matrix of "
+                    f'{outputs} x {inputs}, can have; lower it, leave the matrix out (layers = ["*", "!{name}"]), '
+                    f'or train it as it is (dense = ["{name}"])'
                 )
 
     def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
