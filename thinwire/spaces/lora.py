@@ -105,7 +105,7 @@ class LoRA:
 
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The base plus all corrections; merging is keeping what this gives."""
-        turned = self._turned(Spec.of(base))
+        turned = self._turned(Spec.of(base)) if self.transposed else frozenset()
         parts = {**frame, **coords}
         out: Tree = {}
         for name, weight in base.items():
