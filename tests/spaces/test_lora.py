@@ -51,7 +51,7 @@ def test_the_contract_of_spaces_is_kept(space):
     check_space(space)
 
 
-# -- what the correction is ---------------------------------------------------------------------------------------------
+# -- what the correction is --------------------------------------------------------------------------------------------
 
 
 def test_the_first_a_is_kaiming_uniform_and_the_first_b_is_zero():
@@ -150,7 +150,7 @@ def test_averaging_is_exact_only_where_a_is_frozen(freeze_a):
     assert gap < 1e-6 * size if freeze_a else gap > 1e-2 * size
 
 
-# -- how many numbers ---------------------------------------------------------------------------------------------------
+# -- how many numbers --------------------------------------------------------------------------------------------------
 
 
 def trained(space: LoRA, spec: Spec) -> int:
@@ -186,7 +186,7 @@ def test_rank_16_on_the_fused_attention_matrix_of_gpt2_trains_the_published_coun
     assert trained(frozen, gpt2) == 12 * 16 * 2304
 
 
-# -- FedLoRU: merge and begin anew --------------------------------------------------------------------------------------
+# -- FedLoRU: merge and begin anew -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("freeze_a", [False, True])
@@ -236,7 +236,7 @@ def test_a_private_factor_cannot_be_merged():
         Federation(Method(LoRA(rank=4, fresh_every=1), schedule=Every(private=("*/b",))))
 
 
-# -- who sends what -----------------------------------------------------------------------------------------------------
+# -- who sends what ----------------------------------------------------------------------------------------------------
 
 
 def test_fedsa_shares_a_and_never_sends_b():
@@ -299,7 +299,7 @@ def test_presets_fit_the_small_models():
             resolve(name).method.space.check(spec)
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_space_that_does_not_start_at_the_base_may_stand_in_a_route():
     check_space(Route((("fc.*", Product()), ("*", Full()))), starts_at_base=False)
 
 
-# -- who has which block ------------------------------------------------------------------------------------------------
+# -- who has which block -----------------------------------------------------------------------------------------------
 
 
 def test_the_first_rule_that_matches_has_the_block():
@@ -128,7 +128,7 @@ def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_serve
     assert not torch.equal(fed.server.public.base["0.weight"], fed.first.base["0.weight"])
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_method_that_trains_nothing_is_refused(space):
         Federation(Method(space))
 
 
-# -- as a table ---------------------------------------------------------------------------------------------------------
+# -- as a table --------------------------------------------------------------------------------------------------------
 
 TABLE = {
     "kind": "route",
