@@ -44,7 +44,7 @@ def digits_task(model: nn.Module | None = None, sizes=SIZES, loss: Loss = cross_
     n = sum(sizes)
     clients = Assignment(np.arange(n), np.concatenate(([0], np.cumsum(sizes))))
     held_out = Arrays(x[-test:], y[-test:]) if test else None
-    return Task(model or perceptron(), Arrays(x[:n], y[:n]), clients, held_out, loss)
+    return Task(model or perceptron(), Arrays(x[:n], y[:n]), clients, held_out, loss=loss)
 
 
 def workload(task: Task, clients, keys, local: Local) -> Workload:

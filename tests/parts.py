@@ -7,7 +7,7 @@ import torch
 from thinwire.codecs import Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, add, scale, sub, tmap, zeros_like
+from thinwire.core.tree import Tree, add, flatten, scale, sub, tmap, unflatten, zeros_like
 from thinwire.errors import ConfigError
 from thinwire.schedules import Plan
 
@@ -78,6 +78,24 @@ class Project:
 
     def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
         return {b.name: (self._matrix(b, key).T @ code[f"{b.name}/s"]).reshape(b.shape) for b in coords}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A sketch of all blocks together: its code has another size when some are silent."""
+
+    share: float = 0.1
+
+    def spec(self, coords: Spec) -> Spec:
+        return Spec((Block("code", (1 + int(self.share * coords.size),)),))
+
+    def encode(self, delta: Tree, key: Key) -> Tree:
+        rows = self.spec(Spec.of(delta)).size
+        return {"code": key.normal(rows, Spec.of(delta).size) @ flatten(delta) / rows**0.5}
+
+    def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
+        rows = len(code["code"])
+        return unflatten(key.normal(rows, coords.size).T @ code["code"] / rows**0.5, coords.shapes())
 
 
 @dataclass(frozen=True)

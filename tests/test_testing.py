@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from tests.parts import Clip, Controls, Drift, Half, Product, Project, Pull, Remember, Turns
+from tests.parts import Clip, Controls, Drift, Half, Pool, Product, Project, Pull, Remember, Turns
 from thinwire.codecs import Raw
 from thinwire.core.spec import Spec
 from thinwire.core.tree import scale, tmap
@@ -35,7 +35,7 @@ def test_good_spaces_pass():
 
 
 def test_other_good_parts_pass():
-    for sketch in (Identity(), Project(0.5), Project(0.1)):
+    for sketch in (Identity(), Project(0.5), Project(0.1), Pool()):
         check_sketch(sketch)
     for schedule in (Every(), Every(private=("norm.*", "scale")), Turns(3), Turns(2, private=("fc.weight",))):
         check_schedule(schedule)

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from thinwire.spaces.frozen import Frozen as Frozen
     from thinwire.spaces.full import Full as Full
     from thinwire.spaces.lora import LoRA as LoRA
+    from thinwire.spaces.projection import MAPA as MAPA
+    from thinwire.spaces.projection import MAPAX as MAPAX
+    from thinwire.spaces.projection import MAPO as MAPO
     from thinwire.spaces.route import Route as Route
     from thinwire.tasks.base import Task as Task
 
@@ -81,6 +84,7 @@ _HOMES = {
     "thinwire.spaces.frozen": ("Frozen",),
     "thinwire.spaces.full": ("Full",),
     "thinwire.spaces.lora": ("LoRA",),
+    "thinwire.spaces.projection": ("MAPA", "MAPAX", "MAPO"),
     "thinwire.spaces.route": ("Route",),
     "thinwire.tasks.base": ("Task",),
 }

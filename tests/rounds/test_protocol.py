@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.federation import SIZES, Federation, digits, digits_task, perceptron, same_public, workload
-from tests.parts import Clip, Controls, Drift, Half, Product, Project, Pull, Remember, Turns
+from tests.parts import Clip, Controls, Drift, Half, Pool, Product, Project, Pull, Remember, Turns
 from thinwire.codecs import message as wire
 from thinwire.codecs.base import Raw
 from thinwire.core.rng import Key
@@ -130,6 +130,13 @@ REPLAYED = {
         Method(sketch=Project(), schedule=Turns(2), down=Remember()),
         digits_task,
     ),
+    "sketch of all blocks, one private": (
+        Method(
+            sketch=Pool(), schedule=Every(private=("0.weight",)), server_opt=MOMENTUM, up=Remember(), down=Remember()
+        ),
+        digits_task,
+    ),
+    "sketch of all blocks, turns": (Method(sketch=Pool(), schedule=Turns(4, private=("0.weight",))), digits_task),
     "sketch in fresh directions": (Method(space=Drift(), sketch=Project(), client_opt=SGD(1.0)), digits_task),
     "controls": (Method(correction=Controls(), client_opt=SGD(0.05)), WITH_NORM),
     "controls, private": (Method(correction=Controls(), schedule=Every(private=("2.weight",))), digits_task),
@@ -585,6 +592,7 @@ def test_weights_that_overflow_on_the_server_are_found(space):
         (Method(space=Drift(), schedule=Every(private=("2.*",))), "hold back '2.bias/b'.*Write fresh_every = 0"),
         (Method(sketch=Project(), say="value"), "Project.*Write say = 'delta'"),
         (Method(sketch=Project(), correction=Pull()), "server memory.*identity sketch"),
+        (Method(sketch=Project(), server_opt=SGD(1.0, weight_decay=0.1)), "Write weight_decay = 0 for the server"),
         (Method(link="snapshot", down=Remember()), "Remember.*Write link = 'ledger'"),
     ],
 )
@@ -596,6 +604,13 @@ def test_parts_that_cannot_work_together_are_refused_with_a_way_out(method, says
 def test_held_coordinates_in_a_frame_that_is_redrawn_are_refused():
     federation = Federation(Method(space=Drift(), schedule=Turns(2)))
     with pytest.raises(IncompatibleParts, match="hold back"):
+        federation.round((0,))
+
+
+@pytest.mark.parametrize("memory", [{"server_opt": SGD(1.0, momentum=0.9)}, {"up": Remember()}, {"down": Remember()}])
+def test_memory_of_codes_that_change_their_shape_is_refused(memory):
+    federation = Federation(Method(sketch=Pool(), schedule=Turns(2), **memory))
+    with pytest.raises(IncompatibleParts, match="Take a sketch that codes each block by itself"):
         federation.round((0,))
 
 

@@ -18,7 +18,7 @@ from thinwire.rounds import Method
 from thinwire.run.config import from_table, resolve, to_table
 from thinwire.run.parts import build, describe
 from thinwire.run.toml import dumps, loads
-from thinwire.spaces import Frozen, Full, LoRA, Route
+from thinwire.spaces import MAPO, Frozen, Full, LoRA, Route
 from thinwire.spaces.route import Rule
 from thinwire.testing import check_space
 
@@ -57,6 +57,7 @@ class Shift:
         Route((("*", LoRA(rank=2, fresh_every=2)),)),
         Route((("conv*", LoRA(rank=1, fresh_every=2)), ("fc.*", LoRA(2, fresh_every=2)), ("*", Full()))),
         Route((("fc.*", Drift(k=3)), ("*", Frozen()))),
+        Route((("conv*", MAPO(k=4)), ("fc.*", MAPO(k=4)), ("head.*", LoRA(rank=2, fresh_every=1)), ("*", Full()))),
         Route((("fc.*", Shift()), ("conv*", Shift()), ("*", Route((("head.*", Full()), ("*", Frozen())))))),
     ],
 )
@@ -119,7 +120,7 @@ def test_only_what_is_trained_travels():
 
 
 def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_server():
-    rules = (("0.weight", LoRA(rank=4, fresh_every=2)), ("2.weight", Drift(k=4, fresh_every=2)), ("*", Full()))
+    rules = (("0.weight", LoRA(rank=4, fresh_every=2)), ("2.weight", MAPO(k=4, fresh_every=2)), ("*", Full()))
     fed = Federation(Method(Route(rules), client_opt=tw.SGD(0.1)))
     for _ in range(5):
         fed.round([0, 1])

@@ -6,6 +6,7 @@ One decorator, one table. A part is registered where it is defined; the table fi
 ... class Example: ...
 >>> lookup("codec", "doctest-codec").make is Example
 True
+>>> del _TABLE["codec"]["doctest-codec"]     # leave no trace of the example
 """
 
 from __future__ import annotations

@@ -189,11 +189,14 @@ class Key:
         Excess kurtosis -0.06, largest size 5.9; the middle cannot be told from a Gaussian by a Kolmogorov-Smirnov test
         of 10**5 numbers. Sixty-four bits each, so two in a Philox block.
         """
+        return self.normal_integers(*shape, start=start, device=device).to(torch.float32) * _NORMAL_SCALE
+
+    def normal_integers(self, *shape: int, start: int = 0, device: Device = None) -> Tensor:
+        """The whole numbers behind `normal`, as int64 below 2**21 in size: sums of their squares are exact."""
         n = math.prod(shape)
         words = self.words(2 * n, 2 * start, device).view(n, 2)
         u, v = words[:, 0], words[:, 1]
-        whole = ((_popcount(u) - 16) << 16) + (v & 0xFFFF) - (v >> 16)
-        return (whole.to(torch.float32) * _NORMAL_SCALE).view(shape)
+        return (((_popcount(u) - 16) << 16) + (v & 0xFFFF) - (v >> 16)).view(shape)
 
     def _halves(self) -> tuple[int, int]:
         return self.value & _MASK, self.value >> 32

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from thinwire.core.rng import Key
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, add
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
@@ -46,6 +46,7 @@ class RoundRecord(NamedTuple):
     bytes_catchup: int
     clients: int
     seconds: float
+    own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,11 +212,13 @@ class Simulation:
         clients = {**state.clients}
         for reply, ids in replies:
             clients.update(zip(ids, reply.states, strict=True))
-        test_loss = accuracy = None
-        if self.test is not None and (number % job.eval_every == 0 or number == job.rounds):
-            weights = self.weights(server.public)
+        test_loss = accuracy = own_accuracy = None
+        if number % job.eval_every == 0 or number == job.rounds:
             with _kernels():
-                test_loss, accuracy = self.model.evaluate(weights, server.public.buffers, self.test, self.device)
+                if self.test is not None:
+                    weights, buffers = self.weights(server.public), server.public.buffers
+                    test_loss, accuracy = self.model.evaluate(weights, buffers, self.test)
+                own_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
             number,
             loss,
@@ -226,8 +229,27 @@ class Simulation:
             bytes_catchup,
             len(cohort),
             time.perf_counter() - began,
+            own_accuracy,
         )
         return RunState(number, server, clients, cohort, state.how, state.why), record
+
+    def _own_accuracy(self, server: ServerState, clients: dict[int, ClientState]) -> float | None:
+        """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
+        tests = self.job.task.own_tests
+        if tests is None:
+            return None
+        public, shares = server.public, []
+        frame = self.contract.frame(public.version, self.device)
+        for i in range(len(tests)):
+            coords = public.coords
+            if i in clients:
+                mine = forget(clients[i], server.ledger.touched(clients[i].version))
+                coords = {**coords, **add(mine.held, coords)}
+            weights = self.job.method.space.expand(public.base, frame, coords)
+            _, share = self.model.evaluate(weights, public.buffers, self.train, tests.client(i))
+            if share is not None:
+                shares.append(share)
+        return sum(shares) / len(shares) if shares else None
 
     def _train(
         self,

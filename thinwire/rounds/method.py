@@ -94,8 +94,20 @@ class Method:
             raise IncompatibleParts(
                 f"{self.sketch!r} codes changes, so say = 'value' has no meaning under it. Write say = 'delta'"
             )
+        if sketched and self._server_opt_looks_at_coordinates():
+            raise IncompatibleParts(
+                f"{self.server_opt!r} decays coordinates on the server, but under {self.sketch!r} the server moves "
+                "codes. Write weight_decay = 0 for the server, or take the identity sketch"
+            )
         if sketched and c.init_server(probe):
             raise IncompatibleParts(
                 f"{c!r} keeps server memory in coordinates, but under {self.sketch!r} the server sees codes only. "
                 "Take the identity sketch, or a correction without server memory"
             )
+
+    def _server_opt_looks_at_coordinates(self) -> bool:
+        """Whether the same gradient is answered otherwise at another place."""
+        grads: Tree = {"probe": torch.ones(1)}
+        state = self.server_opt.init(grads)
+        here, there = (self.server_opt.update(grads, state, {"probe": torch.full((1,), x)})[0] for x in (0.0, 1.0))
+        return not torch.equal(here["probe"], there["probe"])

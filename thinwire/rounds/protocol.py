@@ -81,10 +81,10 @@ def begin(contract: Contract, public: Public) -> ServerState:
     method = contract.method
     return ServerState(
         public,
-        opt=method.server_opt.init(method.sketch.spec(contract.coords).zeros(device_of(public))),
+        opt=method.server_opt.init(contract.code.zeros(device_of(public))),
         correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
         schedule=method.schedule.init(contract.coords),
-        codec=method.down.init(method.sketch.spec(contract.coords)),
+        codec=method.down.init(contract.code),
         ledger=Ledger(first=public.version),
     )
 
@@ -96,6 +96,13 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     silent = frozenset(contract.coords.names) - plan.names
     if silent and method.space.fresh_every:
         raise _held_in_lost_frame(method, silent)
+    alike = set(method.sketch.spec(contract.coords.restrict(plan.names))) <= set(contract.code)
+    if not alike and (server.opt or server.codec or method.up.init(contract.code)):
+        raise IncompatibleParts(
+            f"{method.sketch!r} makes other codes when some blocks are silent, as {method.schedule!r} wants, but an "
+            "optimiser or a codec remembers codes from round to round. Take a sketch that codes each block by itself, "
+            "or parts without memory"
+        )
     return plan
 
 
@@ -116,7 +123,7 @@ def fresh_client(contract: Contract, public: Public) -> ClientState:
     return ClientState(
         version=0,
         correction=method.correction.init_client(restrict(public.coords, contract.sendable.names)),
-        codec=method.up.init(method.sketch.spec(contract.coords)),
+        codec=method.up.init(contract.code),
     )
 
 
@@ -230,7 +237,7 @@ def close_round(
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
-    silent = frozenset(method.sketch.spec(contract.coords).names) - mean.keys()
+    silent = frozenset(contract.code.names) - mean.keys()
     mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
         mean, weighted_mean([one.report for one in said], weights), fraction, mine
@@ -249,6 +256,7 @@ def close_round(
     # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
     limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
     limit += contract.weights.nbytes if method.space.fresh_every else 0
+    limit = limit if method.link == "ledger" else -1  # a snapshot replaces all entries: keep none but the last
     merge = contract.window(after.version) != contract.window(public.version)
     ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
     return ServerState(

@@ -83,6 +83,11 @@ class Contract:
         """The coordinates that are ever sent: all but the private ones."""
         return self.coords.restrict(frozenset(self.coords.names) - self.method.schedule.never(self.coords))
 
+    @property
+    def code(self) -> Spec:
+        """What clients send and the server averages when all blocks speak that ever do."""
+        return self.method.sketch.spec(self.sendable)
+
     def frame(self, version: int, device: Device) -> Tree:
         """The frame in which the round from `version` trains."""
         return self.method.space.frame(self.weights, self.key.fold("frame", self.window(version)), device)

@@ -13,7 +13,7 @@ from thinwire.core.rng import Key
 from thinwire.engines.local import Job
 from thinwire.errors import ConfigError
 from thinwire.run.config import Experiment, TaskChoice
-from thinwire.tasks.base import Task
+from thinwire.tasks.base import Task, hold_out
 from thinwire.tasks.examples import Source
 
 
@@ -39,7 +39,11 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     if labels.dim() != 1:
         labels = labels.reshape(len(labels), -1)[:, 0]
     clients = choice.split.assign(labels.numpy(), choice.clients, key.fold("split"), users)
-    return Task(build_model(choice, source.classes, key), source.train, clients, source.test, note=source.note)
+    own = None
+    if choice.hold_out:
+        clients, own = hold_out(clients, choice.hold_out, key.fold("hold-out"))
+    model = build_model(choice, source.classes, key)
+    return Task(model, source.train, clients, source.test, own, note=source.note)
 
 
 def build_model(choice: TaskChoice, classes: int, key: Key) -> nn.Module:

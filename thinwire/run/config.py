@@ -53,12 +53,16 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """Which data, cut into how many clients by which split, learnt by which model."""
+    """Which data, cut into how many clients by which split, learnt by which model.
+
+    `hold_out` is the share of each client's own examples on which its own model is tested (0 for none).
+    """
 
     kind: str
     clients: int
     split: Split
     model: ModelChoice
+    hold_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,11 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
     else:
         own, name = preset("methods", what).table, what
     task = on or _section(own, "task").get("kind", DEFAULT_TASK)
-    if on:
+    if on and what.endswith(".toml"):
         own = {key: value for key, value in own.items() if key != "task"}
-    table = layer(preset("tasks", task).table, own)
+    tuned = _section(own, "on").get(task, {})  # what a method needs to be different on this task
+    own = {key: value for key, value in own.items() if key != "on"}
+    table = layer(layer(preset("tasks", task).table, own), tuned)
     table.setdefault("name", name)
     experiment = from_table(table)
     if overrides:
@@ -217,6 +223,7 @@ def to_table(experiment: Experiment) -> Table:
             "clients": task.clients,
             "split": describe("split", task.split),
             "model": {"kind": task.model.kind, **dict(task.model.options)},
+            "hold_out": task.hold_out,
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
         "method": {
@@ -228,13 +235,13 @@ def to_table(experiment: Experiment) -> Table:
 
 
 def _task(table: Table) -> TaskChoice:
-    known = ["kind", "clients", "split", "model"]
+    known = ["kind", "clients", "split", "model", "hold_out"]
     for key in table:
         if key not in known:
             raise UnknownName("key in task", key, known)
     kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
     lookup("task", kind)
-    for key in known[1:]:
+    for key in known[1:4]:
         if key not in table:
             raise ConfigError(f"task.{key} is missing; `thinwire show fedavg` prints a complete experiment")
     model, options = named(table["model"], "task.model")
@@ -244,6 +251,7 @@ def _task(table: Table) -> TaskChoice:
         coerce(table["clients"], int, "task.clients"),
         build("split", table["split"], "task.split"),
         ModelChoice(model, tuple(checked.items())),
+        coerce(table.get("hold_out", 0.0), float, "task.hold_out"),
     )
 
 

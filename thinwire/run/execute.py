@@ -93,6 +93,7 @@ def _rounds(
 def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[RoundRecord]) -> Summary:
     """The totals of a run."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
+    own = [record.own_accuracy for record in records if record.own_accuracy is not None]
     up, down, catchup = (sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down", "catchup"))
     return {
         "method": experiment.name,
@@ -103,6 +104,8 @@ def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[
         "trainable": Spec.of(simulation.public.coords).size,
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
+        "final_own_accuracy": own[-1] if own else None,
+        "best_own_accuracy": max(own, default=None),
         "final_loss": records[-1].loss,
         "bytes_up": up,
         "bytes_down": down,

@@ -125,7 +125,7 @@ def simulate(
     elif method is not None and not isinstance(method, Method):
         raise ConfigError(f"method must be a Method or the name of one, not {type(method).__name__}")
     pool, assignment = pool_clients(clients)
-    task = Task(model, pool, assignment, None if test is None else as_examples(test), loss or cross_entropy)
+    task = Task(model, pool, assignment, None if test is None else as_examples(test), loss=loss or cross_entropy)
     job = Job(
         task,
         method or Method(),

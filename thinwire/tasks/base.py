@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from thinwire.core.rng import Key
 from thinwire.errors import ConfigError
 from thinwire.tasks.examples import Arrays, Examples, Inputs
 from thinwire.tasks.functional import Loss, cross_entropy
@@ -31,6 +32,7 @@ class Task:
         train: all clients' examples.
         clients: which of them each client holds.
         test: examples for evaluation after a round, or None.
+        own_tests: for each client, which of the `train` examples are held out to test its own model; or None.
         loss: `loss(outputs, targets)`, either one number an example, or their mean.
         note: what a reader of results must know about the data.
     """
@@ -39,6 +41,7 @@ class Task:
     train: Examples
     clients: Assignment
     test: Examples | None = None
+    own_tests: Assignment | None = None
     loss: Loss = cross_entropy
     note: str = ""
 
@@ -49,6 +52,31 @@ class Task:
             raise ConfigError(
                 f"client {empty[0]}{more} has no examples; leave empty clients out, or take fewer clients"
             )
+
+
+def hold_out(clients: Assignment, share: float, key: Key) -> tuple[Assignment, Assignment]:
+    """Take a random share of each client's examples away to test its own model: (what is left, what was taken).
+
+    >>> rest, taken = hold_out(Assignment(np.arange(10), np.array([0, 5, 10])), 0.2, Key(0))
+    >>> rest.sizes().tolist(), taken.sizes().tolist()
+    ([4, 4], [1, 1])
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"the share to hold out must be between 0 and 1, not {share}")
+    rest, taken = [], []
+    for i in range(len(clients)):
+        mine = clients.client(i)
+        count = round(share * len(mine))
+        if not 0 < count < len(mine):
+            raise ConfigError(f"client {i} has {len(mine)} examples, too few to hold out a share of {share}")
+        order = mine[key.fold(i).permutation(len(mine)).numpy()]
+        taken.append(order[:count])
+        rest.append(order[count:])
+    return _join(rest), _join(taken)
+
+
+def _join(parts: list[np.ndarray]) -> Assignment:
+    return Assignment(np.concatenate(parts), np.concatenate(([0], np.cumsum([len(part) for part in parts]))))
 
 
 def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -108,15 +109,24 @@ class Functional:
 
     @torch.no_grad()
     def evaluate(
-        self, weights: Tree, buffers: Tree, examples: Examples, device: Device, batch: int = 1000
+        self, weights: Tree, buffers: Tree, examples: Examples, which: np.ndarray | None = None, batch: int = 1000
     ) -> tuple[float, float | None]:
-        """Mean loss and share of right answers over all examples; no share where targets are not class numbers."""
+        """Mean loss and share of right answers; no share where targets are not class numbers.
+
+        Args:
+            weights: the weights.
+            buffers: the buffers.
+            examples: the examples, on the weights' device.
+            which: the numbers of those to take; all by default.
+            batch: how many at a time.
+        """
+        numbers = torch.arange(len(examples)) if which is None else torch.from_numpy(which)
+        device = next(iter(weights.values())).device
         self.module.eval()
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
         right: list[Tensor] = []
         answers = 0
-        for start in range(0, len(examples), batch):
-            index = torch.arange(start, min(start + batch, len(examples)), device=device)
+        for index in torch.split(numbers.to(device), batch):
             inputs, targets = examples.gather(index)
             outputs = self.outputs(weights, dict(buffers), inputs)
             loss += self.criterion(outputs, targets).mean().cpu().double() * len(index)
@@ -124,4 +134,4 @@ class Functional:
                 right.append((outputs.argmax(-1) == targets).sum())
                 answers += targets.numel()
         accuracy = float(torch.stack(right).sum()) / answers if answers else None
-        return float(loss) / len(examples), accuracy
+        return float(loss) / len(numbers), accuracy

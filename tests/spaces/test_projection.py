@@ -1,0 +1,274 @@
+"""MAPA, MAPAX and MAPO: the identities that hold exactly, and the ones that hold on average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import flatten, same
+from thinwire.errors import ConfigError
+from thinwire.spaces import generated, projection
+from thinwire.testing import check_space
+
+SGD = tw.SGD
+
+
+def clients(n=6, rows=20, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(3, 5, generator=generator)
+    out = []
+    for i in range(n):
+        y = torch.randint(0, 3, (rows + 3 * i,), generator=generator)
+        out.append((centre[y] + 0.5 * torch.randn(len(y), 5, generator=generator), y))
+    return out
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))  # 57 weights
+
+
+D = 57
+
+
+def train(space, lr=0.5, rounds=4, momentum=0.0, seed=0, **settings):
+    method = tw.Method(space=space, client_opt=SGD(lr, momentum=momentum), **settings.pop("method", {}))
+    settings.setdefault("cohort", 3)
+    return tw.simulate(model(), clients(), method, rounds=rounds, seed=seed, local=tw.Local(batch=8), **settings)
+
+
+def vector(run):
+    return flatten(run.weights)
+
+
+SPACES = [
+    tw.MAPO(k=8),
+    tw.MAPO(k=8, entries="gaussian", layout="contiguous"),
+    tw.MAPO(k=8, layout="strided", fresh_every=3),
+    tw.MAPA(p=6),
+    tw.MAPA(p=6, entries="gaussian", normalise="orthonormal"),
+    tw.MAPAX(k=5, p=3),
+    tw.MAPAX(k=5, p=3, entries="gaussian", normalise="none", fresh_every=0),
+    tw.MAPAX(segment=8, budget=20),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_every_projection_keeps_the_promises_of_a_space(space):
+    check_space(space)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+def test_mapax_of_one_segment_is_mapa_and_of_one_direction_is_mapo(entries, layout):
+    common = {"entries": entries, "layout": layout}
+    for general, special in (
+        (tw.MAPAX(k=1, p=4, **common), tw.MAPA(p=4, **common)),
+        (tw.MAPAX(k=8, p=1, **common), tw.MAPO(k=8, **common)),
+    ):
+        a, b = train(general), train(special)
+        assert same(a.weights, b.weights)
+        # messages differ by the schema only: the same number of bytes
+        assert [r.bytes_up for r in a.history] == [r.bytes_up for r in b.history]
+
+
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_as_many_segments_as_weights_is_fedavg(entries, momentum):
+    mine = train(tw.MAPO(k=D, entries=entries), lr=0.1, momentum=momentum)
+    theirs = train(tw.Full(), lr=0.1, momentum=momentum)
+    assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
+
+
+def test_as_many_segments_as_weights_with_unscaled_gaussians_is_fedavg_with_a_random_rate():
+    mine = train(tw.MAPO(k=D, entries="gaussian", normalise="none"), lr=0.1, rounds=1)
+    frame = tw.MAPO(k=D, entries="gaussian", normalise="none").frame(
+        Spec.of(dict(model().named_parameters())), Key(0).fold("run").fold("frame", 0), "cpu"
+    )
+    a = float(frame["a"])
+    assert a not in (1.0, -1.0)
+    theirs = train(tw.Full(), lr=0.1 * a * a, rounds=1)
+    assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_square_orthonormal_frame_is_fedavg(momentum):
+    e = -(-D // 7)
+    mine = train(tw.MAPAX(k=7, p=e, normalise="orthonormal"), lr=0.1, momentum=momentum)
+    theirs = train(tw.Full(), lr=0.1, momentum=momentum)
+    assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_averaging_numbers_is_averaging_updates(space):
+    base = dict(model().named_parameters())
+    base = {name: block.detach() for name, block in base.items()}
+    frame = space.frame(Spec.of(base), Key(3), "cpu")
+    shape = space.init(base, frame, Key(0))["model/b"].shape
+    several = [Key(i).normal(*shape) for i in range(4)]
+    shares = (0.1, 0.2, 0.3, 0.4)
+    together = flatten(space.expand(base, frame, {"model/b": sum(p * b for p, b in zip(shares, several, strict=True))}))
+    apart = sum(p * flatten(space.expand(base, frame, {"model/b": b})) for p, b in zip(shares, several, strict=True))
+    assert torch.allclose(together, apart, atol=1e-5)
+
+
+@pytest.mark.parametrize("space", [tw.MAPO(k=8), tw.MAPA(p=6), tw.MAPAX(k=5, p=3, layout="contiguous")], ids=repr)
+def test_one_full_batch_step_everywhere_is_a_projected_gradient_step(space):
+    method = tw.Method(space=space, client_opt=SGD(0.7))
+    run = tw.simulate(model(), clients(), method, rounds=1, local=tw.Local(batch=0))
+    inputs, targets = (torch.cat(part) for part in zip(*clients(), strict=True))
+    net = model()
+    nn.functional.cross_entropy(net(inputs), targets).backward()
+    base = {name: p.detach() for name, p in net.named_parameters()}
+    gradient = {name: p.grad for name, p in net.named_parameters()}
+    frame = space.frame(Spec.of(base), Key(0).fold("run").fold("frame", 0), "cpu")
+    # P g = U(gradient of <U(B), g> in B): the adjoint of U by autograd, U by expand
+    b = space.init(base, frame, Key(0))["model/b"].requires_grad_()
+    (flatten(space.expand(base, frame, {"model/b": b})) @ flatten(gradient)).backward()
+    wanted = flatten(space.expand(base, frame, {"model/b": -0.7 * b.grad}))
+    assert torch.allclose(vector(run), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "p"), [(1, 12), (12, 1), (4, 3)])
+def test_the_projection_error_has_the_mean_that_theory_says(k, p):
+    """E |x - P x|^2 / |x|^2 = 1 - k p / d; for one segment also Var = 2 p (d - p) / (d^2 (d + 2))."""
+    d = 60
+    x = Key(99).normal(d).double()
+    errors = []
+    for trial in range(2000):
+        a = Key(trial).normal(p, d // k).double()
+        rows = x.view(k, d // k)
+        best = torch.linalg.lstsq(a.T, rows.T).solution.T @ a
+        errors.append(float((rows - best).square().sum() / x.square().sum()))
+    errors = torch.tensor(errors)
+    assert float(errors.mean()) == pytest.approx(1 - k * p / d, abs=0.006)
+    if k == 1:
+        assert float(errors.var()) == pytest.approx(2 * p * (d - p) / (d * d * (d + 2)), rel=0.15)
+
+
+def test_padding_never_matters():
+    space = tw.MAPO(k=10, layout="contiguous")  # 57 = 5 segments of 6 ... the last ones are partly or wholly padding
+    base = {name: p.detach() for name, p in model().named_parameters()}
+    frame = space.frame(Spec.of(base), Key(3), "cpu")
+    k, _, e = space.sizes(D)
+    assert k * e > D
+    b = torch.zeros(k, 1, requires_grad=True)
+    flatten(space.expand(base, frame, {"model/b": b})).sum().backward()
+    padded = [j for j in range(k) if j * e >= D]
+    assert all(float(b.grad[j]) == 0 for j in padded)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_no_update_leaves_the_model_as_it_is_bit_for_bit(space):
+    base = {name: p.detach() for name, p in model().named_parameters()}
+    frame = space.frame(Spec.of(base), Key(3), "cpu")
+    assert same(space.expand(base, frame, space.init(base, frame, Key(0))), base)
+
+
+def test_scaling_the_frame_by_c_scales_the_rate_by_c_squared():
+    e = -(-D // 8)
+    unscaled = train(tw.MAPO(k=8, normalise="none"), lr=0.5 / e, momentum=0.9)
+    scaled = train(tw.MAPO(k=8, normalise="row"), lr=0.5, momentum=0.9)
+    assert torch.allclose(vector(unscaled), vector(scaled), atol=1e-5)
+
+
+def test_frames_are_drawn_anew_as_often_as_asked():
+    spec = Spec.of({"w": torch.zeros(D)})
+    for every, expected in ((1, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (0, [0, 0, 0, 0])):
+        space = tw.MAPO(k=4, fresh_every=every)
+        contract, _ = _agree(space)
+        frames = [contract.frame(version, "cpu")["a"] for version in range(4)]
+        numbers = [next(i for i, f in enumerate(frames) if torch.equal(f, frame)) for frame in frames]
+        assert [numbers.index(n) for n in numbers] == [expected.index(n) for n in expected]
+        assert torch.equal(space.frame(spec, Key(1), "cpu")["a"], space.frame(spec, Key(1), "cpu")["a"])
+
+
+def _agree(space):
+    from thinwire.rounds.protocol import agree
+
+    weights = {name: p.detach() for name, p in model().named_parameters()}
+    return agree(tw.Method(space=space), weights, {}, Key(0))
+
+
+def test_mapax_by_columns_is_low_rank_adaptation_with_a_fixed_factor():
+    """One matrix W of d1 x d2, cut by columns: U = B A is a rank-p change with a shared, fixed A."""
+    d1, d2, p = 6, 4, 2
+    space = tw.MAPAX(k=d2, p=p, layout="strided")  # segment j holds the weights j, j + d2, ...: column j
+    base = {"w": torch.zeros(d1, d2)}
+    frame = space.frame(Spec.of(base), Key(5), "cpu")
+    b = Key(6).normal(d2, p)
+    change = space.expand(base, frame, {"model/b": b})["w"]
+    assert torch.allclose(change, (b @ frame["a"]).T, atol=1e-6)
+    assert int(torch.linalg.matrix_rank(change)) == p
+
+
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+def test_a_frame_that_is_never_stored_gives_the_same_training(monkeypatch, entries):
+    space = tw.MAPA(p=6, entries=entries, normalise="none")
+    stored = train(space, lr=0.01)
+    monkeypatch.setattr(projection, "STORED", 0)
+    monkeypatch.setattr(generated, "BLOCK", 100)
+    assert "a" not in space.frame(Spec.of({"w": torch.zeros(D)}), Key(0), "cpu")
+    for vectorise in ("vmap", "loop"):
+        drawn = train(space, lr=0.01, vectorise=vectorise)
+        assert drawn.trained_by == vectorise
+        assert torch.allclose(vector(stored), vector(drawn), atol=1e-5)
+
+
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+def test_rows_have_length_one(entries):
+    frame = tw.MAPAX(k=3, p=4, entries=entries).frame(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
+    assert torch.allclose(frame["a"].norm(dim=1), torch.ones(4), atol=1e-6)
+    q = tw.MAPAX(k=3, p=4, entries=entries, normalise="orthonormal").frame(
+        Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
+    )
+    assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)
+
+
+def test_a_message_is_k_numbers_and_its_frame():
+    run = train(tw.MAPO(k=8), rounds=2, cohort=3)
+    assert all(record.bytes_up <= 3 * (4 * 8 + 64) for record in run.history)
+    run = train(tw.MAPAX(k=5, p=3), rounds=1, cohort=3)
+    assert run.bytes_up <= 3 * (4 * 15 + 64)
+
+
+def test_a_client_that_missed_rounds_of_one_frame_downloads_one_vector():
+    frozen = train(tw.MAPO(k=8, fresh_every=0), rounds=30, cohort=1)
+    fresh = train(tw.MAPO(k=8, fresh_every=1), rounds=30, cohort=1)
+    assert frozen.bytes_catchup <= 30 * 8  # a state is some bytes longer than one entry, however much was missed
+    assert fresh.bytes_catchup > 10 * frozen.bytes_catchup
+
+
+@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
+def test_the_presets_learn_digits(preset, tmp_path):
+    from thinwire.run.config import resolve
+    from thinwire.run.execute import execute
+
+    summary = execute(resolve(preset, overrides={"rounds": 15}), tmp_path / preset)
+    assert summary["final_loss"] < 1.9
+    assert summary["trainable"] <= 200
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (lambda: tw.MAPO(k=0), "k must be from 1 to the number of weights, 57, not 0"),
+        (lambda: tw.MAPO(k=58), "k must be from 1 to the number of weights, 57, not 58"),
+        (lambda: tw.MAPA(p=0), "p must be from 1"),
+        (lambda: tw.MAPA(p=58), "p must be from 1 to the length of a segment, 57, not 58"),
+        (lambda: tw.MAPAX(k=3, segment=3), "either k or segment"),
+        (lambda: tw.MAPAX(p=3, budget=3), "either p or budget"),
+        (lambda: tw.MAPAX(segment=99), "segment must be from 1"),
+        (lambda: tw.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
+        (lambda: tw.MAPO(k=4, layout="random"), "layout must be one of"),
+        (lambda: tw.MAPO(k=4, fresh_every=-1), "fresh_every must be 0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_in_one_line(space, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        train(space())
+    assert "\n" not in str(error.value)
