@@ -47,12 +47,15 @@ if TYPE_CHECKING:
     from thinwire.sketches.base import Identity as Identity
     from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
     from thinwire.spaces.fedpara import FedPara as FedPara
+    from thinwire.spaces.frozen import Frozen as Frozen
     from thinwire.spaces.full import Full as Full
+    from thinwire.spaces.lora import LoRA as LoRA
     from thinwire.spaces.lowrank import LowRank as LowRank
     from thinwire.spaces.lowrank import Pufferfish as Pufferfish
     from thinwire.spaces.projection import MAPA as MAPA
     from thinwire.spaces.projection import MAPAX as MAPAX
     from thinwire.spaces.projection import MAPO as MAPO
+    from thinwire.spaces.route import Route as Route
     from thinwire.tasks.base import Task as Task
 
 # Where each public name lives; a test holds this list against the imports above.
@@ -84,9 +87,12 @@ _HOMES = {
     "thinwire.sketches.base": ("Identity",),
     "thinwire.spaces.factorized": ("FactorizedFL",),
     "thinwire.spaces.fedpara": ("FedPara",),
+    "thinwire.spaces.frozen": ("Frozen",),
     "thinwire.spaces.full": ("Full",),
+    "thinwire.spaces.lora": ("LoRA",),
     "thinwire.spaces.lowrank": ("LowRank", "Pufferfish"),
     "thinwire.spaces.projection": ("MAPA", "MAPAX", "MAPO"),
+    "thinwire.spaces.route": ("Route",),
     "thinwire.tasks.base": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

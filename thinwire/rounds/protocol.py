@@ -61,6 +61,8 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     device = next(iter(weights.values())).device
     frame = method.space.frame(spec, key.fold("frame", 0), device)
     coords = method.space.init(weights, frame, key.fold("init", 0))
+    if not coords:
+        raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
     if never and method.space.fresh_every:
         raise _held_in_lost_frame(method, never)

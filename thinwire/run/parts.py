@@ -17,9 +17,28 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from thinwire.codecs.base import Codec
 from thinwire.core.registry import lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.optim.base import Correction, Optimiser
+from thinwire.privacy.base import Privacy
+from thinwire.rounds.weigh import Weigh
 from thinwire.run.toml import Table
+from thinwire.schedules.base import Schedule
+from thinwire.sketches.base import Sketch
+from thinwire.spaces.base import Space
+
+# A field with one of these types holds a part: a table in the file, as deep as one likes.
+KINDS: dict[Any, str] = {
+    Space: "space",
+    Sketch: "sketch",
+    Schedule: "schedule",
+    Codec: "codec",
+    Optimiser: "optimiser",
+    Correction: "correction",
+    Privacy: "privacy",
+    Weigh: "weigh",
+}
 
 
 def build(kind: str, table: Any, where: str) -> Any:
@@ -64,12 +83,19 @@ def describe(kind: str, part: Any) -> Table:
     return {"kind": name, **plain(part)}
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses as tables, tuples as lists."""
+def plain(value: Any, hint: Any = Any) -> Any:
+    """Dataclasses as tables, tuples as lists; a field that holds a part, by its type, as the table of that part."""
+    inner = get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next((h for h in inner if h is type(value) or (h in KINDS and value is not None)), Any)
+        inner = ()
+    if hint in KINDS:
+        return describe(KINDS[hint], value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        hints = get_type_hints(type(value))
+        return {f.name: plain(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
-        return [plain(v) for v in value]
+        return [plain(v, inner[0] if inner[1:] == (Ellipsis,) else Any) for v in value]
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return value
@@ -80,6 +106,10 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any or hint is inspect.Parameter.empty:
         return value
+    if hint in KINDS:
+        return build(KINDS[hint], value, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return _record(hint, value, where)
     if origin is Literal:
         if value not in inner:
             raise UnknownName(f"value of {where}", str(value), [str(v) for v in inner])
@@ -105,3 +135,12 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         return value
     wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
     raise ConfigError(f"{where} must be of type {wanted}, not {value!r}")
+
+
+def _record(make: type, table: Table, where: str) -> Any:
+    """A dataclass that is not a part, such as one rule of a route, from its table."""
+    given = arguments(make, table, where)
+    for name, parameter in inspect.signature(make).parameters.items():
+        if name not in given and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{where} lacks {name!r}")
+    return make(**given)

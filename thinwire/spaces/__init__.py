@@ -3,9 +3,12 @@
 from thinwire.spaces.base import Space as Space
 from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
 from thinwire.spaces.fedpara import FedPara as FedPara
+from thinwire.spaces.frozen import Frozen as Frozen
 from thinwire.spaces.full import Full as Full
+from thinwire.spaces.lora import LoRA as LoRA
 from thinwire.spaces.lowrank import LowRank as LowRank
 from thinwire.spaces.lowrank import Pufferfish as Pufferfish
 from thinwire.spaces.projection import MAPA as MAPA
 from thinwire.spaces.projection import MAPAX as MAPAX
 from thinwire.spaces.projection import MAPO as MAPO
+from thinwire.spaces.route import Route as Route

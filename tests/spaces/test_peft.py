@@ -1,0 +1,122 @@
+"""Models that Hugging Face peft has wrapped work as they are: what it marks as trainable is what travels."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+
+import thinwire as tw
+from thinwire.core.tree import Tree
+from thinwire.spaces import LoRA
+
+pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
+
+WORDS = 50
+
+
+def bare(name: str) -> torch.nn.Module:
+    """A tiny model for two classes, the same every time; nothing is downloaded."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if name == "gpt2":
+            sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+            ends = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+            return GPT2ForSequenceClassification(GPT2Config(**sizes, **ends, num_labels=2)).eval()
+        sizes = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return BertForSequenceClassification(
+            BertConfig(**sizes, intermediate_size=32, max_position_embeddings=16, num_labels=2)
+        ).eval()
+
+
+def wrapped(name: str) -> torch.nn.Module:
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.SEQ_CLS,
+        r=4,
+        lora_alpha=8,
+        lora_dropout=0.0,
+        target_modules=["c_attn"] if name == "gpt2" else ["query", "value"],
+        fan_in_fan_out=name == "gpt2",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return peft.get_peft_model(bare(name), config)
+
+
+def sentences(n: int, seed: int) -> tuple[Tree, torch.Tensor]:
+    """Random words; the class says whether the last is from the second half of the dictionary."""
+    words = 2 + tw.Key(seed).integers(n * 8, WORDS - 2).view(n, 8)
+    return {"input_ids": words, "attention_mask": torch.ones_like(words)}, (words[:, -1] >= WORDS // 2).long()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_wrapped_model_trains_its_adapters_and_saves_as_peft_saves(name, tmp_path):
+    model, clients = wrapped(name), [sentences(12, i) for i in range(3)]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    up: list[int] = []
+
+    def tap(number: int, direction: str, client: int, message: bytes) -> None:
+        if direction == "up":
+            up.append(len(message))
+
+    method = tw.Method(client_opt=tw.SGD(0.3))
+    run = tw.simulate(model, clients, method, rounds=4, test=sentences(20, 9), local=tw.Local(batch=4), tap=tap)
+    assert run.history[-1].loss < run.history[0].loss
+    assert all("lora_" in key or "modules_to_save" in key for key in run.weights)
+    assert any("modules_to_save" in key for key in run.weights)
+    sent = sum(block.numel() * 4 for block in run.weights.values())
+    assert {size - sent for size in up} < set(range(60))
+    assert sent < 0.2 * sum(p.numel() * 4 for p in model.parameters())
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
+
+    final = run.model().eval()
+    final.save_pretrained(tmp_path)
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    again = peft.PeftModel.from_pretrained(bare(name), tmp_path).eval()
+    inputs, _ = sentences(20, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(again(**inputs).logits, final(**inputs).logits, rtol=0, atol=1e-4)
+        assert (final(**inputs).logits - model.eval()(**inputs).logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_the_space_makes_of_two_factors_what_peft_makes(name):
+    model, plain = wrapped(name), bare(name)
+    base = {key: p.detach() for key, p in plain.named_parameters()}
+    if name == "gpt2":
+        space = LoRA(rank=4, alpha=8.0, layers=("*c_attn.weight",), transposed=("*c_attn.weight",))
+    else:
+        space = LoRA(rank=4, alpha=8.0, layers=("*query.weight", "*value.weight"))
+    coords = space.init(base, {}, tw.Key(0))
+    theirs = dict(model.named_parameters())
+    for key in coords:
+        weight, side = key.split("/")
+        layer = weight.removesuffix(".weight")
+        coords[key] = coords[key] + tw.Key(5).fold(key).normal(*coords[key].shape)
+        with torch.no_grad():
+            theirs[f"base_model.model.{layer}.lora_{side.upper()}.default.weight"].copy_(coords[key])
+    inputs, _ = sentences(6, 3)
+    with torch.no_grad():
+        ours = functional_call(plain, space.expand(base, {}, coords), (), inputs).logits
+        torch.testing.assert_close(ours, model.eval()(**inputs).logits, rtol=1e-4, atol=1e-6)
+        assert (ours - plain(**inputs).logits).abs().max() > 1e-3
+
+
+def test_a_model_that_peft_did_not_touch_trains_in_the_space():
+    plain = copy.deepcopy(bare("gpt2"))
+    space = LoRA(rank=4, layers=("*c_attn.weight",), transposed=("*c_attn.weight",), dense=("score.*",))
+    method = tw.Method(space, client_opt=tw.SGD(0.1))
+    run = tw.simulate(plain, [sentences(12, i) for i in range(3)], method, rounds=3, local=tw.Local(batch=4))
+    assert run.history[-1].loss < run.history[0].loss
+    moved = {key for key, p in plain.named_parameters() if not torch.equal(run.weights[key], p)}
+    assert moved == {"transformer.h.0.attn.c_attn.weight", "transformer.h.1.attn.c_attn.weight", "score.weight"}

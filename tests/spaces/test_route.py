@@ -1,0 +1,212 @@
+"""Different spaces for different blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import Federation, same_public
+from tests.parts import Drift, Product
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree, same
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.rounds import Method
+from thinwire.run.config import from_table, resolve, to_table
+from thinwire.run.parts import build, describe
+from thinwire.run.toml import dumps, loads
+from thinwire.spaces import MAPO, Frozen, Full, LoRA, Route
+from thinwire.spaces.route import Rule
+from thinwire.testing import check_space
+
+MIXED = Route((("conv*", LoRA(rank=2)), (("fc.*", "head.*"), Full()), ("*", Frozen())))
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A space of one number that belongs to no single weight, and a random direction for each."""
+
+    fresh_every: int = 0
+
+    def check(self, spec: Spec) -> None:
+        pass
+
+    def frame(self, spec: Spec, key: Key, device) -> Tree:
+        return {"way": key.normal(spec.size, device=device)}
+
+    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+        return {"model/b": torch.zeros(1)}
+
+    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        out, at = {}, 0
+        for name, w in base.items():
+            way = frame["way"][at : at + w.numel()].view(w.shape)
+            out[name], at = w + coords["model/b"] * way, at + w.numel()
+        return out
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Frozen(),
+        Route(),
+        MIXED,
+        Route((("*", LoRA(rank=2, fresh_every=2)),)),
+        Route((("conv*", LoRA(rank=1, fresh_every=2)), ("fc.*", LoRA(2, fresh_every=2)), ("*", Full()))),
+        Route((("fc.*", Drift(k=3)), ("*", Frozen()))),
+        Route((("conv*", MAPO(k=4)), ("fc.*", MAPO(k=4)), ("head.*", LoRA(rank=2, fresh_every=1)), ("*", Full()))),
+        Route((("fc.*", Shift()), ("conv*", Shift()), ("*", Route((("head.*", Full()), ("*", Frozen())))))),
+    ],
+)
+def test_the_contract_of_spaces_is_kept(space):
+    check_space(space)
+
+
+def test_a_space_that_does_not_start_at_the_base_may_stand_in_a_route():
+    check_space(Route((("fc.*", Product()), ("*", Full()))), starts_at_base=False)
+
+
+# -- who has which block -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_rule_that_matches_has_the_block():
+    base = {"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 4), "b.bias": torch.ones(4)}
+    space = Route((("b.bias", Full()), ("b.*", LoRA(rank=1)), ("*", Frozen())))
+    assert list(space.init(base, {}, Key(0))) == ["b.bias", "b.weight/a", "b.weight/b"]
+    assert list(space.expand(base, {}, space.init(base, {}, Key(0)))) == list(base)
+
+
+@pytest.mark.parametrize("inner", [LoRA(rank=4), LoRA(rank=4, freeze_a=True, fresh_every=2), Drift(k=4), Full()])
+def test_a_route_of_one_rule_is_the_space_itself(inner):
+    alone, routed = Federation(Method(inner)), Federation(Method(Route((("*", inner),))))
+    for _ in range(3):
+        alone.round([0, 2, 3])
+        routed.round([0, 2, 3])
+    assert same(alone.weights(), routed.weights())
+    assert same(alone.server.public.coords, routed.server.public.coords)
+
+
+def test_a_route_says_what_lora_with_dense_weights_says():
+    one = LoRA(rank=4, layers=("0.weight",), dense=("2.*",))
+    other = Route((("0.weight", LoRA(rank=4)), ("2.*", Full()), ("*", Frozen())))
+    runs = [Federation(Method(space)) for space in (one, other)]
+    for fed in runs:
+        for _ in range(3):
+            fed.round([0, 1, 4])
+    assert same(runs[0].weights(), runs[1].weights())
+
+
+def test_coordinates_of_no_single_weight_do_not_meet():
+    base = {"a": torch.zeros(5), "b": torch.zeros(5)}
+    space = Route((("a", Shift()), ("b", Shift())))
+    frame = space.frame(Spec.of(base), Key(0), None)
+    coords = space.init(base, frame, Key(0))
+    assert list(coords) == ["model/0/b", "model/1/b"]
+    made = space.expand(base, frame, {"model/0/b": torch.ones(1), "model/1/b": torch.zeros(1)})
+    assert made["a"].any()
+    assert not made["b"].any()
+    both = space.expand(base, frame, {name: torch.ones(1) for name in coords})
+    assert not torch.equal(both["a"], both["b"])  # a direction each
+
+
+def test_only_what_is_trained_travels():
+    fed = Federation(Method(Route((("0.weight", LoRA(rank=4)), ("*", Frozen())))))
+    up = fed.round([0, 1])
+    assert {len(message) - 4 * (64 + 12) * 4 for message in up.values()} < set(range(60))
+    assert torch.equal(fed.weights()["2.weight"], fed.first.base["2.weight"])
+
+
+def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_server():
+    rules = (("0.weight", LoRA(rank=4, fresh_every=2)), ("2.weight", MAPO(k=4, fresh_every=2)), ("*", Full()))
+    fed = Federation(Method(Route(rules), client_opt=tw.SGD(0.1)))
+    for _ in range(5):
+        fed.round([0, 1])
+    fed.hear(3)
+    assert same_public(fed.public[3], fed.server.public)
+    assert not torch.equal(fed.server.public.base["0.weight"], fed.first.base["0.weight"])
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Route(()), "at least one rule"),
+        (lambda: Route((("*",),)), "a pair of selectors and a space"),
+        (lambda: Route((((), Full()),)), "selects nothing"),
+        (lambda: Route((("a", LoRA(fresh_every=1)), ("b", LoRA(fresh_every=2)))), "same fresh_every"),
+        (lambda: Route((("a", LoRA(fresh_every=1)), ("b", LoRA()))), "never; all spaces of a Route"),
+        (lambda: Route((("a", LoRA()), ("b", Drift(fresh_every=3)))), "merges after 3 rounds"),
+        (lambda: Route((("fc.*", Full()),)), "no rule of the route matches 'conv.weight'"),
+        (lambda: Route((("*", Full()), ("fc.*", LoRA(2)))), "put it before them"),
+        (lambda: Route((("attn*", LoRA(2)), ("*", Frozen()))), "rule 'attn*' matches no block"),
+        (lambda: Route((("conv.*", LoRA(9)), ("*", Frozen()))), "rank 9 is above 4"),
+    ],
+)
+def test_bad_routes_are_one_clear_line(make, says):
+    spec = Spec.of({"conv.weight": torch.zeros(4, 2, 3, 3), "fc.weight": torch.zeros(6, 4), "fc.bias": torch.zeros(6)})
+    with pytest.raises(ConfigError) as error:
+        make().check(spec)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_last_rule_for_the_rest_may_find_nothing_left():
+    spec = Spec.of({"fc.weight": torch.zeros(6, 4)})
+    Route((("fc.*", LoRA(2)), ("*", Frozen()))).check(spec)
+
+
+@pytest.mark.parametrize("space", [Frozen(), Route((("*", Frozen()),))])
+def test_a_method_that_trains_nothing_is_refused(space):
+    with pytest.raises(ConfigError, match="trains no weight"):
+        Federation(Method(space))
+
+
+# -- as a table --------------------------------------------------------------------------------------------------------
+
+TABLE = {
+    "kind": "route",
+    "rules": [
+        {"on": ["fc1*"], "space": {"kind": "lora", "rank": 4}},
+        {"on": ["*"], "space": {"kind": "route", "rules": [{"on": ["*.bias"], "space": "full"}, ["*", "frozen"]]}},
+    ],
+}
+
+
+def test_a_route_survives_a_file():
+    space = build("space", TABLE, "method.space")
+    inner = Route((("*.bias", Full()), ("*", Frozen())))
+    assert space == Route((("fc1*", LoRA(rank=4)), ("*", inner)))
+    assert build("space", describe("space", space), "again") == space
+    experiment = resolve("fedavg", overrides={"method.space": TABLE})
+    assert experiment.method.space == space
+    again = from_table(loads(dumps(to_table(experiment)), "test"))
+    assert again == experiment
+    assert again.digest() == experiment.digest()
+
+
+def test_pairs_and_rules_are_the_same_route():
+    assert Route((("*", Full()),)) == Route((Rule(("*",), Full()),)) == Route(((("*",), Full()),))
+    assert repr(Route((("*", Full()),))) == repr(Route())
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ([{"on": ["*"], "space": {"kind": "lora", "rnk": 4}}], "'rank'"),
+        ([{"on": ["*"], "space": "lorra"}], "'lora'"),
+        ([{"no": ["*"], "space": "lora"}], "'on'"),
+        ([{"on": ["*"]}], "lacks 'space'"),
+        ([{"on": 3, "space": "full"}], "method.space.rules.on must be of type"),
+        (["*"], "method.space.rules must be"),
+    ],
+)
+def test_a_bad_table_says_where_and_what(rules, says):
+    with pytest.raises((ConfigError, UnknownName)) as error:
+        resolve("fedavg", overrides={"method.space": {"kind": "route", "rules": rules}})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)

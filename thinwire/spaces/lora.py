@@ -1,0 +1,146 @@
+"""Small corrections of two thin factors beside frozen matrices: LoRA and its federated relatives.
+
+Papers: LoRA (Hu et al., ICLR 2022), FFA-LoRA (Sun et al., ICLR 2024), FedSA-LoRA (Guo et al., ICLR 2025),
+FedLoRU (Park and Klabjan, 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.core.registry import register
+from thinwire.core.rng import Device, Key
+from thinwire.core.spec import Spec, select
+from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError
+
+
+@register("space", "lora", paper="Hu et al., ICLR 2022")
+@dataclass(frozen=True)
+class LoRA:
+    """Leave the model as it is and train a small correction beside each of its matrices.
+
+        W = W0 + (alpha / rank) B A,    A: rank x inputs, starts random;    B: outputs x rank, starts at 0
+
+    A convolution is the matrix `outputs x (inputs * height * width)`, an embedding the matrix `words x width`. A is
+    uniform in ±1 / sqrt(inputs) (Kaiming-uniform as in torch's own linear layers), drawn from the shared key. What is
+    neither in `layers` nor in `dense` is frozen: not trained, not sent, not among the coordinates.
+
+    Args:
+        rank: columns of B and rows of A; at most the smaller side of every chosen matrix.
+        alpha: with `rank`, the size of the correction.
+        layers: selectors of the matrices that get a correction; biases and other vectors never do.
+        dense: selectors of weights that are trained as they are, such as the task head; they win over `layers`.
+        freeze_a: draw A from the shared seed and train B alone (FFA-LoRA): then the mean of the clients' corrections
+            is the correction of the mean, and half as much is sent.
+        fresh_every: rounds after which the correction is merged into W0 and a new one begins (FedLoRU); 0 means never.
+        transposed: selectors of matrices that are stored as `inputs x outputs`, such as those of GPT-2.
+
+    >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
+    >>> space = LoRA(rank=1, alpha=2)
+    >>> coords = space.init(base, {}, Key(0))
+    >>> {name: tuple(block.shape) for name, block in coords.items()}
+    {'fc.weight/a': (1, 2), 'fc.weight/b': (3, 1)}
+    >>> coords = {"fc.weight/a": torch.tensor([[1.0, 2.0]]), "fc.weight/b": torch.tensor([[0.0], [1.0], [2.0]])}
+    >>> space.expand(base, {}, coords)["fc.weight"].tolist()
+    [[1.0, 1.0], [3.0, 5.0], [5.0, 9.0]]
+
+    Not low-rank training, which replaces a matrix by two factors: here W0 stays, and a correction of rank 8 beside it.
+    Averaging A and B apart is not averaging B A, but for `freeze_a`.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    layers: tuple[str, ...] = ("*",)
+    dense: tuple[str, ...] = ()
+    freeze_a: bool = False
+    fresh_every: int = 0
+    transposed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"rank must be 1 or more, not {self.rank}; write for example rank = 8")
+        if not 0 < self.alpha < math.inf:
+            raise ConfigError(f"alpha must be above 0, not {self.alpha}; write for example alpha = 16.0")
+        if self.fresh_every < 0:
+            raise ConfigError(f"fresh_every must be 0 (never merge) or a number of rounds, not {self.fresh_every}")
+        if not self.layers:
+            raise ConfigError('layers selects nothing; write for example layers = ["*"]')
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError when a selector matches nothing, or a chosen matrix is smaller than the rank."""
+        sides, _ = self._choose(spec)
+        for name, (outputs, inputs) in sides.items():
+            if self.rank > min(outputs, inputs):
+                raise ConfigError(
+                    f"rank {self.rank} is above {min(outputs, inputs)}, the largest that {name!r}, a matrix of "
+                    f'{outputs} x {inputs}, can have; lower it, leave the matrix out (layers = ["*", "!{name}"]), '
+                    f'or train it as it is (dense = ["{name}"])'
+                )
+
+    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """The frozen A of each matrix, or nothing where A is trained."""
+        if not self.freeze_a:
+            return {}
+        sides, _ = self._choose(spec)
+        kinds = {block.name: block.dtype for block in spec}
+        return {f"{name}/a": self._first_a(name, side[1], kinds[name], key, device) for name, side in sides.items()}
+
+    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+        """A random, B zero: a correction of nothing; and the dense weights as the base has them."""
+        sides, dense = self._choose(Spec.of(base))
+        out: Tree = {}
+        for name, weight in base.items():
+            if name in sides:
+                outputs, inputs = sides[name]
+                if not self.freeze_a:
+                    out[f"{name}/a"] = self._first_a(name, inputs, weight.dtype, key, weight.device)
+                out[f"{name}/b"] = weight.new_zeros(outputs, self.rank)
+            elif name in dense:
+                out[name] = weight
+        return out
+
+    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        """The base plus all corrections; merging is keeping what this gives."""
+        turned = self._turned(Spec.of(base)) if self.transposed else frozenset()
+        parts = {**frame, **coords}
+        out: Tree = {}
+        for name, weight in base.items():
+            if f"{name}/b" in coords:
+                change = parts[f"{name}/b"] @ parts[f"{name}/a"]
+                change = change.mT if name in turned else change.reshape(weight.shape)
+                out[name] = weight + (self.alpha / self.rank) * change
+            else:
+                out[name] = coords.get(name, weight)
+        return out
+
+    def _choose(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
+        """The chosen matrices with their outputs and inputs, and the names of the dense weights."""
+        dense = frozenset(select(spec.names, self.dense, what="dense") if self.dense else ())
+        shapes = {block.name: block.shape for block in spec if len(block.shape) > 1}
+        if not shapes:
+            raise ConfigError("the model has no matrix to correct, only vectors; take the space 'full'")
+        chosen = [name for name in select(tuple(shapes), self.layers, what="layers") if name not in dense]
+        if not chosen:
+            raise ConfigError("layers leaves no matrix to correct: dense takes all of them; take the space 'full'")
+        turned = self._turned(spec)
+        sides = {}
+        for name in chosen:
+            first, rest = shapes[name][0], math.prod(shapes[name][1:])
+            sides[name] = (rest, first) if name in turned else (first, rest)
+        return sides, dense
+
+    def _turned(self, spec: Spec) -> frozenset[str]:
+        """The matrices that are stored as inputs x outputs."""
+        if not self.transposed:
+            return frozenset()
+        flat = tuple(block.name for block in spec if len(block.shape) == 2)
+        return frozenset(select(flat, self.transposed, what="transposed"))
+
+    def _first_a(self, name: str, inputs: int, dtype: torch.dtype, key: Key, device: Device) -> torch.Tensor:
+        """(rank, inputs) uniform in ±1 / sqrt(inputs): 2 u - 1 is exact, so one rounded product is all there is."""
+        draw = key.fold("lora", name).uniform(self.rank, inputs, device=device)
+        return ((2 * draw - 1) * (1 / math.sqrt(inputs))).to(dtype)
