@@ -39,6 +39,8 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     if labels.dim() != 1:
         labels = labels.reshape(len(labels), -1)[:, 0]
     clients = choice.split.assign(labels.numpy(), choice.clients, key.fold("split"), users)
+    if choice.keep:
+        clients = clients.first(choice.keep)
     own = None
     if choice.hold_out:
         clients, own = hold_out(clients, choice.hold_out, key.fold("hold-out"))

@@ -55,7 +55,8 @@ class ModelChoice:
 class TaskChoice:
     """Which data, cut into how many clients by which split, learnt by which model.
 
-    `hold_out` is the share of each client's own examples on which its own model is tested (0 for none).
+    `hold_out` is the share of each client's own examples on which its own model is tested (0 for none), `keep` how many
+    of the clients take part (0 for all): the data of the others is not used.
     """
 
     kind: str
@@ -63,6 +64,11 @@ class TaskChoice:
     split: Split
     model: ModelChoice
     hold_out: float = 0.0
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep <= self.clients:
+            raise ConfigError(f"task.keep must be 0 (all) or at most the {self.clients} clients, not {self.keep}")
 
 
 @dataclass(frozen=True)
@@ -224,6 +230,7 @@ def to_table(experiment: Experiment) -> Table:
             "split": describe("split", task.split),
             "model": {"kind": task.model.kind, **dict(task.model.options)},
             "hold_out": task.hold_out,
+            "keep": task.keep,
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
         "method": {
@@ -235,7 +242,7 @@ def to_table(experiment: Experiment) -> Table:
 
 
 def _task(table: Table) -> TaskChoice:
-    known = ["kind", "clients", "split", "model", "hold_out"]
+    known = ["kind", "clients", "split", "model", "hold_out", "keep"]
     for key in table:
         if key not in known:
             raise UnknownName("key in task", key, known)
@@ -252,6 +259,7 @@ def _task(table: Table) -> TaskChoice:
         build("split", table["split"], "task.split"),
         ModelChoice(model, tuple(checked.items())),
         coerce(table.get("hold_out", 0.0), float, "task.hold_out"),
+        coerce(table.get("keep", 0), int, "task.keep"),
     )
 
 

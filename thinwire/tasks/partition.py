@@ -40,6 +40,11 @@ class Assignment:
         """The example numbers of client i."""
         return self.order[self.offsets[i] : self.offsets[i + 1]]
 
+    def first(self, clients: int) -> Assignment:
+        """Only the first of the clients."""
+        offsets = self.offsets[: clients + 1]
+        return Assignment(self.order[: offsets[-1]], offsets)
+
     def sizes(self) -> np.ndarray:
         """How many examples each client has."""
         return np.diff(self.offsets)
