@@ -87,7 +87,7 @@ def table(grid: dict, lines: list[tuple[str, str, list[Experiment]]], out: Path)
         found = [(e, default_folder(e, out) / "summary.json") for e in runs]
         done = [json.loads(file.read_text()) for _, file in found if file.exists()]
         if not done:
-            cells = [label, words, "0", "did not finish (diverged)" if found else "-"]
+            cells = [label, words, "0", "did not finish"]
             rows.append("| " + " | ".join(cells + ["-"] * (len(head) - len(cells))) + " |")
             continue
         cells = [
