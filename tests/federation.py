@@ -15,6 +15,7 @@ from thinwire.rounds.down import open_round, receive
 from thinwire.rounds.local import Workload
 from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
 from thinwire.rounds.state import Public
+from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Arrays
 from thinwire.tasks.functional import Functional, Loss, cross_entropy
@@ -75,13 +76,14 @@ class Federation:
         clients = range(len(self.task.clients))
         self.public = dict.fromkeys(clients, first)
         self.states = {i: fresh_client(self.contract, first) for i in clients}
+        self.asked: dict[int, Plan] = {}
         self.losses: list[float] = []
 
     def hear(self, client: int) -> bytes:
         """Bring one client to the current version, as it would get there."""
         held = self.public[client].version
         data = open_round(self.contract, self.server, {client: held})[client]
-        self.public[client], touched = receive(self.contract, self.public[client], data)
+        self.public[client], touched, self.asked[client] = receive(self.contract, self.public[client], data)
         self.states[client] = forget(self.states[client], touched)
         return data
 
@@ -94,7 +96,7 @@ class Federation:
             self.model,
             self.public[client],
             self.contract.frame(version, "cpu"),
-            plan_round(self.contract, self.server),
+            self.asked[client],  # what it heard, not what the server knows
             (client,),
             [self.states[client]],
             work,

@@ -138,7 +138,7 @@ def test_clients_that_hear_the_tapped_messages_reach_the_state_of_the_server(nam
             state, lambda _, way, i, data, down=down: down.update({i: data} if way == "down" else {})
         )
         for client, data in down.items():
-            held[client], _ = receive(simulation.contract, held.get(client, simulation.public), data)
+            held[client] = receive(simulation.contract, held.get(client, simulation.public), data).public
             if method.link == "ledger":
                 assert same_public(held[client], before)
             assert held[client].version == before.version

@@ -211,7 +211,7 @@ def test_the_cheapest_way_is_entries_or_state():
     for _ in range(6):
         few.round((0, 1))
     message = wire.unpack(few.hear(5), few.contract.schema)
-    assert (message.kind, len(message.bodies)) == (wire.STEPS, 6)
+    assert (message.kind, len(message.bodies)) == (wire.STEPS, 7)  # six entries and the ask
 
     whole = Federation(Method())
     for _ in range(6):
@@ -233,11 +233,20 @@ def test_a_state_replaces_entries_once_they_are_longer():
     assert kinds[-1] == wire.STATE
 
 
-def test_who_is_up_to_date_hears_fourteen_bytes():
+def test_who_is_up_to_date_hears_sixteen_bytes():
     federation = Federation(Method())
     federation.round((0, 1))
     federation.hear(0)
-    assert len(federation.hear(0)) == 14
+    assert len(federation.hear(0)) == 16
+
+
+def test_clients_hear_which_blocks_the_round_wants():
+    federation = Federation(Method(schedule=Turns()))
+    for version in range(4):
+        federation.round((0, 1))
+        federation.hear(2)
+        wanted = plan_round(federation.contract, federation.server)
+        assert federation.asked[2].names == wanted.names != frozenset(federation.contract.coords.names), version
 
 
 def test_bytes_of_missed_rounds_are_counted_apart():
@@ -448,7 +457,8 @@ def forged(federation: Federation, data: bytes, version=None, kind=wire.UP, plan
         if payload is not None:
             content[lane] = payload
     packed = wire.pack_body(wire.Body(plan or body.plan, content), schema)
-    return wire.pack(kind, message.version if version is None else version, [packed], schema)
+    bodies = [packed, *message.bodies[1:]]  # the ask, if it has one, stays
+    return wire.pack(kind, message.version if version is None else version, bodies, schema)
 
 
 def number(value: float) -> bytes:
@@ -460,7 +470,7 @@ def number(value: float) -> bytes:
     [
         ({"version": 0}, WireError, "client 0 trained version 0, the round is at 1"),
         ({"version": 2}, WireError, "trained version 2"),
-        ({"kind": wire.STATE}, WireError, "kind 'state', expected 'up'"),
+        ({"kind": wire.STEPS}, WireError, "kind 'steps', expected 'up'"),
         ({"plan": frozenset({"0.weight"})}, WireError, "other blocks than the round asked for"),
         ({"COORDS": None}, WireError, "lanes .* expected"),
         ({"WEIGHT": None}, WireError, "lanes .* expected"),

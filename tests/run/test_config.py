@@ -122,3 +122,18 @@ def test_a_word_without_an_equals_sign_is_refused():
 def test_strings_with_quotes_and_odd_keys_survive_toml():
     table = {"a b": {"x": 'say "hi"\n', "y": [1.5, float("inf")], "z": {"é": True}}}
     assert loads(dumps(table), "test") == table
+
+
+def test_a_method_may_differ_on_a_task():
+    assert resolve("mapo", on="digits").method.space.fresh_every == 1
+    assert resolve("mapo", on="fashion-mnist").method.space.fresh_every == 10
+    assert resolve("mapo", on="fashion-mnist").method.space.k == 128
+    assert resolve("mapo", on="cifar10").method.space.k == 1024
+
+
+def test_every_method_preset_fits_the_default_task(tmp_path):
+    from thinwire.run.check import check
+
+    for method in presets("methods"):
+        facts = check(resolve(method))
+        assert facts["trainable"] > 0, method

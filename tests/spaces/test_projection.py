@@ -249,7 +249,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
     from thinwire.run.execute import execute
 
     summary = execute(resolve(preset, overrides={"rounds": 15}), tmp_path / preset)
-    assert summary["final_loss"] < 1.9
+    assert summary["final_loss"] < 1.7
     assert summary["trainable"] <= 200
 
 

@@ -11,8 +11,9 @@
       4  CRC-32 (that of zlib, little endian) of the full 8-byte schema and all that stands before
 
 An `up` message has one body: a client's change, trained from `version`. `steps` carries the bodies of the versions
-`version - n` to `version - 1`, the way of a client from there to `version`; none means "you are up to date". `state`
-carries the blocks that changed since the client's version, whole.
+`version - n` to `version - 1`, the way of a client from there to `version` (n = 0: "you are up to date"). `state`
+carries one body: the blocks that changed since the client's version, whole. Both end in one more body, the *ask*,
+which has no lanes: its plan says which blocks the round that they open wants to hear of.
 
 Every length is checked against the bytes that are there before anything is made, each message has exactly one
 encoding, and whatever else arrives is refused with a WireError.
@@ -121,8 +122,10 @@ def unpack(data: bytes, schema: Schema) -> Message:
         position = end
     if position != len(payload):
         raise WireError(f"{len(payload) - position} bytes follow the last body")
-    if data[3] != STEPS and count != 1:
-        raise WireError(f"a message of kind {KINDS[data[3]]!r} has one body, this one has {count}")
+    wanted = {UP: (1, 1), STATE: (2, 2), STEPS: (1, count)}[data[3]]
+    if not wanted[0] <= count <= wanted[1]:
+        more = " or more" if data[3] == STEPS else ""
+        raise WireError(f"a message of kind {KINDS[data[3]]!r} has {wanted[0]}{more} bodies, this one has {count}")
     return Message(data[3], version, tuple(bodies))
 
 

@@ -295,7 +295,7 @@ class Simulation:
         for data, ids in groups.items():
             seen = public
             if snapshot:
-                seen, _ = receive(self.contract, self.public, data)
+                seen = receive(self.contract, self.public, data).public
             size = self.engine.chunk or len(ids)
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen

@@ -8,13 +8,16 @@ codec.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from thinwire.codecs import message as wire
 from thinwire.core.tree import restrict, to_device
 from thinwire.errors import WireError
 from thinwire.rounds.advance import advance
 from thinwire.rounds.lanes import EVERYONE, expect_lanes, raw, unpack_step, unraw
+from thinwire.rounds.protocol import plan_round
 from thinwire.rounds.state import Contract, Public, ServerState, device_of
+from thinwire.schedules.base import Plan
 
 
 def open_round(contract: Contract, server: ServerState, versions: Mapping[int, int]) -> dict[int, bytes]:
@@ -48,7 +51,8 @@ def _cheapest_way(contract: Contract, server: ServerState, version: int) -> byte
     if contract.method.link == "snapshot":
         return _state_message(contract, server, version)
     entries = server.ledger.since(version)
-    steps = None if entries is None else wire.pack(wire.STEPS, now, entries, contract.schema)
+    ask = _ask(contract, server)
+    steps = None if entries is None else wire.pack(wire.STEPS, now, (*entries, ask), contract.schema)
     if steps is not None and version >= now - 1:
         return steps  # one entry is never longer than the state it makes; do not build the state to find out
     state = _state_message(contract, server, version)
@@ -72,36 +76,47 @@ def _state_message(contract: Contract, server: ServerState, version: int) -> byt
     if public.buffers:
         lanes[wire.BUFFERS] = raw(public.buffers)
     body = wire.pack_body(wire.Body(touched, lanes), contract.schema)
-    return wire.pack(wire.STATE, public.version, [body], contract.schema)
+    return wire.pack(wire.STATE, public.version, [body, _ask(contract, server)], contract.schema)
 
 
-def receive(contract: Contract, public: Public, data: bytes) -> tuple[Public, frozenset[str]]:
+def _ask(contract: Contract, server: ServerState) -> bytes:
+    """The last body of every message down: which blocks this round wants to hear of."""
+    return wire.pack_body(wire.Body(plan_round(contract, server).names), contract.schema)
+
+
+class Received(NamedTuple):
+    """What a client knows after it has read a message."""
+
+    public: Public  # the current public state; on link 'snapshot', as far as the down codec lets it through
+    touched: frozenset[str]  # synchronised since the client's version: what it held back of these is out of date
+    plan: Plan  # which blocks the round wants to hear of
+
+
+def receive(contract: Contract, public: Public, data: bytes) -> Received:
     """A client's way to the current version: replay the entries, or take over the state.
 
     Args:
         contract: the contract.
         public: the public state that the client holds.
         data: the message, not trusted.
-
-    Returns:
-        The current public state (on link 'snapshot', as far as the down codec lets it through), and the blocks that
-        were synchronised since the client's version: what it held back of these is out of date.
     """
     message = wire.unpack(data, contract.schema)
     if message.kind == wire.UP:
         raise WireError("a client's message was sent to a client")
+    ask = wire.unpack_body(message.bodies[-1], contract.schema)
+    expect_lanes(ask, frozenset())
+    plan = Plan(frozenset(contract.coords.names) if ask.plan is None else ask.plan)
     if message.kind == wire.STATE:
-        return _take_state(contract, public, message)
-    if message.version - len(message.bodies) != public.version:
-        raise WireError(
-            f"steps from version {message.version - len(message.bodies)} do not continue version {public.version}"
-        )
+        return Received(*_take_state(contract, public, message), plan)
+    entries = message.bodies[:-1]
+    if message.version - len(entries) != public.version:
+        raise WireError(f"steps from version {message.version - len(entries)} do not continue version {public.version}")
     touched: frozenset[str] = frozenset()
-    for data in message.bodies:
+    for data in entries:
         step = unpack_step(contract, data, public.version, device_of(public))
         public = advance(contract, public, step)
         touched |= step.names
-    return public, touched
+    return Received(public, touched, plan)
 
 
 def _take_state(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
