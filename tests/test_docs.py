@@ -1,0 +1,66 @@
+"""What the documentation says is there, and runs."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from thinwire.core.registry import entries
+from thinwire.run.presets import presets
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists() or target.startswith("http"), f"{page.name} links to {target}"
+
+
+def test_the_architecture_names_files_that_exist():
+    text = (ROOT / "docs/architecture.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| `") and ".py" in row]
+    assert rows
+    for row in rows:
+        folder = ""
+        for name in re.findall(r"`([a-z_/]+\.py)`", row.split("|")[1]):
+            folder = name.rsplit("/", 1)[0] if "/" in name else folder
+            assert (ROOT / "thinwire" / folder / name.rsplit("/", 1)[-1]).exists(), name
+
+
+def test_every_method_is_documented():
+    pages = "\n".join(page.read_text() for page in PAGES)
+    for name in presets("methods"):
+        assert f"`{name}`" in pages or name in pages.lower(), f"no page speaks of {name}"
+
+
+def test_every_part_has_a_line_without_markup():
+    for kind in ("space", "sketch", "schedule", "codec", "optimiser", "correction", "privacy", "weigh", "split"):
+        for entry in entries(kind).values():
+            assert entry.doc.endswith((".", ":")) or entry.doc, entry.name
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example, capsys):
+    runpy.run_path(str(example), run_name="__main__")
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_part_of_the_documentation_is_a_part(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/parts.md").read_text(), re.S)
+    file = tmp_path / "documented_part.py"
+    file.write_text(code[1])
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        __import__("documented_part")
+    finally:
+        sys.path.remove(str(tmp_path))
+        from thinwire.core import registry
+
+        registry._TABLE["space"].pop("scaled", None)
