@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Much learning over a thin link: federated learning that counts the bytes it really sends.\n\n"
-    "Example: [bold]thinwire compare fedavg fedavgm --on digits[/bold]",
+    "Example: [bold]thinwire compare fedavg mapo --on digits[/bold]",
 )
 
 Method = Annotated[str, typer.Argument(metavar="METHOD_OR_FILE", help="A method (`thinwire list`) or a .toml file.")]
@@ -166,7 +166,7 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and batches, and print one table.
 
-    Example: thinwire compare fedavg fedavgm fedsgd --on digits --seeds 3
+    Example: thinwire compare fedavg mapo fedpara --on digits --seeds 3
     """
     from thinwire.run.compare import as_json as plain
     from thinwire.run.compare import table
@@ -176,7 +176,7 @@ def compare(
     first = seed or 0
     experiments = [
         _resolve(method, on, rounds, clients, cohort, s, device, set_)
-        for method in methods or ["fedavg", "fedavgm", "fedsgd"]
+        for method in methods or ["fedavg", "fedavgm", "mapo", "fedpara"]
         for s in range(first, first + seeds)
     ]
     summaries = []
@@ -191,7 +191,8 @@ def compare(
         _print_json(plain(rows))
     else:
         task = experiments[0].task
-        show_comparison(rows, f"{task.kind}: {task.clients} clients, {experiments[0].rounds} rounds")
+        size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+        show_comparison(rows, f"{task.kind}: {size}")
 
 
 def main() -> None:

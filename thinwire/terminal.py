@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -21,15 +22,15 @@ def human_bytes(count: float) -> str:
     """A number of bytes for people, in powers of 1000.
 
     >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
-    ('999 B', '1.50 kB', '2.50 GB')
+    ('999 B', '1.5 kB', '2.5 GB')
     """
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB", "TB"):
         count /= 1000
-        if count < 1000 or unit == "TB":
+        if count < 999.5 or unit == "TB":
             break
-    return f"{count:.2f} {unit}"
+    return f"{count:.3g} {unit}"
 
 
 def percent(share: float | None) -> str:
@@ -104,19 +105,18 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
     def spread(value: Spread | None) -> str:
         if value is None:
             return "-"
-        return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.std else "") + " %"
+        return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.std else "")
 
-    yardstick = "FedAvg" if any(row.method == "fedavg" for row in rows) else rows[0].method
-    table = Table(title=title, title_justify="left")
-    heads = ("method", "seeds", "accuracy", "best", "up", "down", "catch-up", "total", f"fewer bytes than {yardstick}")
-    for head in (*heads, "seconds"):
-        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=head == "method")
+    yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "seconds")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3g}x"
         ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total)
         table.add_row(
             row.method,
-            str(row.seeds),
             spread(row.final_accuracy),
             spread(row.best_accuracy),
             *(human_bytes(way) for way in ways),
@@ -124,6 +124,7 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             f"{row.seconds:.1f}",
         )
     out.print(table)
+    out.print(f"accuracy at the end and at best; bytes of all messages; how many times fewer than {yardstick}")
 
 
 def show_list(items: Sequence[dict[str, Any]]) -> None:
