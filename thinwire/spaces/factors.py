@@ -8,7 +8,7 @@ looked up rather than multiplied, which no shape gives away: they go by their na
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from torch import Tensor
@@ -134,6 +134,27 @@ def check_rank_fits(who: str, rank: int, block: Block) -> None:
             f"{who}: rank = {rank} is above the {most} that {block.name} {list(block.shape)} can have; "
             f'take a smaller rank, or dense = ["{block.name}"]'
         )
+
+
+def choose_ranks(
+    who: str, picked: Sequence[Block], rank: int, rule: Callable[[tuple[int, ...]], int]
+) -> dict[str, int]:
+    """The rank of every weight that is taken apart, by name; a weight that no rank makes smaller stays dense.
+
+    Args:
+        who: the space, for error messages.
+        picked: the weights to take apart.
+        rank: one rank for all of them; 0 means that the rule decides.
+        rule: from a weight's shape to its rank, 0 where any would be larger than the weight.
+    """
+    if rank:
+        for block in picked:
+            check_rank_fits(who, rank, block)
+        return {block.name: rank for block in picked}
+    ranks = {block.name: rule(block.shape) for block in picked}
+    if not any(ranks.values()):
+        raise none_smaller(who, picked)
+    return {name: chosen for name, chosen in ranks.items() if chosen}
 
 
 def none_smaller(who: str, blocks: Sequence[Block]) -> ConfigError:

@@ -21,12 +21,11 @@ from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
     check_rank,
-    check_rank_fits,
     check_share,
+    choose_ranks,
     draw,
     he,
     is_matrix,
-    none_smaller,
     pick,
     share_matrix,
     share_tucker,
@@ -144,14 +143,7 @@ class FedPara:
         {'fc.weight': 56, 'head.weight': 16}
         """
         picked = pick(spec, self.layers, self.dense, "FedPara")
-        if self.rank:
-            for block in picked:
-                check_rank_fits("FedPara", self.rank, block)
-            return {block.name: self.rank for block in picked}
-        ranks = {block.name: fedpara_rank(block.shape, self.gamma) for block in picked}
-        if not any(ranks.values()):
-            raise none_smaller("FedPara", picked)
-        return {name: rank for name, rank in ranks.items() if rank}
+        return choose_ranks("FedPara", picked, self.rank, lambda shape: fedpara_rank(shape, self.gamma))
 
     def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn: the factors themselves are the start."""

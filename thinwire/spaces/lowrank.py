@@ -18,8 +18,8 @@ from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
     check_rank,
-    check_rank_fits,
     check_share,
+    choose_ranks,
     draw,
     he,
     is_matrix,
@@ -105,14 +105,7 @@ class LowRank:
     def ranks(self, spec: Spec) -> dict[str, int]:
         """The rank of every weight that is taken apart, by name."""
         picked = pick(spec, self.layers, self.dense, "LowRank")
-        if self.rank:
-            for block in picked:
-                check_rank_fits("LowRank", self.rank, block)
-            return {block.name: self.rank for block in picked}
-        ranks = {block.name: lowrank_rank(block.shape, self.like_gamma) for block in picked}
-        if not any(ranks.values()):
-            raise none_smaller("LowRank", picked)
-        return {name: rank for name, rank in ranks.items() if rank}
+        return choose_ranks("LowRank", picked, self.rank, lambda shape: lowrank_rank(shape, self.like_gamma))
 
     def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn: the factors themselves are the start."""
