@@ -7,21 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.codecs import message as wire
 from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.local import LocalEngine, Simulation
 from thinwire.rounds.batches import plan_batches
 from thinwire.rounds.down import open_round
-from thinwire.rounds.protocol import plan_round
+from thinwire.rounds.protocol import begin, plan_round
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
+from thinwire.schedules.base import Plan
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
     """Build everything, train nothing. Raises what a run would raise.
 
-    The bytes are those of messages that are made for the purpose. Where the length of a message depends on its
-    contents, they are None.
+    The bytes are those of messages that are made for the purpose, with zeros in them; what returning clients must
+    catch up comes on top. Where the length of a message depends on its contents, they are None.
     """
     engine = LocalEngine("cpu", experiment.engine.vectorise, experiment.engine.chunk)
     job = build_job(experiment, data_dir)
@@ -33,6 +35,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     code = method.sketch.spec(planned)
     sizes = job.task.clients.sizes()
     steps = [plan_batches([int(n)], [simulation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
+    up, down = _message_sizes(simulation, plan)
     copies = 4 * contract.weights.nbytes  # weights, gradient, their change, optimiser
     return {
         "method": experiment.name,
@@ -44,9 +47,30 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "parameters": simulation.model.parameters(),
         "trainable": contract.coords.size,
         "numbers_sent_up": code.size,
-        "payload_up": method.up.size(code),
-        "payload_down": method.down.size(code) if method.link == "ledger" else method.down.size(contract.coords),
-        "message_without_news": len(open_round(contract, state.server, {0: 0})[0]),
+        "bytes_up_per_client": up,
+        "bytes_down_per_client": down,
+        "bytes_per_round": None if up is None or down is None else job.cohort * (up + down),
         "memory_estimate": copies * (min(job.cohort, engine.chunk or job.cohort)),
         "note": job.task.note,
     }
+
+
+def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
+    """The lengths of a client's message, and of the server's to a client that missed nothing but the last version."""
+    contract, method = simulation.contract, simulation.job.method
+    state = begin(contract, simulation.public)
+    code = method.sketch.spec(contract.coords.restrict(plan.names))
+    buffers = {wire.BUFFERS: bytes(contract.buffers.nbytes)} if contract.buffers.blocks else {}
+    up = down = None
+    if (size := method.up.size(code)) is not None:
+        lanes = {wire.COORDS: bytes(size), **buffers, **({wire.WEIGHT: bytes(4)} if method.weigh.sent else {})}
+        body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
+        up = len(wire.pack(wire.UP, 0, [body], contract.schema))
+    if method.link == "snapshot":
+        down = len(open_round(contract, state, {0: 0})[0])
+    elif (size := method.down.size(code)) is not None:
+        shared = {wire.SHARED: bytes(contract.shared.nbytes)} if contract.shared.blocks else {}
+        entry = wire.pack_body(wire.Body(plan.names, {wire.COORDS: bytes(size), **buffers, **shared}), contract.schema)
+        ask = wire.pack_body(wire.Body(plan.names), contract.schema)
+        down = len(wire.pack(wire.STEPS, 1, [entry, ask], contract.schema))
+    return up, down
