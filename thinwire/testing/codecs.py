@@ -1,0 +1,128 @@
+"""Does a codec keep its contract, whatever bytes arrive?"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from thinwire.codecs.base import Codec, Peer
+from thinwire.core.spec import DTYPES, Spec
+from thinwire.core.tree import Tree, restrict, same
+from thinwire.errors import ConfigError, WireError
+from thinwire.testing.common import (
+    COORDS,
+    KEY,
+    check_part,
+    check_spec,
+    hands_off,
+    numbers,
+    repeatable,
+    typed,
+)
+
+
+def check_codec(codec: Codec, *, lossless: bool = False) -> None:
+    """Check that a codec brings back a tree of the right shape, and stands whatever else it is given.
+
+    All number types that it takes (it raises ConfigError for others; float32 it must take), scalars, empty blocks, no
+    blocks at all, and some blocks only while its memory is of all. Every truncation and some hundred mutations of its
+    bytes must decode to a tree of the right shape or raise WireError.
+
+    Args:
+        codec: the part.
+        lossless: whether the numbers must come back bit for bit.
+
+    >>> from thinwire.codecs import Raw
+    >>> check_codec(Raw(), lossless=True)
+    """
+    check_part(codec)
+    taken = []
+    for dtype in DTYPES:
+        tree = {name: typed(block, dtype) for name, block in numbers(COORDS, KEY.fold("tree")).items()}
+        try:
+            _check_round_trip(codec, tree, lossless)
+            taken.append(dtype)
+        except ConfigError:
+            assert dtype is not torch.float32, "a codec must take float32"
+    whole = numbers(COORDS, KEY.fold("tree"))
+    turned = {**whole, "fc.weight/a": whole["fc.weight/a"].t().contiguous().t()}
+    first, second = (codec.encode(tree, codec.init(Spec.of(tree)), Peer(KEY))[0] for tree in (whole, turned))
+    assert first == second, "the bytes depend on how a block lies in memory; make it contiguous first"
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 3e38]
+    for tree in (
+        {},
+        {"w": torch.tensor(1.5)},
+        {"w": torch.zeros(0, 3), "v": torch.ones(2)},
+        {name: torch.zeros_like(block) for name, block in whole.items()},
+        {name: torch.full_like(block, -2.5) for name, block in whole.items()},
+        *([{"w": torch.tensor(special)}] if lossless else []),
+        *([{name: typed(block, d) for (name, block), d in zip(whole.items(), taken, strict=False)}]),
+    ):
+        _check_round_trip(codec, tree, lossless)
+    _check_some_blocks(codec, whole)
+    _check_mutations(codec, whole)
+
+
+def _check_round_trip(codec: Codec, tree: Tree, lossless: bool) -> None:
+    spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
+    state = repeatable("init", lambda: codec.init(spec))
+    for _ in range(3):  # a codec with memory has one worth the name only after some messages
+        with hands_off("encode", tree, state):
+            (data, after), (again, _) = codec.encode(tree, state, peer), codec.encode(tree, state, peer)
+        assert isinstance(data, bytes), f"encode must give bytes, not {type(data).__name__}"
+        assert data == again, "encode gives other bytes the second time"
+        check_spec("the state after encode", after, Spec.of(state))
+        size = codec.size(spec)
+        assert size is None or size == len(data), f"size says {size} bytes, encode makes {len(data)}"
+        back = repeatable("decode", partial(codec.decode, data, spec, peer))
+        check_spec("decode", back, spec)
+        for name, block in back.items():
+            assert block.device.type == "cpu", f"decode must give blocks on the CPU, {name!r} is on {block.device}"
+        if lossless:
+            assert same(back, tree), f"the numbers of {spec} do not come back bit for bit"
+        state = after
+
+
+def _check_some_blocks(codec: Codec, whole: Tree) -> None:
+    """A round may let some blocks speak only: their state moves, that of the others must stay."""
+    peer = Peer(KEY.fold("some"))
+    _, state = codec.encode(whole, codec.init(Spec.of(whole)), peer)
+    some = restrict(whole, ("fc.weight/b", "scale"))
+    with hands_off("encode", some, state):
+        data, after = codec.encode(some, state, peer)
+    check_spec("decode", codec.decode(data, Spec.of(some), peer), Spec.of(some))
+    check_spec("the state after a message of some blocks", after, Spec.of(state))
+    for name in state:
+        if any(name == block or name.endswith(f"/{block}") for block in whole.keys() - some.keys()):
+            assert same({name: after[name]}, {name: state[name]}), f"state {name!r} of a silent block has changed"
+
+
+def _check_mutations(codec: Codec, tree: Tree) -> None:
+    """Bytes that encode did not make: refused with WireError, or decoded to a tree of the right shape."""
+    spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
+    data, _ = codec.encode(tree, codec.init(spec), peer)
+    wrong = [data[:n] for n in range(len(data))] + [data + b"\0", data + data, b"\xff" * len(data), b""]
+    for i in range(400):
+        key = KEY.fold("mutation", i)
+        broken = bytearray(data)
+        for at, value in zip(
+            key.fold("at").integers(1 + i % 4, max(1, len(data))).tolist(),
+            key.fold("value").integers(1 + i % 4, 256).tolist(),
+            strict=True,
+        ):
+            if at < len(broken):
+                broken[at] = value
+        wrong.append(bytes(broken))
+    for bad in wrong:
+        try:
+            back = codec.decode(bad, spec, peer)
+        except WireError:
+            continue
+        except Exception as error:
+            raise AssertionError(
+                f"decode must raise WireError for bytes that encode did not make, not {type(error).__name__}: {error} "
+                f"(bytes {bad[:40].hex()})"
+            ) from error
+        check_spec(f"decode of damaged bytes {bad[:40].hex()}", back, spec)

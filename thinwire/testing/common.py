@@ -1,0 +1,124 @@
+"""What all checks ask of a part: that it is its own configuration, changes nothing and repeats itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree, same, tmap
+
+KEY = Key(2026)
+SHAPES: dict[str, tuple[int, ...]] = {
+    "conv.weight": (4, 2, 3, 3),
+    "norm.weight": (4,),
+    "norm.bias": (4,),
+    "fc.weight": (6, 4),
+    "fc.bias": (6,),
+    "head.weight": (3, 6),
+    "scale": (),
+}
+COORDS: dict[str, tuple[int, ...]] = {"fc.weight/a": (2, 3), "fc.weight/b": (3, 2), "head.bias": (4,), "scale": ()}
+
+
+def check_part(part: Any) -> None:
+    """A part is its own configuration."""
+    kind = type(part)
+    assert dataclasses.is_dataclass(kind), f"{kind.__name__} must be a dataclass"
+    assert kind.__dataclass_params__.frozen, f"{kind.__name__} must be frozen: @dataclass(frozen=True)"  # type: ignore[attr-defined]
+    twin = dataclasses.replace(part)
+    assert twin == part, f"{kind.__name__} must be equal by value: two with the same settings differ"
+    names: dict[str, Any] = {"__builtins__": {}, "inf": math.inf, "nan": math.nan}
+    _collect_classes(part, names)
+    try:
+        again = eval(repr(part), names)
+    except Exception as error:
+        raise AssertionError(
+            f"the repr of a part is its configuration, but {part!r} does not evaluate ({error}); "
+            "define the class at the top of a module and do not hide fields from repr"
+        ) from error
+    assert again == part, f"the repr of a part is its configuration, but {part!r} evaluates to {again!r}"
+
+
+def _collect_classes(value: Any, names: dict[str, Any]) -> None:
+    """The classes of a part and of all parts inside it, by name."""
+    if dataclasses.is_dataclass(type(value)):
+        names[type(value).__name__] = type(value)
+        for field in dataclasses.fields(value):
+            _collect_classes(getattr(value, field.name), names)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            _collect_classes(inner, names)
+    elif isinstance(value, tuple | list | frozenset):
+        for inner in value:
+            _collect_classes(inner, names)
+
+
+@contextmanager
+def hands_off(what: str, *trees: Tree) -> Iterator[None]:
+    """Whatever happens inside changes none of the trees and draws nothing from torch's own generator."""
+    before = [tmap(torch.clone, tree) for tree in trees]
+    generator = torch.get_rng_state()
+    yield
+    for tree, was in zip(trees, before, strict=True):
+        assert same(tree, was), f"{what} must not change what it is given"
+    assert torch.equal(torch.get_rng_state(), generator), f"{what} must draw from the key, not from torch's generator"
+
+
+def repeatable(what: str, call: Callable[[], Tree]) -> Tree:
+    """The answer of a function that gives the same one twice."""
+    first, second = call(), call()
+    check_tree(what, first)
+    assert same(first, second), f"{what} gives another answer the second time"
+    return first
+
+
+def check_tree(what: str, tree: Any) -> None:
+    """A dictionary from names to tensors."""
+    good = isinstance(tree, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree.items())
+    assert good, f"{what} must give a dictionary from names to tensors"
+
+
+def check_spec(what: str, tree: Tree, expected: Spec) -> None:
+    """Exactly these blocks, in this order."""
+    check_tree(what, tree)
+    got = [(block.name, block.shape, block.dtype) for block in Spec.of(tree)]
+    wanted = [(block.name, block.shape, block.dtype) for block in expected]
+    assert got == wanted, f"{what}: expected the blocks {wanted}, in this order, got {got}"
+
+
+def check_close(what: str, got: Tree, wanted: Tree) -> None:
+    """What vmap gives is what one client alone gets."""
+    assert close(got, wanted), f"{what} differs from the same for one client alone"
+
+
+def close(a: Tree, b: Tree) -> bool:
+    """Equal up to rounding, measured against the largest number of a block."""
+    return list(a) == list(b) and all(
+        torch.allclose(a[name], block, rtol=1e-4, atol=1e-5 * max([1e-3, *block.abs().flatten().tolist()]))
+        for name, block in b.items()
+    )
+
+
+def numbers(shapes: Mapping[str, tuple[int, ...]], key: Key) -> Tree:
+    """A tree of normal numbers."""
+    return {name: key.fold(name).normal(*shape) for name, shape in shapes.items()}
+
+
+def nudge(tree: Tree, key: Key, size: float) -> Tree:
+    """The same tree, moved a little at random."""
+    return {name: block + size * key.fold(name).normal(*block.shape).to(block.dtype) for name, block in tree.items()}
+
+
+def typed(block: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of another type with some life in them."""
+    if dtype is torch.bool:
+        return block > 0
+    return (block * 10).abs().to(dtype) if dtype is torch.uint8 else (block * 10).to(dtype)
