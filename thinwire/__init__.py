@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from thinwire.errors import UnknownName as UnknownName
     from thinwire.errors import WireError as WireError
     from thinwire.optim.corrections import NoCorrection as NoCorrection
+    from thinwire.optim.penalties import Jacobian as Jacobian
+    from thinwire.optim.penalties import NoPenalty as NoPenalty
+    from thinwire.optim.penalties import Norms as Norms
     from thinwire.optim.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
     from thinwire.rounds.batches import Local as Local
@@ -76,6 +79,7 @@ _HOMES = {
         "WireError",
     ),
     "thinwire.optim.corrections": ("NoCorrection",),
+    "thinwire.optim.penalties": ("Jacobian", "NoPenalty", "Norms"),
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.rounds.batches": ("Local",),

@@ -28,6 +28,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "codec": ("thinwire.codecs",),
     "optimiser": ("thinwire.optim",),
     "correction": ("thinwire.optim",),
+    "penalty": ("thinwire.optim",),
     "privacy": ("thinwire.privacy",),
     "weigh": ("thinwire.rounds",),
     "split": ("thinwire.tasks",),

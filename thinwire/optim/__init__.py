@@ -1,6 +1,10 @@
-"""Layer 1. How numbers are moved: optimisers for both ends, and corrections of local steps."""
+"""Layer 1. How numbers are moved: optimisers for both ends, corrections of local steps, penalties."""
 
 from thinwire.optim.base import Correction as Correction
 from thinwire.optim.base import Optimiser as Optimiser
 from thinwire.optim.corrections import NoCorrection as NoCorrection
+from thinwire.optim.penalties import Jacobian as Jacobian
+from thinwire.optim.penalties import NoPenalty as NoPenalty
+from thinwire.optim.penalties import Norms as Norms
+from thinwire.optim.penalties import Penalty as Penalty
 from thinwire.optim.sgd import SGD as SGD

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value, vjp, vmap
 
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -116,16 +116,24 @@ def local_train(
 def _make_step(method: Method, learner: Learner, public: Public, frame: Tree, private: frozenset[str]) -> Step:
     """One step of one client, without a client axis. Private blocks have nothing to be corrected towards."""
 
+    def expand(point: Tree) -> Tree:
+        return method.space.expand(public.base, frame, point)
+
     def spoken(tree: Tree) -> Tree:
         return {name: block for name, block in tree.items() if name not in private}
 
     def step(
         coords: Tree, opt: Tree, buffers: Tree, start: Tree, mine: Tree, inputs: Any, targets: Tensor, mask: Mask
     ) -> tuple[Tree, Tree, Tree, Tensor]:
-        def objective(point: Tree) -> tuple[Tensor, Tree]:
-            return learner.loss(method.space.expand(public.base, frame, point), buffers, inputs, targets, mask)
+        def loss_of(weights: Tree) -> tuple[Tensor, Tree]:
+            return learner.loss(weights, buffers, inputs, targets, mask)
 
-        grads, (loss, after) = grad_and_value(objective, has_aux=True)(coords)
+        if method.penalty.active:  # a penalty wants to see the gradient by the weights, so it is taken in two steps
+            weights, back = vjp(expand, coords)  # type: ignore[misc]
+            pull, (loss, after) = grad_and_value(loss_of, has_aux=True)(weights)
+            grads = add(back(pull)[0], method.penalty.gradient(expand, coords, pull, method.client_opt.lr))
+        else:
+            grads, (loss, after) = grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)(coords)
         bent = method.correction.gradient(spoken(grads), spoken(coords), spoken(start), mine, public.shared)
         grads = {**grads, **bent}
         change, opt = method.client_opt.update(grads, opt, coords)

@@ -17,6 +17,7 @@ from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.optim.base import Correction, Optimiser
 from thinwire.optim.corrections import NoCorrection
+from thinwire.optim.penalties import NoPenalty, Penalty
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.rounds.weigh import BySamples, Weigh
@@ -46,6 +47,7 @@ class Method:
         client_opt: moves the coordinates on a client.
         server_opt: moves them on the server; its gradient is the negated mean change.
         correction: bends local steps.
+        penalty: is added to the loss of local steps.
         privacy: what may leave a client.
     """
 
@@ -60,6 +62,7 @@ class Method:
     client_opt: Optimiser = SGD(0.1)
     server_opt: Optimiser = SGD(1.0)
     correction: Correction = NoCorrection()
+    penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ SLOTS = {
     "client_opt": "optimiser",
     "server_opt": "optimiser",
     "correction": "correction",
+    "penalty": "penalty",
     "privacy": "privacy",
 }
 

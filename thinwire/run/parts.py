@@ -21,6 +21,7 @@ from thinwire.codecs.base import Codec
 from thinwire.core.registry import lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.optim.base import Correction, Optimiser
+from thinwire.optim.penalties import Penalty
 from thinwire.privacy.base import Privacy
 from thinwire.rounds.weigh import Weigh
 from thinwire.run.toml import Table
@@ -36,6 +37,7 @@ KINDS: dict[Any, str] = {
     Codec: "codec",
     Optimiser: "optimiser",
     Correction: "correction",
+    Penalty: "penalty",
     Privacy: "privacy",
     Weigh: "weigh",
 }
