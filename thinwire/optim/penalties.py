@@ -112,8 +112,8 @@ class Jacobian:
         (strength / 2) || W' - (W - lr J) ||,    W' = expand(coords - lr g),    J = dL/dW,    g = (dW/dcoords)^T J
 
     J is taken as constant, so that no second derivative of the loss is needed. Where weights are linear in coordinates
-    (MAPO, the whole space) the gap does not depend on them, and there is nothing to correct. The paper found a gain of 0.07 points,
-    within its own noise.
+    (MAPO, the whole space) the gap does not depend on them, and there is nothing to correct. The paper
+    found a gain of 0.07 points, within its own noise.
 
     Args:
         strength: lambda of the paper: 1 for convolutional networks, 10 in its table 4.
