@@ -31,7 +31,14 @@ if TYPE_CHECKING:
     from thinwire.errors import ThinwireError as ThinwireError
     from thinwire.errors import UnknownName as UnknownName
     from thinwire.errors import WireError as WireError
+    from thinwire.optim.adaptive import Adagrad as Adagrad
+    from thinwire.optim.adaptive import Adam as Adam
+    from thinwire.optim.adaptive import AdamW as AdamW
+    from thinwire.optim.adaptive import Yogi as Yogi
+    from thinwire.optim.corrections import FedDyn as FedDyn
+    from thinwire.optim.corrections import FedProx as FedProx
     from thinwire.optim.corrections import NoCorrection as NoCorrection
+    from thinwire.optim.corrections import Scaffold as Scaffold
     from thinwire.optim.penalties import Jacobian as Jacobian
     from thinwire.optim.penalties import NoPenalty as NoPenalty
     from thinwire.optim.penalties import Norms as Norms
@@ -78,7 +85,8 @@ _HOMES = {
         "UnknownName",
         "WireError",
     ),
-    "thinwire.optim.corrections": ("NoCorrection",),
+    "thinwire.optim.adaptive": ("Adagrad", "Adam", "AdamW", "Yogi"),
+    "thinwire.optim.corrections": ("FedDyn", "FedProx", "NoCorrection", "Scaffold"),
     "thinwire.optim.penalties": ("Jacobian", "NoPenalty", "Norms"),
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
