@@ -33,7 +33,7 @@ class Chain:
     True
     """
 
-    parts: tuple[Codec, ...]
+    parts: tuple[Codec, ...] = (Raw(),)
 
     def __post_init__(self) -> None:
         if isinstance(self.parts, list):

@@ -13,6 +13,7 @@ from thinwire.codecs.vectors import common_type
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError
 
 _REST = "rest/"
 
@@ -44,6 +45,11 @@ class ErrorFeedback:
 
     def __post_init__(self) -> None:
         refuse_memory(self, self.inner)
+        if getattr(self.inner, "unbiased", False):
+            raise ConfigError(
+                f"{type(self.inner).__name__} overshoots to be right on average, and what it overshoots by would grow "
+                "in the memory of ErrorFeedback; write unbiased = False"
+            )
 
     def init(self, spec: Spec) -> Tree:
         """Nothing is lost yet."""

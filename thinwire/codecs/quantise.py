@@ -36,7 +36,7 @@ class Quantise:
         block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` numbers
         qsgd      the same with s = ||x||_2 / L and q rounded up or down at random, so that E[s q] = x
         uniform   x ~ min + s q,  0 <= q < 2^bits,  s = (max - min) / (2^bits - 1) of the whole tree
-        sign      x ~ s sign(x),  s = mean |x|
+        sign      x ~ s sign(x),  s = mean |x|;  the sign of 0 is drawn
         fp16, bf16   floating point of sixteen bits
 
     Args:
@@ -78,7 +78,8 @@ class Quantise:
             raise ConfigError(f"scheme {self.scheme!r} does not round at random; write stochastic = false")
 
     def init(self, spec: Spec) -> Tree:
-        """No state."""
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
         return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
@@ -94,7 +95,9 @@ class Quantise:
         rows = _rows(x, self._length(len(x)))
         scales = self._scales(rows, len(x))
         if self.scheme == "sign":
-            return scales.tobytes() + symbols.encode((x >= 0).astype(np.int64), 1), state
+            # a zero has no sign, and one sign for all zeros would push numbers that never move: toss a coin for each
+            coin = peer.key.fold("quantise").signs(len(x)).numpy()
+            return scales.tobytes() + symbols.encode((np.where(x == 0, coin, x) > 0).astype(np.int64), 1), state
         top = self._levels
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
         return scales.tobytes() + symbols.encode(np.clip(q, -top, top).astype(np.int64) + top, self.bits), state
@@ -150,7 +153,9 @@ class Quantise:
         if self.scheme == "block":
             size = np.abs(rows).max(axis=1).astype(np.float64) / self._levels
         elif self.scheme == "qsgd":
-            size = np.sqrt(np.square(rows.astype(np.float64)).sum(axis=1)) / self._levels
+            most = np.abs(rows).max(axis=1).astype(np.float64)
+            share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the numbers themselves may overflow
+            size = most * np.sqrt(np.square(share).sum(axis=1)) / self._levels
         else:
             held = np.full(len(rows), rows.shape[1])
             held[-1] = n - rows.shape[1] * (len(rows) - 1)
@@ -201,7 +206,8 @@ def _round_up(size: np.ndarray) -> np.ndarray:
     """The bits of the nearest bfloat16 numbers that are not smaller (the largest finite one where there are none)."""
     single = size.clip(0, _RANGE[1]).astype("<f4").view("<u4")
     up = (single.astype(np.int64) + 0xFFFF) >> 16
-    return np.minimum(up, _BF16_MAX).astype("<u2")
+    bits: np.ndarray = np.minimum(up, _BF16_MAX).astype("<u2")
+    return bits
 
 
 def _widen(scales: np.ndarray) -> np.ndarray:

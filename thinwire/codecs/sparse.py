@@ -16,7 +16,7 @@ from torch import Tensor
 from thinwire.codecs import indices as _indices
 from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.codecs.bits import read_varint, varint
-from thinwire.codecs.vectors import as_one_block, cut, join
+from thinwire.codecs.vectors import as_one_block, common_type, cut, join
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
@@ -48,7 +48,7 @@ class TopK:
     remembers that.
     """
 
-    density: float
+    density: float = 0.1
     by: By = "tree"
     inner: Codec = Raw()
 
@@ -59,7 +59,8 @@ class TopK:
         refuse_memory(self, self.inner)
 
     def init(self, spec: Spec) -> Tree:
-        """No state."""
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
         return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
@@ -110,7 +111,7 @@ class Threshold:
     [0.0, -3.0, 2.0, 0.0]
     """
 
-    value: float
+    value: float = 1e-3
     inner: Codec = Raw()
 
     def __post_init__(self) -> None:
@@ -119,7 +120,8 @@ class Threshold:
         refuse_memory(self, self.inner)
 
     def init(self, spec: Spec) -> Tree:
-        """No state."""
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
         return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
@@ -150,8 +152,8 @@ class RandomK:
     Args:
         density: share of the numbers that is sent, above 0 and at most 1.
         inner: the codec of the values that are sent, as one block.
-        unbiased: multiply what arrives by d / k, so that it is right on average. Leave it off under `ErrorFeedback`,
-            which makes up for what is missing by itself.
+        unbiased: multiply what arrives by d / k, so that it is right on average. Off under `ErrorFeedback`, which makes
+            up for what is missing by itself.
 
     >>> import torch
     >>> from thinwire.core.rng import Key
@@ -161,16 +163,17 @@ class RandomK:
     (8, 2)
     """
 
-    density: float
+    density: float = 0.1
     inner: Codec = Raw()
-    unbiased: bool = False
+    unbiased: bool = True
 
     def __post_init__(self) -> None:
         _check_density(self.density)
         refuse_memory(self, self.inner)
 
     def init(self, spec: Spec) -> Tree:
-        """No state."""
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
         return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:

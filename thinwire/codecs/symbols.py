@@ -1,7 +1,8 @@
 """Quantised numbers as bytes: packed, and shorter where some are likelier than others.
 
     1, 2, 4, 8 bits   packed, then squeezed byte by byte
-    3, 5, 6, 7 bits   one byte each, squeezed; or packed, whichever is shorter
+    3 bits            two in a byte, squeezed; or packed, whichever is shorter
+    5, 6, 7 bits      one byte each, squeezed; or packed, whichever is shorter
     9 to 32 bits      the lower bits packed as they are, then the upper eight bits of all, squeezed
 
 >>> import numpy as np
@@ -28,8 +29,8 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
     packed = _bits.pack(symbols, bits)
     if 8 % bits == 0:
         return squeeze(packed)
-    single = squeeze(symbols.astype(np.uint8).tobytes())
-    return single if len(single) < len(packed) else packed
+    loose = squeeze(_loose(symbols, bits).tobytes())
+    return loose if len(loose) < len(packed) else packed
 
 
 def decode(data: bytes, count: int, bits: int) -> np.ndarray:
@@ -49,7 +50,18 @@ def decode(data: bytes, count: int, bits: int) -> np.ndarray:
         return _bits.unpack(data, count, bits)
     if len(data) > packed:
         raise WireError(f"expected at most {packed} bytes of numbers, got {len(data)}")
-    out = np.frombuffer(expand(data, count), np.uint8).astype(np.int64)
-    if len(out) and int(out.max()) >> bits:
-        raise WireError(f"a number does not fit into {bits} bits")
-    return out
+    loose = np.frombuffer(expand(data, count if bits > 3 else -(-count // 2)), np.uint8)
+    out = loose.astype(np.int64) if bits > 3 else np.stack((loose & 7, loose >> 3), 1).reshape(-1).astype(np.int64)
+    if int(out.max()) >> bits or out[count:].any():
+        raise WireError(f"a number does not fit into {bits} bits, or follows the last")
+    return out[:count]
+
+
+def _loose(symbols: np.ndarray, bits: int) -> np.ndarray:
+    """One byte a number; two small ones in a byte, because a Huffman code spends a whole bit at least on each byte."""
+    if bits > 3:
+        return symbols.astype(np.uint8)
+    pairs = np.zeros((-(-len(symbols) // 2), 2), np.uint8)
+    pairs.reshape(-1)[: len(symbols)] = symbols
+    both: np.ndarray = pairs[:, 0] | pairs[:, 1] << 3
+    return both
