@@ -26,6 +26,14 @@ def test_likely_bytes_take_little_more_than_their_entropy():
     assert bound <= len(squeeze(data.tobytes())) < 1.02 * bound
 
 
+@pytest.mark.parametrize(("p", "factor"), [(0.9, 1.1), (0.99, 1.75), (0.999, 1.75)])
+def test_bytes_that_are_nearly_all_the_same_are_not_held_to_a_bit_each(p, factor):
+    values = (np.random.default_rng(0).random(400_000) > p).astype(np.int64)
+    entropy = -(p * np.log2(p) + (1 - p) * np.log2(1 - p)) * len(values) / 8
+    assert len(symbols.encode(values, 2)) < factor * entropy
+    assert len(squeeze(values.astype(np.uint8).tobytes())) < 2.4 * entropy
+
+
 def test_a_bomb_makes_no_more_than_what_is_expected():
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     bomb = deflate.compress(bytes(50_000_000)) + deflate.flush()

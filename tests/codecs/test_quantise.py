@@ -86,6 +86,15 @@ def test_random_rounding_is_the_peers_and_nobody_elses():
     assert sent(codec, x)[0] == sent(codec, x)[0] != sent(codec, x, Peer(Key(2)))[0]
 
 
+def test_one_scale_for_many_numbers_takes_few_bits_of_the_eight():
+    x = Key(10).normal(200_000)
+    data, back = sent(Quantise(8, "qsgd", per="tree"), x)
+    levels = (back / back[back != 0].abs().min()).round()
+    p = levels.unique(return_counts=True)[1].double() / len(x)
+    assert len(data) < 1.05 * -float((p * p.log2()).sum()) * len(x) / 8
+    assert len(data) < 0.2 * len(x)
+
+
 def test_sign_sends_signs_and_their_mean_size():
     x = torch.tensor([1.0, -2.0, 0.0, 1.0])
     seen = {tuple(sent(Quantise(scheme="sign"), x, Peer(Key(i)))[1].tolist()) for i in range(20)}

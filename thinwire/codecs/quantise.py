@@ -98,9 +98,13 @@ class Quantise:
             # a zero has no sign, and one sign for all zeros would push numbers that never move: toss a coin for each
             coin = peer.key.fold("quantise").signs(len(x)).numpy()
             return scales.tobytes() + symbols.encode((np.where(x == 0, coin, x) > 0).astype(np.int64), 1), state
-        top = self._levels
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
-        return scales.tobytes() + symbols.encode(np.clip(q, -top, top).astype(np.int64) + top, self.bits), state
+        q = np.clip(q, -self._levels, self._levels).astype(np.int64)
+        if self.scheme == "block":  # the largest number has the highest level
+            return scales.tobytes() + symbols.encode(q + self._levels, self.bits), state
+        # hardly a level of qsgd is far from 0 when many numbers share a scale: say how many bits are in use
+        bits = max(2, int(np.abs(q).max()).bit_length() + 1)
+        return scales.tobytes() + bytes([bits]) + symbols.encode(q + _highest(bits), bits), state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
         """The numbers of those levels, all of them finite."""
@@ -126,9 +130,14 @@ class Quantise:
         if self.scheme == "sign":
             q = 2 * symbols.decode(rest, n, 1) - 1
         else:
-            q = symbols.decode(rest, n, self.bits) - self._levels
-            if int(q.max()) > self._levels:
-                raise WireError(f"level {int(q.max())} does not exist, the highest is {self._levels}")
+            bits = self.bits
+            if self.scheme == "qsgd":
+                bits, rest = rest[0] if rest else 0, rest[1:]
+                if not 2 <= bits <= self.bits:
+                    raise WireError(f"levels of {bits} bits cannot be, expected 2 to {self.bits}")
+            q = symbols.decode(rest, n, bits) - _highest(bits)
+            if int(q.max()) > _highest(bits):
+                raise WireError(f"level {int(q.max())} does not exist, the highest is {_highest(bits)}")
         with np.errstate(over="ignore"):  # clamped below
             x = _flat(_rows(q.astype(real), length) * _widen(scales).astype(real)[:, None], n)
         return _finite_cut(x, spec)
@@ -139,7 +148,7 @@ class Quantise:
 
     @property
     def _levels(self) -> int:
-        return (1 << (self.bits - 1)) - 1
+        return _highest(self.bits)
 
     def _short(self, dtype: torch.dtype) -> bool:
         """Whether float32 is exact enough to work in."""
@@ -190,6 +199,10 @@ class Quantise:
 
 
 _RANGE = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
+
+
+def _highest(bits: int) -> int:
+    return (1 << (bits - 1)) - 1
 
 
 def _rows(x: np.ndarray, length: int) -> np.ndarray:
