@@ -144,6 +144,21 @@ def test_levels_take_little_more_than_their_entropy(bits, n):
     assert len(data) <= 1.03 * (entropy + 2 * blocks)
 
 
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        (Quantise(8), "823c fd7f4001"),  # the scale 2 / 127 is 0x3c8102.. as float32, so 0x3c82 when rounded up
+        (Quantise(4), "933e 7e04"),
+        (Quantise(2), "0040 16"),
+        (Quantise(8, "uniform"), "000000c0 00000040 ff804000"),
+        (Quantise(scheme="fp16"), "04 00000101 80007880"),
+        (Quantise(scheme="bf16"), "04 00000101 80007f80"),
+    ],
+)
+def test_bytes_of_a_small_message_are_fixed(codec, data):
+    assert sent(codec, torch.tensor([2.0, 0.0, -1.0, -2.0]))[0] == bytes.fromhex(data)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SCHEMES),

@@ -66,6 +66,13 @@ def test_the_largest_arrive_and_nothing_else(density):
     assert not back[order[k:]].any()
 
 
+def test_bytes_of_a_small_message_are_fixed():
+    tree = {"x": torch.tensor([2.0, 0.0, -1.0, -2.0])}
+    expected = bytes.fromhex("02 01 09 00000040 000000c0")  # two bytes of positions: a bitmap, 0b1001; two numbers
+    assert TopK(0.5).encode(tree, {}, PEER)[0] == expected
+    assert Threshold(1.5).encode(tree, {}, PEER)[0] == b"\2" + expected
+
+
 def test_by_block_every_block_says_something():
     back = sent(TopK(0.1, "block"), TREE)
     assert {name: int((block != 0).sum()) for name, block in back.items()} == {"a": 30, "b": 4, "c": 1}
@@ -73,7 +80,6 @@ def test_by_block_every_block_says_something():
 
 
 def test_a_message_with_too_many_positions_in_a_block_is_refused():
-    data, _ = TopK(0.1).encode(TREE, {}, PEER)
     pair = {"a": torch.ones(10), "b": torch.zeros(10)}
     data, _ = TopK(0.2).encode(pair, {}, PEER)
     with pytest.raises(WireError, match="expected 2 positions in a block of 10"):

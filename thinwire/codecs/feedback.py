@@ -39,6 +39,8 @@ class ErrorFeedback:
 
     The memory is the sender's: as large as what it sends, kept between its rounds. Blocks that do not speak in a round
     keep theirs.
+
+    Not for codecs that are off by more than what they are given, as `qsgd` with few bits is: their errors would grow.
     """
 
     inner: Codec = Raw()

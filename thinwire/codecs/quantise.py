@@ -14,6 +14,8 @@ import torch
 
 from thinwire.codecs import symbols
 from thinwire.codecs.base import Peer
+from thinwire.codecs.bits import read_varint, varint
+from thinwire.codecs.entropy import expand, squeeze
 from thinwire.codecs.vectors import common_type, cut, join
 from thinwire.core.registry import register
 from thinwire.core.rng import Key
@@ -100,7 +102,7 @@ class Quantise:
             return scales.tobytes() + symbols.encode((np.where(x == 0, coin, x) > 0).astype(np.int64), 1), state
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
         q = np.clip(q, -self._levels, self._levels).astype(np.int64)
-        if self.scheme == "block":  # the largest number has the highest level
+        if self.scheme == "block":  # the largest number has the highest level, or nearly
             return scales.tobytes() + symbols.encode(q + self._levels, self.bits), state
         # hardly a level of qsgd is far from 0 when many numbers share a scale: say how many bits are in use
         bits = max(2, int(np.abs(q).max()).bit_length() + 1)
@@ -247,16 +249,26 @@ def _finite_cut(x: np.ndarray, spec: Spec) -> Tree:
 
 
 def _encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
+    """Length of the lower bytes, lower bytes, upper bytes, both squeezed."""
     limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
-    word = vector.clamp(-limit, limit).to(half).view(torch.int16).numpy().view(np.uint16).astype(np.int64)
-    # the sign to the end: the exponent, all that is worth a code, then has the upper byte nearly for itself
-    return symbols.encode((word << 1 & 0xFFFF) | word >> 15, 16)
+    word = vector.clamp(-limit, limit).to(half).view(torch.int16).numpy().view(np.uint16)
+    # the sign to the end: the exponent, most of what is worth a code, then has the upper byte nearly for itself
+    turned = (word << np.uint16(1)) | (word >> np.uint16(15))
+    low, high = (
+        squeeze(plane.astype(np.uint8).tobytes()) for plane in (turned & np.uint16(255), turned >> np.uint16(8))
+    )
+    return varint(len(low)) + low + high
 
 
 def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
-    word = symbols.decode(data, n, 16)
-    bits = ((word >> 1) | (word & 1) << 15).astype(np.uint16).view(np.int16)
-    out = torch.from_numpy(bits).view(half).float()
+    length, start = read_varint(data)
+    if length > len(data) - start:
+        raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
+    planes = (expand(data[start : start + length], n), expand(data[start + length :], n))
+    low, high = (np.frombuffer(plane, np.uint8).astype(np.uint16) for plane in planes)
+    turned = high << np.uint16(8) | low
+    word = ((turned >> np.uint16(1)) | (turned << np.uint16(15))).view(np.int16)
+    out = torch.from_numpy(word).view(half).float()
     if not bool(torch.isfinite(out).all()):
         raise WireError("a number is not finite")
     return out.numpy()
