@@ -196,8 +196,9 @@ class RandomK:
         return self.inner.size(as_one_block(spec, kept(self.density, spec.size)))
 
     def _drawn(self, n: int, peer: Peer) -> np.ndarray:
-        drawn: np.ndarray = np.sort(peer.key.fold("randomk").permutation(n)[: kept(self.density, n)].numpy())
-        return drawn
+        """The positions of the largest of n random words: no sorting of all."""
+        words = peer.key.fold("randomk").words_numpy(n)
+        return _top(words, kept(self.density, n))
 
 
 def kept(density: float, n: int) -> int:
@@ -222,9 +223,12 @@ def _check_density(density: float) -> None:
 
 def _largest(x: Tensor, k: int) -> np.ndarray:
     """Positions of the k largest sizes in ascending order; of equal ones the first."""
-    if k == len(x):
+    return _top((x if x.dtype is torch.float64 else x.float()).abs().numpy(), k)
+
+
+def _top(size: np.ndarray, k: int) -> np.ndarray:
+    if k == len(size):
         return np.arange(k, dtype=np.int64)
-    size = (x if x.dtype is torch.float64 else x.float()).abs().numpy()
     edge = np.partition(size, len(size) - k)[len(size) - k]
     above = np.flatnonzero(size > edge)
     return np.sort(np.concatenate((above, np.flatnonzero(size == edge)[: k - len(above)])))
