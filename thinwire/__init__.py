@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from thinwire.codecs.base import Codec as Codec
     from thinwire.codecs.base import Peer as Peer
     from thinwire.codecs.base import Raw as Raw
+    from thinwire.codecs.byblock import ByBlock as ByBlock
+    from thinwire.codecs.chain import Chain as Chain
+    from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
+    from thinwire.codecs.quantise import Quantise as Quantise
+    from thinwire.codecs.sparse import RandomK as RandomK
+    from thinwire.codecs.sparse import Threshold as Threshold
+    from thinwire.codecs.sparse import TopK as TopK
     from thinwire.core.registry import register as register
     from thinwire.core.rng import Key as Key
     from thinwire.core.spec import Spec as Spec
@@ -71,6 +78,11 @@ if TYPE_CHECKING:
 # Where each public name lives; a test holds this list against the imports above.
 _HOMES = {
     "thinwire.codecs.base": ("Codec", "Peer", "Raw"),
+    "thinwire.codecs.byblock": ("ByBlock",),
+    "thinwire.codecs.chain": ("Chain",),
+    "thinwire.codecs.feedback": ("ErrorFeedback",),
+    "thinwire.codecs.quantise": ("Quantise",),
+    "thinwire.codecs.sparse": ("RandomK", "Threshold", "TopK"),
     "thinwire.core.registry": ("register",),
     "thinwire.core.rng": ("Key",),
     "thinwire.core.spec": ("Spec",),

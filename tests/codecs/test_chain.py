@@ -1,0 +1,163 @@
+"""Codecs one after another and side by side, and a whole run over them."""
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import Federation, digits, perceptron
+from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantise, RandomK, Raw, Threshold, TopK
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import same
+from thinwire.errors import ConfigError, UnknownName, WireError
+from thinwire.run.parts import build, describe
+from thinwire.run.toml import dumps, loads
+from thinwire.testing import check_codec
+
+PEER = Peer(Key(1))
+TREE = {"fc.weight": Key(2).normal(30, 10), "fc.bias": Key(3).normal(30), "head.weight": Key(4).normal(7)}
+MIXED = ByBlock((("fc.weight*", ErrorFeedback(Quantise(4))), ("head*", TopK(0.5)), ("*", Raw())))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Chain(),
+        Chain((TopK(0.3), Quantise(4))),
+        Chain((ErrorFeedback(), TopK(0.3), Quantise(4))),
+        Chain((TopK(0.5), RandomK(0.5), Quantise(8, "uniform"))),
+        MIXED,
+        ErrorFeedback(ByBlock((("fc*", TopK(0.5)), ("*", Quantise(8))))),
+        ByBlock((("!*", Raw()), (("*", "!scale"), RandomK(0.5)), ("*", RandomK(0.5)))),
+    ],
+    ids=repr,
+)
+def test_keeps_the_contract_of_a_codec(codec):
+    check_codec(codec)
+
+
+def test_raw_through_chain_and_by_block_is_raw():
+    check_codec(Chain((Raw(),)), lossless=True)
+    check_codec(ByBlock(), lossless=True)
+    check_codec(ByBlock((("fc*", Raw()), ("*", Raw()))), lossless=True)
+
+
+def test_a_chain_is_the_nested_codec():
+    chain, nested = Chain((TopK(0.1), Quantise(4))), TopK(0.1, inner=Quantise(4))
+    assert chain.encode(TREE, {}, PEER) == nested.encode(TREE, {}, PEER)
+    assert Chain((RandomK(0.1), Raw())).size(Spec.of(TREE)) == RandomK(0.1).size(Spec.of(TREE))
+    assert Chain([TopK(0.1)]) == Chain((TopK(0.1),))
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ((Quantise(4), TopK(0.1)), r"write Chain\(\(TopK\(\.\.\.\), Quantise\(\.\.\.\)\)\)"),
+        ((Quantise(4), Raw()), "keep either Quantise or Raw"),
+        ((TopK(0.1, inner=Quantise(8)), Raw()), r"write it as the next part: Chain\(\(TopK"),
+        ((TopK(0.1), ErrorFeedback(), Quantise(4)), r"other way round: ErrorFeedback\(TopK"),
+        ((ErrorFeedback(), RandomK(0.1)), "unbiased = False"),
+        ((), "tuple of codecs"),
+        (TopK(0.1), "tuple of codecs"),
+    ],
+)
+def test_chains_that_cannot_be_undone_say_what_to_write(parts, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        Chain(parts)
+    assert "\n" not in str(error.value)
+
+
+def test_each_block_goes_through_the_codec_of_its_first_rule():
+    state = MIXED.init(Spec.of(TREE))
+    assert list(state) == ["0/rest/fc.weight"]
+    data, _ = MIXED.encode(TREE, state, PEER)
+    back = MIXED.decode(data, Spec.of(TREE), PEER)
+    assert same({"fc.bias": back["fc.bias"]}, {"fc.bias": TREE["fc.bias"]})
+    assert int((back["head.weight"] != 0).sum()) == 3
+    assert 0 < float((back["fc.weight"] - TREE["fc.weight"]).abs().max()) < 0.5
+
+
+def test_one_rule_is_its_codec_and_silent_rules_cost_nothing():
+    assert ByBlock((("*", RandomK(0.2)),)).encode(TREE, {}, PEER) == RandomK(0.2).encode(TREE, {}, PEER)
+    bias = {"fc.bias": TREE["fc.bias"]}
+    assert MIXED.encode(bias, {}, PEER)[0] == Raw().encode(bias, {}, PEER)[0]
+
+
+def test_size_is_known_when_all_sizes_are():
+    codec = ByBlock((("fc*", RandomK(0.5)), ("*", Raw())))
+    assert codec.size(Spec.of(TREE)) == len(codec.encode(TREE, {}, PEER)[0])
+    assert MIXED.size(Spec.of(TREE)) is None
+
+
+def test_lengths_beyond_the_message_are_refused():
+    data, _ = MIXED.encode(TREE, MIXED.init(Spec.of(TREE)), PEER)
+    for bad in (b"", b"\xff\x7f" + data[2:], data[:3]):
+        with pytest.raises(WireError):
+            MIXED.decode(bad, Spec.of(TREE), PEER)
+    with pytest.raises(WireError, match="follow"):
+        ByBlock().decode(b"\0", Spec(()), PEER)
+
+
+def test_rules_that_make_no_sense_are_refused():
+    for rules, says in (
+        ((), "end with"),
+        ((("fc*", Raw()),), "end with"),
+        (((), ("*", Raw())), "pair of selectors"),
+        ((((), Raw()), ("*", Raw())), "selects nothing"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            ByBlock(rules)
+    with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block"):
+        ByBlock((("fd*", Raw()), ("*", Raw()))).check(Spec.of(TREE))
+    MIXED.check(Spec.of(TREE))
+
+
+@pytest.mark.parametrize("codec", [MIXED, Chain((ErrorFeedback(), TopK(0.1), Quantise(4))), Threshold(0.5, Quantise())])
+def test_nested_codecs_survive_a_file(codec):
+    text = dumps({"up": describe("codec", codec)})
+    assert build("codec", loads(text, "test")["up"], "test") == codec
+
+
+def test_a_misspelt_part_of_a_chain_is_answered():
+    with pytest.raises(UnknownName, match="did you mean 'topk'"):
+        build("codec", {"kind": "chain", "parts": ["topkk"]}, "up")
+
+
+def test_a_run_over_lossy_links_learns_and_sends_little():
+    x, y = digits()
+    clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
+    options = {"rounds": 10, "test": (x[-300:], y[-300:]), "local": tw.Local(epochs=4, batch=16)}
+    method = tw.Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantise(4))), down=Quantise(8))
+    plain = tw.simulate(perceptron(hidden=64), clients, tw.Method(), **options)
+    thin = tw.simulate(perceptron(hidden=64), clients, method, **options)
+    assert thin.history[-1].loss < 0.5 * thin.history[0].loss
+    assert thin.accuracy > plain.accuracy - 0.06
+    assert sum(r.bytes_up for r in thin.history) < 0.05 * sum(r.bytes_up for r in plain.history)
+    assert sum(r.bytes_down for r in thin.history) < 0.35 * sum(r.bytes_down for r in plain.history)
+
+
+def test_clients_stay_with_the_server_over_lossy_links_and_partial_plans():
+    from tests.parts import Turns
+
+    rules = ByBlock((("*.weight", ErrorFeedback(TopK(0.2))), ("*", Raw())))
+    federation = Federation(tw.Method(up=rules, down=ErrorFeedback(Quantise(4)), schedule=Turns()))
+    for cohort in ([0, 1, 2], [3, 4], [0, 5], [1, 2, 3, 4]):
+        federation.round(cohort)
+    assert all(map(torch.isfinite, map(torch.tensor, federation.losses)))
+
+
+@pytest.mark.parametrize("name", ["sparse", "quantize", "fedpaq", "fedpaq-fp16", "signsgd"])
+def test_presets_learn_the_digits_in_fewer_bytes(name):
+    x, y = digits()
+    clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
+    run = tw.simulate(
+        perceptron(hidden=32),
+        clients,
+        name,
+        rounds=10 if name == "signsgd" else 6,
+        test=(x[-300:], y[-300:]),
+        local=tw.Local(epochs=4, batch=16),
+    )
+    assert run.history[-1].loss < (0.92 if name == "signsgd" else 0.8) * run.history[0].loss
+    ratio = {"sparse": 0.2, "quantize": 0.3, "fedpaq": 0.25, "fedpaq-fp16": 0.52, "signsgd": 0.05}[name]
+    assert run.history[0].bytes_up < ratio * 4 * 8 * (64 * 32 + 32 + 330) + 8 * 60

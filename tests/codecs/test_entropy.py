@@ -1,0 +1,79 @@
+"""Unequally likely bytes in fewer bytes."""
+
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.codecs import symbols
+from thinwire.codecs.entropy import expand, squeeze
+from thinwire.errors import WireError
+
+
+@given(st.binary(max_size=400) | st.lists(st.sampled_from([0, 1, 7]), max_size=2000).map(bytes))
+def test_bytes_come_back_and_never_grow(data):
+    assert len(squeeze(data)) <= len(data)
+    assert expand(squeeze(data), len(data)) == data
+
+
+def test_likely_bytes_take_little_more_than_their_entropy():
+    data = np.random.default_rng(0).binomial(20, 0.5, 100_000).astype(np.uint8)
+    p = np.bincount(data) / len(data)
+    bound = -(p[p > 0] * np.log2(p[p > 0])).sum() * len(data) / 8
+    assert bound <= len(squeeze(data.tobytes())) < 1.02 * bound
+
+
+@pytest.mark.parametrize(("p", "factor"), [(0.9, 1.1), (0.99, 1.75), (0.999, 1.75)])
+def test_bytes_that_are_nearly_all_the_same_are_not_held_to_a_bit_each(p, factor):
+    values = (np.random.default_rng(0).random(400_000) > p).astype(np.int64)
+    entropy = -(p * np.log2(p) + (1 - p) * np.log2(1 - p)) * len(values) / 8
+    assert len(symbols.encode(values, 2)) < factor * entropy
+    assert len(squeeze(values.astype(np.uint8).tobytes())) < 2.4 * entropy
+
+
+def test_a_bomb_makes_no_more_than_what_is_expected():
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = deflate.compress(bytes(50_000_000)) + deflate.flush()
+    tracemalloc.start()
+    with pytest.raises(WireError, match="does not hold"):
+        expand(bomb, 100_000)
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+def test_what_is_missing_or_follows_is_refused():
+    data = bytes([1, 2, 3] * 200)
+    short = squeeze(data)
+    for bad in (short[:-1], short + b"\0", b"", b"\xff" * 20, data + b"\0"):
+        with pytest.raises(WireError):
+            expand(bad, len(data))
+    for length in (len(data) - 1, len(data) + 1):
+        with pytest.raises(WireError):
+            expand(short, length)
+
+
+@given(st.integers(1, 32), st.integers(0, 300), st.integers(0, 1 << 30))
+def test_symbols_of_any_width_come_back_in_at_most_their_bits(bits, count, seed):
+    values = np.random.default_rng(seed).integers(0, 1 << bits, count)
+    data = symbols.encode(values, bits)
+    assert len(data) <= -(-count * bits // 8)
+    assert np.array_equal(symbols.decode(data, count, bits), values)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 5, 8, 11])
+def test_damaged_symbols_are_numbers_or_refused(bits):
+    rng = np.random.default_rng(bits)
+    values = np.clip(rng.normal(0, 0.1, 3000) * (1 << bits), 0, (1 << bits) - 1).astype(np.int64)
+    data = symbols.encode(values, bits)
+    for _ in range(500):
+        bad = bytearray(data)
+        bad[rng.integers(len(bad))] = rng.integers(256)
+        try:
+            out = symbols.decode(bytes(bad[: rng.integers(1, 2 * len(bad))]), len(values), bits)
+        except WireError:
+            continue
+        assert out.shape == values.shape
+        assert 0 <= out.min() <= out.max() < 1 << bits

@@ -1,0 +1,88 @@
+"""Which k of n."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thinwire.codecs import indices
+from thinwire.errors import WireError
+
+
+def drawn(n, k, seed=0):
+    return np.sort(np.random.default_rng(seed).choice(n, k, replace=False))
+
+
+@given(st.sets(st.integers(0, 4999), max_size=600), st.integers(0, 3000))
+def test_any_set_comes_back(chosen, more):
+    n = max(chosen, default=0) + 1 + more
+    at = np.array(sorted(chosen), np.int64)
+    assert indices.decode(indices.encode(at, n), n, len(at)).tolist() == at.tolist()
+
+
+@pytest.mark.parametrize("n", [100_000, 1_000_000])
+@pytest.mark.parametrize("density", [1 / 4, 0.1, 0.01])
+def test_positions_take_little_more_than_they_must(n, density):
+    k = int(n * density)
+    data = indices.encode(drawn(n, k), n)
+    bound = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2) / 8
+    assert bound < len(data) <= (1.03 if k >= 4000 else 1.05) * bound
+    assert np.array_equal(indices.decode(data, n, k), drawn(n, k))
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_nothing_and_everything_cost_nothing(n):
+    assert indices.encode(np.zeros(0, np.int64), n) == b""
+    assert indices.encode(np.arange(n), n) == b""
+    assert indices.decode(b"", n, n).tolist() == list(range(n))
+    with pytest.raises(WireError):
+        indices.decode(b"\0", n, n)
+
+
+def test_clustered_positions_with_long_gaps_come_back():
+    n = 10_000_000
+    at = np.unique(np.concatenate([np.arange(s, s + 3000) for s in (5, 400_000, 9_990_000)] + [drawn(n, 40)]))
+    data = indices.encode(at, n)
+    assert data[0] == indices.GAPS
+    assert len(data) < 0.6 * len(at) * math.log2(n / len(at)) / 8 + 3000
+    assert np.array_equal(indices.decode(data, n, len(at)), at)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "form"),
+    [(1000, 30, indices.RICE), (100_000, 8000, indices.GAPS), (20_000, 9000, indices.BITMAP), (64, 1, indices.RICE)],
+)
+def test_damaged_positions_are_positions_or_refused(n, k, form):
+    data = indices.encode(drawn(n, k), n)
+    assert data[0] == form
+    rng = np.random.default_rng(n)
+    wrong = [data[:i] for i in range(0, len(data), 1 + len(data) // 200)] + [data + b"\0", data * 2]
+    for _ in range(1500):
+        bad = bytearray(data)
+        for _ in range(rng.integers(1, 4)):
+            bad[min(int(rng.exponential(1 + len(bad) / rng.integers(1, 40))), len(bad) - 1)] = rng.integers(256)
+        wrong.append(bytes(bad))
+    for bad in wrong:
+        try:
+            out = indices.decode(bad, n, k)
+        except WireError:
+            continue
+        assert len(out) == k
+        assert out[0] >= 0
+        assert out[-1] < n
+        assert (np.diff(out) > 0).all()
+
+
+@pytest.mark.parametrize("k", [-1, 11])
+def test_more_positions_than_numbers_are_refused(k):
+    with pytest.raises(WireError):
+        indices.decode(b"\0\0", 10, k)
+
+
+def test_bytes_of_a_small_set_are_fixed():
+    # gaps 3, 13, 882; seven low bits 3, 13, 114; high parts 0, 0, 6
+    low, unary = 3 | 13 << 7 | 114 << 14, 0b1_0000_0011
+    expected = bytes([indices.RICE, 7]) + low.to_bytes(3, "little") + unary.to_bytes(2, "little")
+    assert indices.encode(np.array([3, 17, 900]), 1000) == expected

@@ -1,0 +1,219 @@
+"""Some of the numbers only, and the memory of the rest."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.codecs import Chain, ErrorFeedback, Peer, Quantise, RandomK, Raw, Threshold, TopK
+from thinwire.codecs.sparse import kept
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import add, same, sub, zeros_like
+from thinwire.errors import ConfigError, WireError
+from thinwire.testing import check_codec
+
+PEER = Peer(Key(1))
+TREE = {"a": Key(2).normal(30, 10), "b": Key(3).normal(40) * 0.01, "c": Key(4).normal(3)}
+
+
+def sent(codec, tree, peer=PEER):
+    data, _ = codec.encode(tree, codec.init(Spec.of(tree)), peer)
+    return codec.decode(data, Spec.of(tree), peer)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        TopK(0.3),
+        TopK(0.3, "block"),
+        TopK(1.0, inner=Quantise(8)),
+        TopK(0.5, inner=Quantise(4, "qsgd")),
+        Threshold(0.5),
+        Threshold(100.0, inner=Quantise(8)),
+        RandomK(0.3),
+        RandomK(0.3, unbiased=False, inner=Quantise(8)),
+        RandomK(0.5, inner=RandomK(0.5)),
+        ErrorFeedback(),
+        ErrorFeedback(TopK(0.2)),
+        ErrorFeedback(RandomK(0.2, unbiased=False)),
+        ErrorFeedback(TopK(0.2, inner=Quantise(4))),
+    ],
+    ids=repr,
+)
+def test_keeps_the_contract_of_a_codec(codec):
+    check_codec(codec)
+
+
+@pytest.mark.parametrize("codec", [TopK(1.0), TopK(1.0, "block"), RandomK(1.0), RandomK(1.0, unbiased=False)])
+def test_everything_as_it_is_equals_raw_bit_for_bit(codec):
+    tree = {**TREE, "d": torch.tensor([0.0, -0.0, 1e-45])}
+    assert same(sent(codec, tree), sent(Raw(), tree))
+    data, _ = codec.encode(tree, {}, PEER)
+    assert len(data) <= Spec.of(tree).nbytes + 1
+
+
+@pytest.mark.parametrize("density", [0.01, 0.1, 0.5, 0.9])
+def test_the_largest_arrive_and_nothing_else(density):
+    back = torch.cat([b.flatten() for b in sent(TopK(density), TREE).values()])
+    x = torch.cat([b.flatten() for b in TREE.values()])
+    k = math.floor(density * len(x))
+    order = x.abs().argsort(descending=True)
+    assert torch.equal(back[order[:k]], x[order[:k]])
+    assert not back[order[k:]].any()
+
+
+def test_bytes_of_a_small_message_are_fixed():
+    tree = {"x": torch.tensor([2.0, 0.0, -1.0, -2.0])}
+    expected = bytes.fromhex("02 01 09 00000040 000000c0")  # two bytes of positions: a bitmap, 0b1001; two numbers
+    assert TopK(0.5).encode(tree, {}, PEER)[0] == expected
+    assert Threshold(1.5).encode(tree, {}, PEER)[0] == b"\2" + expected
+
+
+def test_by_block_every_block_says_something():
+    back = sent(TopK(0.1, "block"), TREE)
+    assert {name: int((block != 0).sum()) for name, block in back.items()} == {"a": 30, "b": 4, "c": 1}
+    assert int((sent(TopK(0.1), TREE)["b"] != 0).sum()) == 0
+
+
+def test_a_message_with_too_many_positions_in_a_block_is_refused():
+    pair = {"a": torch.ones(10), "b": torch.zeros(10)}
+    data, _ = TopK(0.2).encode(pair, {}, PEER)
+    with pytest.raises(WireError, match="expected 2 positions in a block of 10"):
+        TopK(0.2, "block").decode(data, Spec.of(pair), PEER)
+
+
+def test_of_equal_numbers_the_first_are_sent():
+    tree = {"w": torch.tensor([1.0, -2.0, 2.0, 2.0, 0.5, -2.0])}
+    assert sent(TopK(0.5), tree)["w"].tolist() == [0.0, -2.0, 2.0, 2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("density", "n", "k"), [(0.1, 10, 1), (0.29, 100, 29), (0.01, 5, 1), (1.0, 7, 7), (0.5, 0, 0)])
+def test_how_many_are_sent(density, n, k):
+    assert kept(density, n) == k
+
+
+def test_threshold_sends_what_is_large_enough():
+    tree = {"w": torch.tensor([0.5, -0.49, 0.0, -3.0])}
+    assert sent(Threshold(0.5), tree)["w"].tolist() == [0.5, 0.0, 0.0, -3.0]
+    assert Threshold(10.0).encode(tree, {}, PEER)[0] == b"\0\0"
+
+
+def test_random_positions_are_not_sent_and_differ_from_peer_to_peer():
+    codec, spec = RandomK(0.1, unbiased=False), Spec.of(TREE)
+    data, _ = codec.encode(TREE, {}, PEER)
+    assert len(data) == codec.size(spec) == 4 * 34
+    one, other = sent(codec, TREE), sent(codec, TREE, Peer(Key(9)))
+    assert not same(one, other)
+    for name, block in one.items():
+        assert torch.equal(block[block != 0], TREE[name][block != 0])
+
+
+def test_random_numbers_are_right_on_average():
+    x = {"w": torch.arange(1.0, 9.0)}
+    mean = sum(sent(RandomK(0.25), x, Peer(Key(i)))["w"] for i in range(2000)) / 2000
+    assert torch.allclose(mean, x["w"], rtol=0.2)
+
+
+def test_top_values_may_be_quantised():
+    plain, coarse = sent(TopK(0.2), TREE), sent(TopK(0.2, inner=Quantise(8)), TREE)
+    for name in TREE:
+        assert torch.allclose(plain[name], coarse[name], atol=0.02)
+    big = {"w": Key(5).normal(100_000)}
+    sizes = [len(TopK(0.1, inner=inner).encode(big, {}, PEER)[0]) for inner in (Raw(), Quantise(8), Quantise(4))]
+    assert sizes[0] > 1.8 * sizes[1]
+    assert sizes[1] > 1.2 * sizes[2]
+    assert sizes[0] < 40_000 + 1.03 * 5870  # log2 C(100000, 10000) = 46,893 bits
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [TopK(0.1), TopK(0.1, inner=Quantise(4)), Quantise(scheme="sign"), RandomK(0.2, unbiased=False), Threshold(1.0)],
+)
+def test_what_was_sent_and_what_is_kept_is_all_there_was(inner):
+    codec, spec = ErrorFeedback(inner), Spec.of(TREE)
+    state = codec.init(spec)
+    said = true = zeros_like(TREE)
+    for i in range(30):
+        tree = {b.name: Key(i).fold(b.name).normal(*b.shape) for b in spec}
+        peer = Peer(Key(i))
+        data, state = codec.encode(tree, state, peer)
+        said, true = add(said, codec.decode(data, spec, peer)), add(true, tree)
+    for name in TREE:
+        assert torch.allclose(said[name] + state[f"rest/{name}"], true[name], atol=2e-4)
+
+
+def test_silent_blocks_keep_their_rest():
+    codec = ErrorFeedback(TopK(0.1))
+    _, state = codec.encode(TREE, codec.init(Spec.of(TREE)), PEER)
+    some = {"b": TREE["b"]}
+    data, after = codec.encode(some, state, PEER)
+    assert same({k: v for k, v in after.items() if k != "rest/b"}, {k: v for k, v in state.items() if k != "rest/b"})
+    loud = add({"b": state["rest/b"]}, some)
+    assert same({"b": after["rest/b"]}, sub(loud, codec.decode(data, Spec.of(some), PEER)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([TopK, RandomK]),
+    st.floats(0.001, 1.0),
+    st.lists(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=30), max_size=4),
+)
+def test_any_tree_comes_back_with_k_numbers(make, density, blocks):
+    tree = {f"b{i}": torch.tensor(values, dtype=torch.float32) for i, values in enumerate(blocks)}
+    back = sent(make(density) if make is TopK else make(density, unbiased=False), tree)
+    assert Spec.of(back) == Spec.of(tree)
+    for name, block in back.items():
+        assert torch.equal(block[block != 0], tree[name][block != 0])
+    assert sum(int((block != 0).sum()) for block in back.values()) <= kept(density, Spec.of(tree).size)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [TopK(0.1), TopK(0.1, "block", Quantise(4)), Threshold(1.0, Quantise(8)), RandomK(0.3, Quantise(4, "uniform"))],
+    ids=repr,
+)
+def test_damaged_bytes_are_a_tree_or_refused(codec):
+    tree = {"a": Key(11).normal(900), "b": Key(12).normal(20, 5)}
+    spec = Spec.of(tree)
+    data, _ = codec.encode(tree, {}, PEER)
+    rng = np.random.default_rng(0)
+    wrong = [data[: rng.integers(len(data))] for _ in range(300)] + [data + b"\0"]
+    for i in range(1500):
+        bad = bytearray(data)
+        for _ in range(1 + i % 3):
+            bad[rng.integers(len(bad) if i % 2 else 8)] = rng.integers(256)
+        wrong.append(bytes(bad))
+    for bad in wrong:
+        try:
+            back = codec.decode(bad, spec, PEER)
+        except WireError:
+            continue
+        assert Spec.of(back) == spec
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, math.nan])
+@pytest.mark.parametrize("make", [TopK, RandomK])
+def test_a_density_that_is_none_is_refused(make, density):
+    with pytest.raises(ConfigError, match="above 0 and at most 1"):
+        make(density)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_a_threshold_that_is_none_is_refused(value):
+    with pytest.raises(ConfigError, match="above 0"):
+        Threshold(value)
+
+
+def test_parts_that_cannot_be_nested_say_what_to_write():
+    with pytest.raises(ConfigError, match=r"write it the other way round: ErrorFeedback\(TopK\(\.\.\.\)\)"):
+        TopK(0.1, inner=ErrorFeedback())
+    with pytest.raises(ConfigError, match="other way round"):
+        RandomK(0.1, inner=Chain((ErrorFeedback(), Quantise())))
+    with pytest.raises(ConfigError, match="unbiased = False"):
+        ErrorFeedback(RandomK(0.1))
+    with pytest.raises(ConfigError, match="by must be one of tree, block"):
+        TopK(0.1, by="row")

@@ -1,0 +1,137 @@
+"""Which k of n numbers: a set of positions as bytes, close to the log2 C(n, k) bits that it takes at least.
+
+Both ends know n and k. The gaps between positions are nearly geometric, so their low bits are noise and are packed as
+they are; only the high parts are worth a code. The first byte says how, and the shortest form is sent:
+
+    0 gaps     v escapes; low r bits of all gaps, packed; escaped high parts, packed; high parts, one byte each
+               (255: escaped), squeezed.   r = max(0, floor(log2(n / k)) - 4)
+    1 bitmap   n bits, squeezed
+    2 rice     1 byte r; low r bits of all gaps, packed; high parts in unary (that many zeros, then a one)
+
+An empty or full set takes no bytes at all.
+
+>>> data = encode(np.array([3, 17, 900]), 1000)
+>>> len(data), decode(data, 1000, 3).tolist()
+(7, [3, 17, 900])
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from thinwire.codecs import bits as _bits
+from thinwire.codecs.entropy import expand, squeeze
+from thinwire.errors import WireError
+
+GAPS, BITMAP, RICE = 0, 1, 2
+_ESCAPE = 255
+
+
+def encode(indices: np.ndarray, n: int) -> bytes:
+    """Strictly ascending positions below n as bytes."""
+    k = len(indices)
+    if k in (0, n):
+        return b""
+    gaps = np.diff(indices.astype(np.int64), prepend=np.int64(-1)) - 1
+    forms = []
+    if k < 4096:
+        forms.append(bytes([RICE]) + _rice(gaps))
+    if 3 * k <= n:
+        forms.append(bytes([GAPS]) + _gaps(gaps, n))
+    if 8 * k >= n:
+        bitmap = np.zeros(n, np.uint8)
+        bitmap[indices] = 1
+        forms.append(bytes([BITMAP]) + squeeze(np.packbits(bitmap, bitorder="little").tobytes()))
+    return min(forms, key=len)
+
+
+def decode(data: bytes, n: int, k: int) -> np.ndarray:
+    """Exactly k strictly ascending positions below n, as int64."""
+    if not 0 <= k <= n:
+        raise WireError(f"{k} positions of {n} cannot be")
+    if k in (0, n):
+        if data:
+            raise WireError(f"{k} positions of {n} take no bytes, got {len(data)}")
+        return np.arange(k, dtype=np.int64)
+    if not data:
+        raise WireError("the bytes end before the positions")
+    form, body = data[0], data[1:]
+    if form == BITMAP:
+        found = np.flatnonzero(_bits.unpack(expand(body, _bits.width(n, 1)), n, 1))
+        if len(found) != k:
+            raise WireError(f"expected {k} positions, got {len(found)}")
+        return found
+    if form not in (GAPS, RICE):
+        raise WireError(f"form {form} of positions is not known, expected 0 to 2")
+    gaps = _read_gaps(body, n, k) if form == GAPS else _read_rice(body, n, k)
+    if int(gaps.max()) >= n:
+        raise WireError(f"a gap between positions is longer than all {n} numbers")
+    out: np.ndarray = np.cumsum(gaps + 1) - 1
+    if int(out[-1]) >= n:
+        raise WireError(f"position {int(out[-1])} does not exist, there are {n} numbers")
+    return out
+
+
+def _low_bits(n: int, k: int) -> int:
+    return max(0, (n // k).bit_length() - 1 - 4)
+
+
+def _gaps(gaps: np.ndarray, n: int) -> bytes:
+    r = _low_bits(n, len(gaps))
+    high = gaps >> r
+    escaped = high[high >= _ESCAPE]
+    return b"".join(
+        (
+            _bits.varint(len(escaped)),
+            _bits.pack(gaps & ((1 << r) - 1), r),
+            _bits.pack(escaped, (n >> r).bit_length()),
+            squeeze(np.minimum(high, _ESCAPE).astype(np.uint8).tobytes()),
+        )
+    )
+
+
+def _read_gaps(data: bytes, n: int, k: int) -> np.ndarray:
+    r = _low_bits(n, k)
+    escapes, start = _bits.read_varint(data)
+    if escapes > k:
+        raise WireError(f"{escapes} long gaps among {k}")
+    wide = (n >> r).bit_length()
+    middle = start + _bits.width(k, r)
+    end = middle + _bits.width(escapes, wide)
+    low = _bits.unpack(data[start:middle], k, r)
+    escaped = _bits.unpack(data[middle:end], escapes, wide)
+    high = np.frombuffer(expand(data[end:], k), np.uint8).astype(np.int64)
+    long = high == _ESCAPE
+    if int(long.sum()) != escapes or (escapes and int(escaped.min()) < _ESCAPE):
+        raise WireError("the long gaps are not those announced")
+    high[long] = escaped
+    gaps: np.ndarray = high << r | low
+    return gaps
+
+
+def _rice(gaps: np.ndarray) -> bytes:
+    guess = max(0, int(math.log2(0.69 * float(gaps.mean()) + 1e-9))) if gaps.any() else 0
+    r = min(range(max(0, guess - 1), guess + 3), key=lambda r: len(gaps) * r + int((gaps >> r).sum()))
+    high = gaps >> r
+    ones = np.cumsum(high + 1) - 1
+    unary = np.zeros(int(ones[-1]) + 1, np.uint8)
+    unary[ones] = 1
+    return bytes([r]) + _bits.pack(gaps & ((1 << r) - 1), r) + np.packbits(unary, bitorder="little").tobytes()
+
+
+def _read_rice(data: bytes, n: int, k: int) -> np.ndarray:
+    if not data or data[0] > n.bit_length():
+        raise WireError("the positions lack a sensible number of low bits")
+    r = data[0]
+    cut = 1 + _bits.width(k, r)
+    low = _bits.unpack(data[1:cut], k, r)
+    ones = np.flatnonzero(np.unpackbits(np.frombuffer(data[cut:], np.uint8), bitorder="little"))
+    if len(ones) != k or int(ones[-1]) // 8 != len(data) - cut - 1:
+        raise WireError(f"expected {k} positions and nothing after them")
+    high = np.diff(ones, prepend=np.int64(-1)) - 1
+    if int(high.max()) > n >> r:
+        raise WireError(f"a gap between positions is longer than all {n} numbers")
+    gaps: np.ndarray = high << r | low
+    return gaps

@@ -1,0 +1,254 @@
+"""Some of the numbers only: the largest, those above a threshold, or some at random. The others arrive as zero.
+
+Largest: Aji and Heafield, EMNLP 2017. Threshold: Strom, Interspeech 2015. Random: Konecny et al., 2016 (random mask).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.codecs import indices as _indices
+from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.codecs.bits import read_varint, varint
+from thinwire.codecs.vectors import as_one_block, common_type, cut, join
+from thinwire.core.registry import register
+from thinwire.core.spec import Block, Spec
+from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError, WireError
+
+By = Literal["tree", "block"]
+
+
+@register("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
+@dataclass(frozen=True)
+class TopK:
+    """Send the largest numbers only, and where they are; all others arrive as zero.
+
+        x_i if |x_i| is among the k largest, else 0,    k = max(1, floor(density d))
+
+    Args:
+        density: share of the numbers that is sent, above 0 and at most 1.
+        by: `tree` takes the largest of all numbers together, `block` the largest of each block.
+        inner: the codec of the values that are sent, as one block.
+
+    >>> import torch
+    >>> from thinwire.core.rng import Key
+    >>> codec, tree, peer = TopK(0.5), {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, Peer(Key(0))
+    >>> data, _ = codec.encode(tree, {}, peer)
+    >>> codec.decode(data, Spec.of(tree), peer)["w"].tolist()
+    [0.0, -3.0, 2.0, 0.0]
+
+    Of equal sizes the first are taken. Not unbiased: what is never large is never sent; `ErrorFeedback` around it
+    remembers that.
+    """
+
+    density: float = 0.1
+    by: By = "tree"
+    inner: Codec = Raw()
+
+    def __post_init__(self) -> None:
+        _check_density(self.density)
+        if self.by not in get_args(By):
+            raise ConfigError(f"by must be one of {', '.join(get_args(By))}, not {self.by!r}")
+        refuse_memory(self, self.inner)
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+        """Length of the positions, positions, values."""
+        vector, spec = join(tree), Spec.of(tree)
+        picked = []
+        for start, size, k in self._shares(spec):
+            picked.append(start + _largest(vector[start : start + size], k))
+        at = np.concatenate(picked) if picked else np.zeros(0, np.int64)
+        return _pack(vector, at, self.inner, peer), state
+
+    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values at their positions, zeros elsewhere."""
+        shares = self._shares(spec)
+        k = sum(share[2] for share in shares)
+        at, values = _unpack(data, spec, k, self.inner, peer)
+        for start, size, wanted in shares:
+            if np.searchsorted(at, start + size) - np.searchsorted(at, start) != wanted:
+                raise WireError(f"expected {wanted} positions in a block of {size} numbers")
+        return _spread(at, values, spec)
+
+    def size(self, spec: Spec) -> int | None:
+        """Not known before: positions take as many bytes as they need."""
+        return None
+
+    def _shares(self, spec: Spec) -> list[tuple[int, int, int]]:
+        """Start, size and number of values of each stretch in which the largest are looked for."""
+        sizes = [spec.size] if self.by == "tree" else [block.numel for block in spec]
+        starts = np.cumsum([0, *sizes]).tolist()
+        return [(start, size, kept(self.density, size)) for start, size in zip(starts, sizes, strict=False)]
+
+
+@register("codec", "threshold", paper="Strom, Interspeech 2015")
+@dataclass(frozen=True)
+class Threshold:
+    """Send the numbers that are large enough, and where they are; all others arrive as zero.
+
+        x_i if |x_i| >= value, else 0
+
+    Args:
+        value: the smallest size that is sent, above 0.
+        inner: the codec of the values that are sent, as one block.
+
+    >>> import torch
+    >>> from thinwire.core.rng import Key
+    >>> codec, tree, peer = Threshold(1.0), {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, Peer(Key(0))
+    >>> codec.decode(codec.encode(tree, {}, peer)[0], Spec.of(tree), peer)["w"].tolist()
+    [0.0, -3.0, 2.0, 0.0]
+    """
+
+    value: float = 1e-3
+    inner: Codec = Raw()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < math.inf:
+            raise ConfigError(f"value must be above 0, not {self.value}")
+        refuse_memory(self, self.inner)
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+        """How many, length of the positions, positions, values."""
+        vector = join(tree)
+        at = np.flatnonzero((vector.abs() >= self.value).numpy())
+        return varint(len(at)) + _pack(vector, at, self.inner, peer), state
+
+    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values at their positions, zeros elsewhere."""
+        k, position = read_varint(data)
+        if k > spec.size:
+            raise WireError(f"{k} values of {spec.size} numbers cannot be")
+        return _spread(*_unpack(data[position:], spec, k, self.inner, peer), spec)
+
+    def size(self, spec: Spec) -> int | None:
+        """Not known before."""
+        return None
+
+
+@register("codec", "randomk", paper="Konecny et al., 2016")
+@dataclass(frozen=True)
+class RandomK:
+    """Send some numbers picked at random; both ends draw the same positions, so none are sent.
+
+        c x_i if i is drawn, else 0,    k = max(1, floor(density d)) drawn without repetition,    c = 1 or d / k
+
+    Args:
+        density: share of the numbers that is sent, above 0 and at most 1.
+        inner: the codec of the values that are sent, as one block.
+        unbiased: multiply what arrives by d / k, so that it is right on average. Off under `ErrorFeedback`, which makes
+            up for what is missing by itself.
+
+    >>> import torch
+    >>> from thinwire.core.rng import Key
+    >>> codec, tree, peer = RandomK(0.5), {"w": torch.arange(1.0, 5.0)}, Peer(Key(0))
+    >>> data, _ = codec.encode(tree, {}, peer)
+    >>> len(data), int((codec.decode(data, Spec.of(tree), peer)["w"] != 0).sum())
+    (8, 2)
+    """
+
+    density: float = 0.1
+    inner: Codec = Raw()
+    unbiased: bool = True
+
+    def __post_init__(self) -> None:
+        _check_density(self.density)
+        refuse_memory(self, self.inner)
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+        """The values."""
+        vector = join(tree)
+        values = vector[torch.from_numpy(self._drawn(len(vector), peer))]
+        return self.inner.encode({"values": values}, {}, peer)[0], state
+
+    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values at the positions drawn, zeros elsewhere."""
+        at = self._drawn(spec.size, peer)
+        values = self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"]
+        if self.unbiased and len(at):
+            limit = torch.finfo(values.dtype).max
+            values = (values.double() * (spec.size / len(at))).clamp(-limit, limit).to(values.dtype)
+        return _spread(at, values, spec)
+
+    def size(self, spec: Spec) -> int | None:
+        """The size of the values."""
+        return self.inner.size(as_one_block(spec, kept(self.density, spec.size)))
+
+    def _drawn(self, n: int, peer: Peer) -> np.ndarray:
+        """The positions of the largest of n random words: no sorting of all."""
+        words = peer.key.fold("randomk").words_numpy(n)
+        return _top(words, kept(self.density, n))
+
+
+def kept(density: float, n: int) -> int:
+    """How many of n numbers are sent: max(1, floor(density n)), and none of none."""
+    return min(n, max(1, math.floor(density * n + 1e-9)))  # 0.29 * 100 is 28.999999999999996
+
+
+def refuse_memory(outer: object, inner: Codec) -> None:
+    """An inner codec that remembers would remember values whose positions change with every message."""
+    if inner.init(Spec((Block("values", (1,)),))):
+        name, within = type(outer).__name__, type(inner).__name__
+        raise ConfigError(
+            f"{within} inside {name} would remember values whose places change; "
+            f"write it the other way round: {within}({name}(...))"
+        )
+
+
+def _check_density(density: float) -> None:
+    if not 0 < density <= 1:
+        raise ConfigError(f"density must be above 0 and at most 1, not {density}")
+
+
+def _largest(x: Tensor, k: int) -> np.ndarray:
+    """Positions of the k largest sizes in ascending order; of equal ones the first."""
+    return _top((x if x.dtype is torch.float64 else x.float()).abs().numpy(), k)
+
+
+def _top(size: np.ndarray, k: int) -> np.ndarray:
+    if k == len(size):
+        return np.arange(k, dtype=np.int64)
+    edge = np.partition(size, len(size) - k)[len(size) - k]
+    above = np.flatnonzero(size > edge)
+    return np.sort(np.concatenate((above, np.flatnonzero(size == edge)[: k - len(above)])))
+
+
+def _pack(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
+    where = _indices.encode(at, len(vector))
+    values, _ = inner.encode({"values": vector[torch.from_numpy(at)]}, {}, peer)
+    return varint(len(where)) + where + values
+
+
+def _unpack(data: bytes, spec: Spec, k: int, inner: Codec, peer: Peer) -> tuple[np.ndarray, Tensor]:
+    length, start = read_varint(data)
+    if length > len(data) - start:
+        raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
+    at = _indices.decode(data[start : start + length], spec.size, k)
+    return at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
+
+
+def _spread(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:
+    vector = torch.zeros(spec.size, dtype=values.dtype)
+    vector[torch.from_numpy(at)] = values
+    return cut(vector, spec)
