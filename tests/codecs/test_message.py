@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.codecs.bits import read_varint, varint
 from thinwire.codecs.message import (
     BUFFERS,
     COORDS,
@@ -15,8 +16,6 @@ from thinwire.codecs.message import (
     WEIGHT,
     Body,
     Schema,
-    _read_varint,
-    _varint,
     pack,
     pack_body,
     unpack,
@@ -180,23 +179,23 @@ def test_every_kind_has_its_number_of_bodies(kind, count):
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 16383, 16384, (1 << 32) - 1, (1 << 35) - 1])
 def test_lengths_come_back_in_their_shortest_form(value):
-    data = _varint(value)
-    assert _read_varint(data, 0) == (value, len(data))
+    data = varint(value)
+    assert read_varint(data, 0) == (value, len(data))
     assert len(data) == max(1, -(-value.bit_length() // 7))
     if len(data) < 5:
         longer = data[:-1] + bytes([data[-1] | 0x80, 0])
         with pytest.raises(WireError, match="shortest form"):
-            _read_varint(longer, 0)
+            read_varint(longer, 0)
 
 
 def test_overlong_lengths_are_refused():
     with pytest.raises(WireError, match="longer than five bytes"):
-        _read_varint(b"\x80\x80\x80\x80\x80\x01", 0)
-    with pytest.raises(WireError, match="ends inside a length"):
-        _read_varint(b"\x80\x80", 0)
+        read_varint(b"\x80\x80\x80\x80\x80\x01", 0)
+    with pytest.raises(WireError, match="end inside a length"):
+        read_varint(b"\x80\x80", 0)
     for value in (-1, 1 << 35):
         with pytest.raises(WireError, match="does not fit"):
-            _varint(value)
+            varint(value)
     overlong = example()[:8] + b"\xe8\x87\x00" + example()[10:-4]  # version 1000 with a zero at its end
     with pytest.raises(WireError, match="shortest form"):
         unpack(sealed(overlong), SCHEMA)

@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from thinwire.codecs.bits import read_varint, varint
 from thinwire.errors import WireError
 
 MAGIC = b"TW"
@@ -69,9 +70,9 @@ class Message:
 def pack_body(body: Body, schema: Schema) -> bytes:
     """A body as bytes."""
     everything = body.plan is None or body.plan == frozenset(schema.blocks)
-    out = [b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks), _varint(len(body.lanes))]
+    out = [b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks), varint(len(body.lanes))]
     for lane, payload in sorted(body.lanes.items()):
-        out += [bytes([lane]), _varint(len(payload)), payload]
+        out += [bytes([lane]), varint(len(payload)), payload]
     return b"".join(out)
 
 
@@ -91,7 +92,7 @@ def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema) -> by
     >>> len(data), unpack_body(unpack(data, schema).bodies[0], schema).lanes
     (22, {1: b'abcd'})
     """
-    head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + _varint(version) + _varint(len(bodies))
+    head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version) + varint(len(bodies))
     data = head + b"".join(bodies)
     return data + _checksum(data, schema)
 
@@ -113,8 +114,8 @@ def unpack(data: bytes, schema: Schema) -> Message:
     if data[-4:] != _checksum(data[:-4], schema):
         raise WireError("checksum does not match: the message was damaged on its way")
     payload = data[:-4]
-    version, position = _read_varint(payload, 8)
-    count, position = _read_varint(payload, position)
+    version, position = read_varint(payload, 8)
+    count, position = read_varint(payload, position)
     bodies = []
     for _ in range(count):
         _, end = _read_body(payload, position, schema)
@@ -139,7 +140,7 @@ def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
         plan, position = _read_bitmap(data[position : position + width], schema.blocks), position + width
     elif flag != 0:
         raise WireError(f"plan flag {flag} is not known, expected 0 or 1")
-    count, position = _read_varint(data, position)
+    count, position = read_varint(data, position)
     lanes: dict[int, bytes] = {}
     last = -1
     for _ in range(count):
@@ -148,7 +149,7 @@ def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
         lane, position = data[position], position + 1
         if lane <= last:
             raise WireError(f"lane {lane} follows lane {last}: lanes must ascend")
-        length, position = _read_varint(data, position)
+        length, position = read_varint(data, position)
         if length > len(data) - position:
             raise WireError(f"lane {lane} announces {length} bytes, {len(data) - position} are left")
         lanes[lane], position = data[position : position + length], position + length
@@ -177,28 +178,3 @@ def _read_bitmap(data: bytes, blocks: tuple[str, ...]) -> frozenset[str]:
     if len(names) == len(blocks):
         raise WireError("a plan of all blocks must be written as 0")
     return names
-
-
-def _varint(value: int) -> bytes:
-    if not 0 <= value < 1 << 35:
-        raise WireError(f"{value} does not fit into a length of five bytes")
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for i in range(5):
-        if position + i >= len(data):
-            raise WireError("message ends inside a length")
-        byte = data[position + i]
-        value |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            if byte == 0 and i > 0:
-                raise WireError("a length is not in its shortest form")
-            return value, position + i + 1
-    raise WireError("a length is longer than five bytes")
