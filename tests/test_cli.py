@@ -16,7 +16,6 @@ from thinwire.cli import main
 def thinwire(monkeypatch, capsys, tmp_path):
     """Call the command line in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["thinwire", *words])

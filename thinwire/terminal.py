@@ -14,8 +14,17 @@ if TYPE_CHECKING:
     from thinwire.engines.local import RoundRecord
     from thinwire.run.compare import Row, Spread
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+WIDE = 160  # outside a terminal nobody scrolls sideways: tables are not squeezed into the 80 columns that rich assumes
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    return console
+
+
+out, err = _console(), _console(stderr=True)
 
 
 def human_bytes(count: float) -> str:
@@ -111,7 +120,8 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "seconds")
     for head in heads:
-        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+        least = max(len(row.method) for row in rows) if head == "method" else None
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3g}x"
         ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total)
