@@ -7,7 +7,7 @@ import torch
 from thinwire.codecs import Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, add, flatten, scale, sub, tmap, unflatten, zeros_like
+from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError
 from thinwire.schedules import Plan
 
@@ -166,56 +166,6 @@ class Remember:
 
     def size(self, spec: Spec) -> int:
         return self.inner.size(spec)
-
-
-@dataclass(frozen=True)
-class Controls:
-    """A correction in the manner of SCAFFOLD: memory with every client, shared memory, a report."""
-
-    def init_client(self, coords: Tree) -> Tree:
-        return zeros_like(coords)
-
-    def init_shared(self, coords: Tree) -> Tree:
-        return zeros_like(coords)
-
-    def init_server(self, coords: Tree) -> Tree:
-        return {}
-
-    def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
-        return tmap(lambda g, ci, c: g - ci + c, grads, mine, shared)
-
-    def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
-        new = tmap(lambda ci, c, d: ci - c - d / (steps * lr), mine, shared, moved)
-        return new, sub(new, mine)
-
-    def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
-        return delta, scale(report, fraction), state
-
-
-@dataclass(frozen=True)
-class Pull:
-    """A correction in the manner of FedDyn: memory with the server, block by block."""
-
-    alpha: float = 0.1
-
-    def init_client(self, coords: Tree) -> Tree:
-        return {}
-
-    def init_shared(self, coords: Tree) -> Tree:
-        return {}
-
-    def init_server(self, coords: Tree) -> Tree:
-        return zeros_like(coords)
-
-    def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
-        return tmap(lambda g, w, w0: g + self.alpha * (w - w0), grads, coords, start)
-
-    def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
-        return mine, {}
-
-    def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
-        after = tmap(lambda h, d: h - self.alpha * fraction * d.to(h.device), state, delta)  # of exactly these blocks
-        return add(delta, scale(after, -0.1)), {}, after
 
 
 @dataclass(frozen=True)

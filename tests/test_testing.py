@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from tests.parts import Clip, Controls, Drift, Half, Pool, Product, Project, Pull, Remember, Turns
+from tests.parts import Clip, Drift, Half, Pool, Product, Project, Remember, Turns
 from thinwire.codecs import Raw
 from thinwire.core.spec import Spec
 from thinwire.core.tree import scale, tmap
 from thinwire.errors import ConfigError, WireError
-from thinwire.optim import SGD, NoCorrection
+from thinwire.optim import SGD, FedDyn, NoCorrection, Scaffold
 from thinwire.privacy import NoPrivacy
 from thinwire.schedules import Every, Plan
 from thinwire.sketches import Identity
@@ -43,7 +43,7 @@ def test_other_good_parts_pass():
     for codec in (Half(), Remember()):
         check_codec(codec)
     check_codec(Raw(), lossless=True)
-    for correction in (NoCorrection(), Controls(), Pull()):
+    for correction in (NoCorrection(), Scaffold(), FedDyn()):
         check_correction(correction)
     for privacy in (NoPrivacy(), Clip()):
         check_privacy(privacy)
@@ -340,20 +340,20 @@ def test_bad_optimisers_are_named():
 
 
 @dataclass(frozen=True)
-class Weighing(Controls):
+class Weighing(Scaffold):
     def finish(self, moved, steps, lr, mine, shared):
         new, report = super().finish(moved, steps, lr, mine, shared)
         return new, {name: block for name, block in report.items() if block.is_meta or block.sum() > 0}
 
 
 @dataclass(frozen=True)
-class Greedy(Pull):
+class Greedy(FedDyn):
     def server(self, delta, report, fraction, state):
         return {name: delta.get(name, h) for name, h in self.init_server(_ALL).items()}, {}, state
 
 
 @dataclass(frozen=True)
-class Swollen(Controls):
+class Swollen(Scaffold):
     def finish(self, moved, steps, lr, mine, shared):
         return {**mine, "extra": torch.zeros(1)}, {}
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.federation import SIZES, digits_task, perceptron, same_public
-from tests.parts import Controls, Drift, Half, Project, Remember, Turns
+from tests.parts import Drift, Half, Project, Remember, Turns
 from thinwire.core.rng import Key
 from thinwire.core.tree import same
 from thinwire.engines import Job, LocalEngine
 from thinwire.errors import ConfigError, Diverged
-from thinwire.optim import SGD
+from thinwire.optim import SGD, Scaffold
 from thinwire.rounds import Local, Method, Uniform
 from thinwire.rounds.down import receive
 from thinwire.schedules import Every
@@ -29,7 +29,7 @@ METHODS = {
     "fedavg": Method(),
     "snapshot": Method(link="snapshot", down=Half()),
     "directions": Method(space=Drift(), client_opt=SGD(0.5)),
-    "controls": Method(correction=Controls(), client_opt=SGD(0.05)),
+    "controls": Method(correction=Scaffold(), client_opt=SGD(0.05)),
     "private": Method(schedule=Every(private=("2.*",))),
     "sketch": Method(sketch=Project(), weigh=Uniform()),
     "memory": Method(up=Remember(), down=Remember()),

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.federation import SIZES, digits, digits_task, perceptron, workload
-from tests.parts import Controls, Drift, Product
+from tests.parts import Drift, Product
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, repeat, stack, unstack
-from thinwire.optim import SGD
+from thinwire.optim import SGD, Scaffold
 from thinwire.rounds import Local, Method
 from thinwire.rounds.local import local_train
 from thinwire.rounds.protocol import agree
@@ -66,7 +66,7 @@ CASES = {
     "mean loss": (Method(), lambda: digits_task(loss=mean_loss)),
     "random directions": (Method(space=Drift(k=4)), digits_task),
     "products": (Method(space=Product(), client_opt=SGD(0.05, momentum=0.5)), digits_task),
-    "controls": (Method(correction=Controls()), digits_task),
+    "controls": (Method(correction=Scaffold()), digits_task),
 }
 
 

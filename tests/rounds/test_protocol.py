@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.federation import SIZES, Federation, digits, digits_task, perceptron, same_public, workload
-from tests.parts import Clip, Controls, Drift, Half, Pool, Product, Project, Pull, Remember, Turns
+from tests.parts import Clip, Drift, Half, Pool, Product, Project, Remember, Turns
 from thinwire.codecs import message as wire
 from thinwire.codecs.base import Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, same
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
-from thinwire.optim import SGD
+from thinwire.optim import SGD, FedDyn, Scaffold
 from thinwire.rounds import Local, Method, Uniform
 from thinwire.rounds.down import open_round, receive, split_down
 from thinwire.rounds.protocol import agree, begin, close_round, forget, plan_round
@@ -138,11 +138,11 @@ REPLAYED = {
     ),
     "sketch of all blocks, turns": (Method(sketch=Pool(), schedule=Turns(4, private=("0.weight",))), digits_task),
     "sketch in fresh directions": (Method(space=Drift(), sketch=Project(), client_opt=SGD(1.0)), digits_task),
-    "controls": (Method(correction=Controls(), client_opt=SGD(0.05)), WITH_NORM),
-    "controls, private": (Method(correction=Controls(), schedule=Every(private=("2.weight",))), digits_task),
-    "controls, turns": (Method(correction=Controls(), schedule=Turns(2)), digits_task),
-    "pull": (Method(correction=Pull()), digits_task),
-    "pull, turns": (Method(correction=Pull(), schedule=Turns(2, private=("2.bias",))), digits_task),
+    "controls": (Method(correction=Scaffold(), client_opt=SGD(0.05)), WITH_NORM),
+    "controls, private": (Method(correction=Scaffold(), schedule=Every(private=("2.weight",))), digits_task),
+    "controls, turns": (Method(correction=Scaffold(), schedule=Turns(2)), digits_task),
+    "pull": (Method(correction=FedDyn()), digits_task),
+    "pull, turns": (Method(correction=FedDyn(), schedule=Turns(2, private=("2.bias",))), digits_task),
     "clipped": (Method(privacy=Clip()), digits_task),
     "everything": (
         Method(
@@ -150,7 +150,7 @@ REPLAYED = {
             schedule=Turns(2, private=("2.bias/y",)),
             up=Remember(),
             down=Remember(),
-            correction=Controls(),
+            correction=Scaffold(),
             server_opt=MOMENTUM,
             client_opt=SGD(0.02, momentum=0.5),
             privacy=Clip(norm=5.0),
@@ -282,7 +282,7 @@ def test_uniform_weights_are_not_sent():
 
 
 def test_lanes_are_those_that_the_method_needs():
-    method = Method(correction=Controls(), schedule=Turns(2))
+    method = Method(correction=Scaffold(), schedule=Turns(2))
     federation = Federation(method, WITH_NORM())
     data = federation.round((0,))[0]
     body = wire.unpack_body(wire.unpack(data, federation.contract.schema).bodies[0], federation.contract.schema)
@@ -309,7 +309,7 @@ def lanes_of(federation: Federation, data: bytes) -> list[wire.Body]:
 
 
 @pytest.mark.parametrize("link", ["ledger", "snapshot"])
-@pytest.mark.parametrize("correction", [None, Controls()])
+@pytest.mark.parametrize("correction", [None, Scaffold()])
 def test_private_blocks_drift_at_home_and_never_travel(link, correction):
     private = ("2.weight", "2.bias")
     method = Method(schedule=Every(private=("2.*",)), link=link)
@@ -407,7 +407,7 @@ def test_methods_without_memory_leave_clients_blank():
 
 
 def test_memories_of_silent_blocks_stay_as_they_were():
-    federation = Federation(Method(schedule=Turns(2), server_opt=SGD(1.0, momentum=0.9), correction=Pull()))
+    federation = Federation(Method(schedule=Turns(2), server_opt=SGD(1.0, momentum=0.9), correction=FedDyn()))
     for _ in range(4):
         plan = plan_round(federation.contract, federation.server)
         before = federation.server
@@ -423,7 +423,7 @@ def test_corrections_leave_private_blocks_alone():
     local = Local(batch=0, steps=2)
     runs = [
         Federation(Method(schedule=Every(private=("2.*",)), **extra), local=local)
-        for extra in ({}, {"correction": Controls()})
+        for extra in ({}, {"correction": Scaffold()})
     ]
     for federation in runs:
         federation.round((0,))
@@ -597,11 +597,11 @@ def test_weights_that_overflow_on_the_server_are_found(space):
             Method(space=Drift(), link="snapshot"),
             r"Drift\(.*link = 'snapshot' does not say all there is to know. Write link = 'ledger'",
         ),
-        (Method(space=Drift(), correction=Controls()), "Controls.*redraws them. Write fresh_every = 0"),
-        (Method(space=Drift(), correction=Pull()), "Pull.*redraws them"),
+        (Method(space=Drift(), correction=Scaffold()), "Scaffold.*redraws them. Write fresh_every = 0"),
+        (Method(space=Drift(), correction=FedDyn()), "FedDyn.*redraws them"),
         (Method(space=Drift(), schedule=Every(private=("2.*",))), "hold back '2.bias/b'.*Write fresh_every = 0"),
         (Method(sketch=Project(), say="value"), "Project.*Write say = 'delta'"),
-        (Method(sketch=Project(), correction=Pull()), "server memory.*identity sketch"),
+        (Method(sketch=Project(), correction=FedDyn()), "server memory.*identity sketch"),
         (Method(sketch=Project(), server_opt=SGD(1.0, weight_decay=0.1)), "Write weight_decay = 0 for the server"),
         (Method(link="snapshot", down=Remember()), "Remember.*Write link = 'ledger'"),
     ],
