@@ -10,6 +10,8 @@ from tests.federation import Federation, digits_task
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError
 from thinwire.rounds import Local
+from thinwire.rounds.lanes import unpack_up
+from thinwire.rounds.protocol import plan_round
 from thinwire.testing import check_correction
 
 UNIFORM = tw.Uniform()
@@ -34,9 +36,18 @@ def test_fedprox_without_a_pull_is_fedavg_bit_for_bit():
     assert not same(plain.server.public.coords, strong.server.public.coords)
 
 
-def test_a_server_that_steps_by_one_is_fedavg():
-    method = tw.Method(server_opt=tw.SGD(1.0))
-    assert same(run(tw.Method()).server.public.coords, run(method).server.public.coords)
+def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
+    federation = Federation(tw.Method(server_opt=tw.SGD(1.0), say="value"))
+    plan = plan_round(federation.contract, federation.server)
+    said = {}
+    for client in (0, 2, 3):
+        federation.hear(client)
+        said[client] = unpack_up(federation.contract, plan, 0, client, federation.answer(client))
+    federation.round((0, 2, 3))
+    total = sum(one.weight for one in said.values())
+    for name, block in federation.server.public.coords.items():
+        mean = sum(one.weight / total * one.code[name] for one in said.values())
+        assert torch.allclose(block, mean, atol=1e-6)
 
 
 def test_scaffolds_common_direction_is_the_mean_of_the_clients():
