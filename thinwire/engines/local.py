@@ -27,7 +27,7 @@ from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_ro
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
-from thinwire.tasks.examples import Examples
+from thinwire.tasks.examples import Examples, Shifted
 from thinwire.tasks.functional import Functional
 
 Mode = Literal["auto", "vmap", "loop"]
@@ -308,6 +308,10 @@ class Simulation:
         index = batches.index
         for i, mine in enumerate(own):
             index[i] = mine[index[i]]
+        if isinstance(self.train, Shifted):
+            for i, key in enumerate(keys):
+                forms = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
+                index[i] += len(self.train) * forms.reshape(index[i].shape)
         return Workload(
             torch.from_numpy(index).to(self.device),
             batches.rows,

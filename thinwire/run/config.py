@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from thinwire.core.registry import lookup
 from thinwire.engines.local import LocalEngine
@@ -27,6 +27,9 @@ from thinwire.run.toml import Table, dumps, loads, parse_value
 from thinwire.tasks.partition import Split
 
 DEFAULT_TASK = "digits"
+
+Scale = Literal["unit", "standard"]
+Augment = Literal["none", "shift-flip"]
 
 # The slots of a method that hold parts, and the kind of part that each holds.
 SLOTS = {
@@ -57,7 +60,9 @@ class TaskChoice:
     """Which data, cut into how many clients by which split, learnt by which model.
 
     `hold_out` is the share of each client's own examples on which its own model is tested (0 for none), `keep` how many
-    of the clients take part (0 for all): the data of the others is not used.
+    of the clients take part (0 for all): the data of the others is not used. For pictures, `scale` is `unit` (from 0 to
+    1) or `standard` (mean 0 and deviation 1 over the training pictures, channel by channel), and `augment` is `none` or
+    `shift-flip` (each time a picture is trained on, it is moved by up to 4 pixels and mirrored at random).
     """
 
     kind: str
@@ -66,8 +71,13 @@ class TaskChoice:
     model: ModelChoice
     hold_out: float = 0.0
     keep: int = 0
+    scale: Scale = "unit"
+    augment: Augment = "none"
 
     def __post_init__(self) -> None:
+        for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
+            if given not in get_args(known):
+                raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
         if not 0 <= self.keep <= self.clients:
             raise ConfigError(f"task.keep must be 0 (all) or at most the {self.clients} clients, not {self.keep}")
 
@@ -232,6 +242,8 @@ def to_table(experiment: Experiment) -> Table:
             "model": {"kind": task.model.kind, **dict(task.model.options)},
             "hold_out": task.hold_out,
             "keep": task.keep,
+            "scale": task.scale,
+            "augment": task.augment,
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
         "method": {
@@ -243,7 +255,7 @@ def to_table(experiment: Experiment) -> Table:
 
 
 def _task(table: Table) -> TaskChoice:
-    known = ["kind", "clients", "split", "model", "hold_out", "keep"]
+    known = ["kind", "clients", "split", "model", "hold_out", "keep", "scale", "augment"]
     for key in table:
         if key not in known:
             raise UnknownName("key in task", key, known)
@@ -261,6 +273,8 @@ def _task(table: Table) -> TaskChoice:
         ModelChoice(model, tuple(checked.items())),
         coerce(table.get("hold_out", 0.0), float, "task.hold_out"),
         coerce(table.get("keep", 0), int, "task.keep"),
+        coerce(table.get("scale", "unit"), str, "task.scale"),
+        coerce(table.get("augment", "none"), str, "task.augment"),
     )
 
 
