@@ -43,6 +43,8 @@ SLOTS = {
     "weigh": "weigh",
     "client_opt": "optimiser",
     "server_opt": "optimiser",
+    "rate": "rate",
+    "server_rate": "rate",
     "correction": "correction",
     "penalty": "penalty",
     "privacy": "privacy",
