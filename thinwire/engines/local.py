@@ -47,6 +47,7 @@ class RoundRecord(NamedTuple):
     clients: int
     seconds: float
     own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
+    rate: float | None = None  # the clients' step size in this round
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +231,7 @@ class Simulation:
             len(cohort),
             time.perf_counter() - began,
             own_accuracy,
+            job.method.client_opt_at(state.server.public.version).lr,
         )
         return RunState(number, server, clients, cohort, state.how, state.why), record
 

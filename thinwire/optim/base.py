@@ -52,6 +52,10 @@ class Correction(Protocol):
         """After local training: the client's next memory, and what it reports to the server (its own lane)."""
         ...
 
+    def factor(self, report: Tree) -> float:
+        """By what the server multiplies a client's change before it averages; 1 for most. Reports are not trusted."""
+        ...
+
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
         """The corrected mean change, the change of the shared memory, and the server's next memory."""
         ...

@@ -97,7 +97,7 @@ def local_train(
         how: all clients in one program, or one after another.
     """
     step = _make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)))
-    opt = method.client_opt.init(unstack(start, 0))
+    opt = method.client_opt_at(public.version).init(unstack(start, 0))
     if how == "vmap":
         clients = len(work)
         return _train(_together(step), start, repeat(opt, clients), repeat(public.buffers, clients), mine, work)
@@ -115,6 +115,7 @@ def local_train(
 
 def _make_step(method: Method, learner: Learner, public: Public, frame: Tree, private: frozenset[str]) -> Step:
     """One step of one client, without a client axis. Private blocks have nothing to be corrected towards."""
+    optimiser = method.client_opt_at(public.version)
 
     def expand(point: Tree) -> Tree:
         return method.space.expand(public.base, frame, point)
@@ -131,12 +132,12 @@ def _make_step(method: Method, learner: Learner, public: Public, frame: Tree, pr
         if method.penalty.active:  # a penalty wants to see the gradient by the weights, so it is taken in two steps
             weights, back = vjp(expand, coords)  # type: ignore[misc]
             pull, (loss, after) = grad_and_value(loss_of, has_aux=True)(weights)
-            grads = add(back(pull)[0], method.penalty.gradient(expand, coords, pull, method.client_opt.lr))
+            grads = add(back(pull)[0], method.penalty.gradient(expand, coords, pull, optimiser.lr))
         else:
             grads, (loss, after) = grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)(coords)
         bent = method.correction.gradient(spoken(grads), spoken(coords), spoken(start), mine, public.shared)
         grads = {**grads, **bent}
-        change, opt = method.client_opt.update(grads, opt, coords)
+        change, opt = optimiser.update(grads, opt, coords)
         return add(coords, change), opt, after, loss
 
     return step

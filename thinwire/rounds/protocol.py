@@ -159,6 +159,8 @@ def cohort_round(
         how: all in one program, or one after another.
     """
     method = contract.method
+    lr = method.client_opt_at(public.version).lr
+    states = [_in_this_frame(contract, state, public.version) for state in states]
     start = _starts(public.coords, states)
     mine = stack([state.correction for state in states]) if states[0].correction else {}
     trained = local_train(method, learner, public, frame, start, mine, work, how)
@@ -166,9 +168,7 @@ def cohort_round(
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         end, buffers = unstack(trained.coords, i), unstack(trained.buffers, i)
         moved = restrict(sub(end, unstack(start, i)), contract.sendable.names)
-        memory, report = method.correction.finish(
-            moved, trained.steps[i], method.client_opt.lr, state.correction, public.shared
-        )
+        memory, report = method.correction.finish(moved, trained.steps[i], lr, state.correction, public.shared)
         delta = sub(end, public.coords)
         spoken = restrict(delta if method.say == "delta" else end, plan.names)
         code = method.privacy.bound(
@@ -193,6 +193,13 @@ def cohort_round(
         held = {name: block for name, block in delta.items() if name not in plan.names}
         after.append(ClientState(public.version, held, memory, codec))
     return Reply(messages, after, trained.loss)
+
+
+def _in_this_frame(contract: Contract, state: ClientState, version: int) -> ClientState:
+    """A client whose codec starts anew if the frame was redrawn since: its memory is of coordinates that are gone."""
+    if not state.codec or contract.window(state.version) == contract.window(version):
+        return state
+    return replace(state, codec=contract.method.up.init(contract.code))
 
 
 def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
@@ -225,7 +232,9 @@ def close_round(
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
     weights = [one.weight for one in said]
-    mean = to_device(weighted_mean([one.code for one in said], weights), device)
+    factors = [method.correction.factor(one.report) for one in said]
+    codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
+    mean = to_device(weighted_mean(codes, weights), device)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, restrict(public.coords, plan.names))
@@ -242,8 +251,9 @@ def close_round(
     mean, shared, mine = method.correction.server(
         mean, weighted_mean([one.report for one in said], weights), fraction, mine
     )
-    opt = _of_blocks(server.opt, silent)
-    change, opt = method.server_opt.update(scale(mean, -1.0), opt, restrict(public.coords, plan.names))
+    moving = method.server_opt_at(public.version)
+    change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), restrict(public.coords, plan.names))
+    opt = {**server.opt, **opt}
     step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
     codec = server.codec
     body = b""
@@ -259,9 +269,11 @@ def close_round(
     limit = limit if method.link == "ledger" else -1  # a snapshot replaces all entries: keep none but the last
     merge = contract.window(after.version) != contract.window(public.version)
     ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
+    if merge:  # what was remembered of the old coordinates means nothing in the new ones
+        opt, codec = moving.init(contract.code.zeros(device)), method.down.init(contract.code)
     return ServerState(
         after,
-        opt={**server.opt, **opt},
+        opt=opt,
         correction={**server.correction, **mine},
         schedule=schedule,
         codec=codec,

@@ -1,6 +1,9 @@
 """An experiment as one value, and as one file.
 
-    defaults  <-  task preset  <-  method preset  <-  command line
+    defaults  <-  task preset  <-  method presets (`mapo+int8`: see `plus`)  <-  file  <-  command line
+
+A file names the methods that it builds on by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys then
+come on top.
 
 The resolved experiment is written to the run directory; reading that file gives an equal experiment.
 
@@ -22,6 +25,8 @@ from thinwire.errors import ConfigError, UnknownName
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
 from thinwire.run.parts import arguments, build, coerce, describe, named, plain
+from thinwire.run.plus import join
+from thinwire.run.plus import named as named_methods
 from thinwire.run.presets import layer, preset
 from thinwire.run.toml import Table, dumps, loads, parse_value
 from thinwire.tasks.partition import Split
@@ -41,6 +46,8 @@ SLOTS = {
     "weigh": "weigh",
     "client_opt": "optimiser",
     "server_opt": "optimiser",
+    "rate": "rate",
+    "server_rate": "rate",
     "correction": "correction",
     "penalty": "penalty",
     "privacy": "privacy",
@@ -141,24 +148,27 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
     """The experiment that a method's name, or a file, and some overrides describe.
 
     Args:
-        what: the name of a method preset, or the path of an experiment file ending in `.toml`.
+        what: the name of a method preset, several joined by `+`, or the path of an experiment file ending in `.toml`.
         on: the name of a task preset; with a file, it replaces the file's task.
         overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
     """
+    own: Table = {}
+    methods, name = what, what
     if what.endswith(".toml"):
         path = Path(what)
         if not path.is_file():
             raise ConfigError(f"no such experiment file: {what}")
         own, name = loads(path.read_text("utf-8"), what), path.stem
-    else:
-        own, name = preset("methods", what).table, what
+        methods, own = _builds_on(own)
     task = on or _section(own, "task").get("kind", DEFAULT_TASK)
-    if on and what.endswith(".toml"):
+    if on:
         own = {key: value for key, value in own.items() if key != "task"}
-    tuned = _section(own, "on").get(task, {})  # what a method needs to be different on this task
+    tuned = _section(own, "on").get(task, {})  # what the file wants to be different on this task
     own = {key: value for key, value in own.items() if key != "on"}
-    table = layer(layer(preset("tasks", task).table, own), tuned)
-    table.setdefault("name", name)
+    table = preset("tasks", task).table
+    for above in (join(named_methods(methods), task) if methods else {}, own, tuned):
+        table = layer(table, above)
+    table.setdefault("name", name.replace(" ", ""))
     experiment = from_table(table)
     if overrides:
         table = to_table(experiment)  # with every default written out, so that any key can be set
@@ -166,6 +176,14 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
             put(table, key, value)
         experiment = from_table(table)
     return experiment
+
+
+def _builds_on(table: Table) -> tuple[str, Table]:
+    """The methods that a file builds on ("" for none), and the file without their names."""
+    section = table.get("method", {})
+    section = {"kind": section} if isinstance(section, str) else _section(table, "method")
+    methods = coerce(section.get("kind", ""), str, "method.kind")
+    return methods, {**table, "method": {key: value for key, value in section.items() if key != "kind"}}
 
 
 def put(table: Table, path: str, value: Any) -> None:
