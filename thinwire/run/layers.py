@@ -16,7 +16,7 @@ from thinwire.rounds.tally import Tally
 from thinwire.run.files import write_atomically
 
 Layers = list[dict[str, Any]]
-BAR, GAP, HEIGHT, LEFT = 18, 6, 180, 60
+BAR, GAP, HEIGHT, LEFT = 18, 6, 180, 90
 
 
 def layers_of(coords: Spec, tally: Tally) -> Layers:
