@@ -5,6 +5,8 @@
 A grid file names a task, rounds, seeds, and rows; each row is a method with settings, and `over` lists values to try in
 every combination. Every run is an ordinary run directory, finished runs are used again, and the table (mean and
 standard deviation over seeds, with the digest of each run) is written to docs/results/NAME.md from those directories.
+A row may have its own `rounds`; `yardstick` names the label of the row whose bytes are 100 %. `--set KEY=VALUE` changes
+a value in all runs, to try a grid out in small (with `--docs`, so that the table goes elsewhere).
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from thinwire.run.config import Experiment, resolve
+from thinwire.run.config import Experiment, parse_overrides, resolve
 from thinwire.run.execute import default_folder
 from thinwire.terminal import human_bytes
 
 
-def experiments(grid: dict, device: str) -> list[tuple[str, str, list[Experiment]]]:
+def experiments(grid: dict, device: str, changes: dict) -> list[tuple[str, str, list[Experiment]]]:
     """(label, settings in words, one experiment a seed) of each line of the table."""
     out = []
     for row in grid["rows"]:
@@ -35,17 +37,20 @@ def experiments(grid: dict, device: str) -> list[tuple[str, str, list[Experiment
         for values in itertools.product(*over.values()):
             chosen = dict(zip(over, values, strict=True))
             common = {"rounds": row.get("rounds", grid["rounds"]), "engine.device": device, **grid.get("set", {})}
-            words = ", ".join(
-                f"{key.rsplit('.', 1)[-1]} {value}" for key, value in {**row.get("set", {}), **chosen}.items()
-            )
+            own = {**({"rounds": row["rounds"]} if "rounds" in row else {}), **row.get("set", {}), **chosen}
+            own = {key: value for key, value in own.items() if key not in changes}
+            words = ", ".join(f"{_short(key)} {value}" for key, value in own.items())
+            settings = {**common, **own, **changes}
             runs = [
-                resolve(
-                    row["method"], row.get("on", grid["on"]), {**common, **row.get("set", {}), **chosen, "seed": seed}
-                )
-                for seed in range(seeds)
+                resolve(row["method"], row.get("on", grid["on"]), {**settings, "seed": seed}) for seed in range(seeds)
             ]
             out.append((row.get("label", row["method"]), words, runs))
     return out
+
+
+def _short(key: str) -> str:
+    """What a table calls a setting: its last name, or two where the last says nothing."""
+    return "evaluated every" if key == "eval.every" else key.rsplit(".", 1)[-1]
 
 
 def run_one(experiment: Experiment, out: Path) -> None:
@@ -81,7 +86,11 @@ def table(grid: dict, lines: list[tuple[str, str, list[Experiment]]], out: Path)
     own = any(e.task.hold_out for _, _, runs in lines for e in runs)
     head = ["method", "settings", "seeds", "best accuracy %", "final accuracy %"]
     head += ["best own accuracy %", "final own accuracy %"] if own else []
-    head += ["numbers trained", "bytes up", "bytes down", "catch-up", "total", "runs"]
+    yardstick = grid.get("yardstick")
+    head += ["numbers trained", "bytes up", "bytes down", "catch-up", "total"]
+    head += [f"up, % of {yardstick}", f"total, % of {yardstick}"] if yardstick else []
+    head += ["runs"]
+    whole = {way: _mean_bytes(lines, yardstick, way, out) for way in ("bytes_up", "bytes_total")}
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for label, words, runs in lines:
         found = [(e, default_folder(e, out) / "summary.json") for e in runs]
@@ -101,14 +110,28 @@ def table(grid: dict, lines: list[tuple[str, str, list[Experiment]]], out: Path)
         cells.append(f"{done[0]['trainable']:,}")
         ways = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
         cells += [human_bytes(statistics.fmean(d[way] for d in done)) for way in ways]
+        if yardstick:
+            shares = [(statistics.fmean(d[way] for d in done), one) for way, one in whole.items()]
+            cells += [f"{100 * mean / one:.2f}" if one else "-" for mean, one in shares]
         cells.append(" ".join(e.digest()[:6] for e, file in found if file.exists()))
         rows.append("| " + " | ".join(cells) + " |")
     first = lines[0][2][0]
+    runs = [e for _, _, group in lines for e in group]
+    rounds = " or ".join(sorted({f"{e.rounds:,}" for e in runs}, key=lambda word: (len(word), word)))
+    steps = sorted({e.local.steps for e in runs})
+    work = f"{first.local.epochs} epoch(s)" if steps == [0] else f"{' or '.join(map(str, steps))} local steps a round"
     setting = (
-        f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, {grid['rounds']} rounds, "
-        f"batch {first.local.batch}, {first.local.epochs} epoch(s); device {first.engine.device}."
+        f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, {rounds} rounds, "
+        f"batch {first.local.batch}, {work}; device {first.engine.device}."
     )
     return f"# {grid['title']}\n\n{grid.get('text', '').strip()}\n\n{setting}\n\n" + "\n".join(rows) + "\n"
+
+
+def _mean_bytes(lines: list[tuple[str, str, list[Experiment]]], label: str | None, way: str, out: Path) -> float | None:
+    """The mean bytes of the row of that label; None if there is none, or nothing of it is done."""
+    files = [default_folder(e, out) / "summary.json" for name, _, runs in lines if name == label for e in runs]
+    known = [json.loads(file.read_text())[way] for file in files if file.exists()]
+    return statistics.fmean(known) if known else None
 
 
 def main() -> None:  # noqa: D103
@@ -119,11 +142,12 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     parser.add_argument("--table-only", action="store_true", help="run nothing, write the tables")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
     if options.jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     work = [(grid, tomllib.loads(grid.read_text())) for grid in options.grids]
-    lines = {grid: experiments(content, options.device) for grid, content in work}
+    lines = {grid: experiments(content, options.device, parse_overrides(options.set)) for grid, content in work}
     if not options.table_only:
         todo = {e.digest(): e for rows in lines.values() for _, _, runs in rows for e in runs}
         print(f"{len(todo)} runs, {options.jobs} at a time", flush=True)
@@ -132,7 +156,8 @@ def main() -> None:  # noqa: D103
     options.docs.mkdir(parents=True, exist_ok=True)
     for grid, content in work:
         text = table(content, lines[grid], options.out)
-        text += f"\nWritten by `python benchmarks/grid.py {grid.as_posix()} --device {options.device}`.\n"
+        words = " ".join([grid.as_posix(), "--device", options.device, *(f"--set {word}" for word in options.set)])
+        text += f"\nWritten by `python benchmarks/grid.py {words}`.\n"
         (options.docs / f"{grid.stem}.md").write_text(text)
         print(text)
 

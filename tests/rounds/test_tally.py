@@ -9,6 +9,7 @@ from thinwire.codecs import message as wire
 from thinwire.engines.local import Job, LocalEngine
 from thinwire.rounds import Local, Method
 from thinwire.schedules import Every, FedLAMA
+from thinwire.sketches import Identity
 
 
 def run(method: Method, rounds: int = 6):
@@ -24,7 +25,7 @@ def run(method: Method, rounds: int = 6):
             body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
             spec = contract.coords.restrict(contract.coords.names if body.plan is None else body.plan)
             syncs |= {(number, name) for name in spec.names}
-            if method.up == Raw():
+            if method.up == Raw() and method.sketch == Identity():
                 for name, block in Raw().decode(body.lanes[wire.COORDS], spec, None).items():
                     sizes[name] += len(block.numpy().tobytes())
     return state.tally, Counter(name for _, name in syncs), sizes
