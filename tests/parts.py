@@ -114,7 +114,10 @@ class Turns:
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         names = [name for name in coords.names if name not in self.private]
         turn = version % self.period
-        return Plan(frozenset(n for i, n in enumerate(names) if i % self.period == turn), resample=turn == 0)
+        return Plan(frozenset(n for i, n in enumerate(names) if i % self.period == turn), self.resamples(version))
+
+    def resamples(self, version: int) -> bool:
+        return version % self.period == 0
 
     def report(self, delta: Tree, plan: Plan) -> Tree:
         return {name: block.square().sum() for name, block in delta.items()}

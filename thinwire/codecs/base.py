@@ -87,6 +87,10 @@ class Raw:
         """The size of the numbers."""
         return spec.nbytes
 
+    def shares(self, spec: Spec) -> dict[str, int]:
+        """Where `encode` cuts: the bytes of each block. Codecs that mix blocks have no such method."""
+        return {block.name: block.nbytes for block in spec}
+
 
 def _to_bytes(tensor: Tensor) -> bytes:
     raw = tensor.detach().reshape(-1).cpu().contiguous()

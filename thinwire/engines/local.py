@@ -25,6 +25,7 @@ from thinwire.rounds.local import Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
+from thinwire.rounds.tally import Tally
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Examples, Shifted
@@ -93,6 +94,7 @@ class RunState(NamedTuple):
     cohort: tuple[int, ...]
     how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
     why: str  # why not by vmap, if so
+    tally: Tally  # how often each block spoke
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Simulation:
         """The state before the first round."""
         how: Vectorise = "loop" if self.engine.vectorise == "loop" else "vmap"
         why = "asked for" if how == "loop" else ""
-        return RunState(0, begin(self.contract, self.public), {}, (), how, why)
+        return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
 
     def weights(self, public: Public) -> Tree:
         """The model's weights at a public state."""
@@ -233,7 +235,8 @@ class Simulation:
             own_accuracy,
             job.method.client_opt_at(state.server.public.version).lr,
         )
-        return RunState(number, server, clients, cohort, state.how, state.why), record
+        tally = state.tally.add(contract, plan, len(up))
+        return RunState(number, server, clients, cohort, state.how, state.why, tally), record
 
     def _own_accuracy(self, server: ServerState, clients: dict[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""

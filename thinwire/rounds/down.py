@@ -105,7 +105,8 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
         raise WireError("a client's message was sent to a client")
     ask = wire.unpack_body(message.bodies[-1], contract.schema)
     expect_lanes(ask, frozenset())
-    plan = Plan(frozenset(contract.coords.names) if ask.plan is None else ask.plan)
+    names = frozenset(contract.coords.names) if ask.plan is None else ask.plan
+    plan = Plan(names, contract.method.schedule.resamples(message.version))
     if message.kind == wire.STATE:
         return Received(*_take_state(contract, public, message), plan)
     entries = message.bodies[:-1]

@@ -72,6 +72,7 @@ class Trained(NamedTuple):
     buffers: Tree
     loss: Tensor  # (clients,) mean over all examples seen
     steps: tuple[int, ...]
+    opt: Tree  # the optimisers after the last step
 
 
 def local_train(
@@ -83,6 +84,7 @@ def local_train(
     mine: Tree,
     work: Workload,
     how: Vectorise,
+    opt: Tree | None = None,
 ) -> Trained:
     """Train some clients from `start`.
 
@@ -95,21 +97,24 @@ def local_train(
         mine: stacked memory of the correction.
         work: which examples in which order.
         how: all clients in one program, or one after another.
+        opt: stacked states of the optimisers to go on with; fresh ones if not given.
     """
     step = _make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)))
-    opt = method.client_opt_at(public.version).init(unstack(start, 0))
+    clients = len(work)
+    if opt is None:
+        opt = repeat(method.client_opt_at(public.version).init(unstack(start, 0)), clients)
     if how == "vmap":
-        clients = len(work)
-        return _train(_together(step), start, repeat(opt, clients), repeat(public.buffers, clients), mine, work)
+        return _train(_together(step), start, opt, repeat(public.buffers, clients), mine, work)
     runs = []
-    for i in range(len(work)):
-        one = _train(_alone(step), unstack(start, i), opt, public.buffers, unstack(mine, i), work.client(i))
+    for i in range(clients):
+        one = _train(_alone(step), unstack(start, i), unstack(opt, i), public.buffers, unstack(mine, i), work.client(i))
         runs.append(one)
     return Trained(
         stack([run.coords for run in runs]),
         stack([run.buffers for run in runs]),
         torch.cat([run.loss for run in runs]),
         tuple(steps for run in runs for steps in run.steps),
+        stack([run.opt for run in runs]),
     )
 
 
@@ -192,7 +197,7 @@ def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: 
             else:
                 coords, opt, buffers = new[:3]
             loss_sum = loss_sum + new[3].detach() * rows[:, s]
-    return Trained(coords, buffers, loss_sum / rows.sum(1), tuple(int(n) for n in (work.rows > 0).sum(1)))
+    return Trained(coords, buffers, loss_sum / rows.sum(1), tuple(int(n) for n in (work.rows > 0).sum(1)), opt)
 
 
 def _where(alive: Tensor, new: Tree, old: Tree) -> Tree:

@@ -64,8 +64,9 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
-    if never and method.space.fresh_every:
-        raise _held_in_lost_frame(method, never)
+    waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
+    if waits and method.space.fresh_every:
+        raise _held_in_lost_frame(method, waits)
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
@@ -79,7 +80,7 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
 def begin(contract: Contract, public: Public) -> ServerState:
     """The server before the first round."""
     method = contract.method
-    return ServerState(
+    server = ServerState(
         public,
         opt=method.server_opt.init(contract.code.zeros(device_of(public))),
         correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
@@ -87,6 +88,9 @@ def begin(contract: Contract, public: Public) -> ServerState:
         codec=method.down.init(contract.code),
         ledger=Ledger(first=public.version),
     )
+    if not method.schedule.resamples(public.version + 1):  # blocks will wait: find out now what that breaks
+        _check_codes(contract, server, frozenset(contract.sendable.names[:1]))
+    return server
 
 
 def plan_round(contract: Contract, server: ServerState) -> Plan:
@@ -96,14 +100,20 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     silent = frozenset(contract.coords.names) - plan.names
     if silent and method.space.fresh_every:
         raise _held_in_lost_frame(method, silent)
-    alike = set(method.sketch.spec(contract.coords.restrict(plan.names))) <= set(contract.code)
+    _check_codes(contract, server, plan.names)
+    return plan
+
+
+def _check_codes(contract: Contract, server: ServerState, names: frozenset[str]) -> None:
+    """Refuse memories of codes that have another shape when only these blocks speak."""
+    method = contract.method
+    alike = set(method.sketch.spec(contract.coords.restrict(names))) <= set(contract.code)
     if not alike and (server.opt or server.codec or method.up.init(contract.code)):
         raise IncompatibleParts(
             f"{method.sketch!r} makes other codes when some blocks are silent, as {method.schedule!r} wants, but an "
             "optimiser or a codec remembers codes from round to round. Take a sketch that codes each block by itself, "
             "or parts without memory"
         )
-    return plan
 
 
 def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
@@ -163,7 +173,9 @@ def cohort_round(
     states = [_in_this_frame(contract, state, public.version) for state in states]
     start = _starts(public.coords, states)
     mine = stack([state.correction for state in states]) if states[0].correction else {}
-    trained = local_train(method, learner, public, frame, start, mine, work, how)
+    kept = None if plan.resample else _optimisers(method, public, states)
+    trained = local_train(method, learner, public, frame, start, mine, work, how, kept)
+    goes_on = not method.schedule.resamples(public.version + 1)
     messages, after = [], []
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         end, buffers = unstack(trained.coords, i), unstack(trained.buffers, i)
@@ -191,7 +203,8 @@ def cohort_round(
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
         held = {name: block for name, block in delta.items() if name not in plan.names}
-        after.append(ClientState(public.version, held, memory, codec))
+        opt = unstack(trained.opt, i) if goes_on else {}
+        after.append(ClientState(public.version, held, memory, codec, opt))
     return Reply(messages, after, trained.loss)
 
 
@@ -209,6 +222,12 @@ def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
         zero = torch.zeros_like(coords[name])
         start[name] = start[name] + torch.stack([state.held.get(name, zero) for state in states])
     return start
+
+
+def _optimisers(method: Method, public: Public, states: Sequence[ClientState]) -> Tree:
+    """Stacked optimisers within a window: as the round before left them, or fresh for clients that were not there."""
+    fresh = method.client_opt.init(public.coords)
+    return stack([state.opt if state.opt and state.version == public.version - 1 else fresh for state in states])
 
 
 # -- up, and the next version ------------------------------------------------------------------------------------------

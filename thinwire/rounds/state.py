@@ -46,17 +46,19 @@ class ClientState:
         held: the part of its change that it has told nobody, by block.
         correction: its memory of the correction.
         codec: its memory of the up codec.
+        opt: the state of its optimiser, kept only within a window of the schedule.
     """
 
     version: int = 0
     held: Tree = field(default_factory=dict)
     correction: Tree = field(default_factory=dict)
     codec: Tree = field(default_factory=dict)
+    opt: Tree = field(default_factory=dict)
 
     @property
     def blank(self) -> bool:
         """Whether there is nothing to keep but the version."""
-        return not (self.held or self.correction or self.codec)
+        return not (self.held or self.correction or self.codec or self.opt)
 
 
 @dataclass(frozen=True, eq=False)

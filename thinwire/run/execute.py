@@ -8,9 +8,11 @@ from pathlib import Path
 from thinwire.core.spec import Spec
 from thinwire.engines.local import RoundRecord, RunState, Simulation
 from thinwire.errors import CheckpointError
+from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
 from thinwire.run.folder import RunFolder, Summary
+from thinwire.run.layers import layers_of
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -54,7 +56,7 @@ def execute(
         state = state or simulation.start()
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round)
-        summary = summarise(experiment, simulation, records)
+        summary = summarise(experiment, simulation, records, state.tally)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
@@ -90,7 +92,7 @@ def _rounds(
     return state, records
 
 
-def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[RoundRecord]) -> Summary:
+def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[RoundRecord], tally: Tally) -> Summary:
     """The totals of a run."""
     accuracies = [record.accuracy for record in records if record.accuracy is not None]
     own = [record.own_accuracy for record in records if record.own_accuracy is not None]
@@ -112,4 +114,5 @@ def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[
         "bytes_catchup": catchup,
         "bytes_total": up + down + catchup,
         "seconds": round(sum(record.seconds for record in records), 3),
+        "layers": layers_of(simulation.contract.coords, tally),
     }
