@@ -23,9 +23,23 @@ from torch import Tensor
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
+from thinwire.core.tree import (
+    Tree,
+    all_finite,
+    bring,
+    repeat,
+    restrict,
+    scale,
+    stack,
+    sub,
+    tmap,
+    to_device,
+    unstack,
+    weighted_mean,
+)
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.advance import advance
+from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
@@ -81,8 +95,8 @@ def begin(contract: Contract, public: Public) -> ServerState:
     method = contract.method
     return ServerState(
         public,
-        opt=method.server_opt.init(contract.code.zeros(device_of(public))),
-        correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
+        opt=method.server_opt.init(contract.code.zeros()),
+        correction=to_device(method.correction.init_server(restrict(public.coords, contract.sendable.names)), "cpu"),
         schedule=method.schedule.init(contract.coords),
         codec=method.down.init(contract.code),
         ledger=Ledger(first=public.version),
@@ -122,7 +136,7 @@ def fresh_client(contract: Contract, public: Public) -> ClientState:
     method = contract.method
     return ClientState(
         version=0,
-        correction=method.correction.init_client(restrict(public.coords, contract.sendable.names)),
+        correction=to_device(method.correction.init_client(restrict(public.coords, contract.sendable.names)), "cpu"),
         codec=method.up.init(contract.code),
     )
 
@@ -144,6 +158,7 @@ def cohort_round(
     states: Sequence[ClientState],
     work: Workload,
     how: Vectorise,
+    recorder: Recorder | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -156,51 +171,66 @@ def cohort_round(
         clients: their numbers.
         states: their states, with outdated held blocks forgotten.
         work: their examples.
-        how: all in one program, or one after another.
+        how: all in one program, replayed from a recording or not, or one after another.
+        recorder: keeps the recordings of earlier rounds.
+
+    Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
-    method = contract.method
+    method, device = contract.method, device_of(public)
     start = _starts(public.coords, states)
-    mine = stack([state.correction for state in states]) if states[0].correction else {}
-    trained = local_train(method, learner, public, frame, start, mine, work, how)
+    mine = to_device(stack([state.correction for state in states]), device)
+    if how == "graph":
+        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work)
+    else:
+        trained = local_train(method, learner, public, frame, start, mine, work, how)
+    delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
+    spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)
+    codes, noted = [], []
+    for i, client in enumerate(clients):
+        code = method.sketch.encode(unstack(spoken, i), contract.sketch_key(public.version))
+        codes.append(method.privacy.bound(code, contract.key.fold("privacy", public.version, client)))
+        noted.append(method.schedule.report(restrict(unstack(delta, i), plan.names), plan))
+    silent = {name: block for name, block in delta.items() if name not in plan.names}
+    moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
+    loss = {"loss": trained.loss}
+    all_codes, all_noted, silent, moved, buffers, shared, loss = bring(
+        [stack(codes), stack(noted), silent, moved, trained.buffers, public.shared, loss], "cpu"
+    )
+    finite = all_finite(all_codes)
     messages, after = [], []
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
-        end, buffers = unstack(trained.coords, i), unstack(trained.buffers, i)
-        moved = restrict(sub(end, unstack(start, i)), contract.sendable.names)
-        memory, report = method.correction.finish(
-            moved, trained.steps[i], method.client_opt.lr, state.correction, public.shared
-        )
-        delta = sub(end, public.coords)
-        spoken = restrict(delta if method.say == "delta" else end, plan.names)
-        code = method.privacy.bound(
-            method.sketch.encode(spoken, contract.sketch_key(public.version)),
-            contract.key.fold("privacy", public.version, client),
-        )
-        if not all_finite(code):  # before the codec: what it makes of a NaN is not defined
+        code, memory = unstack(all_codes, i), state.correction
+        report: Tree = {}
+        if contract.remembers:
+            memory, report = method.correction.finish(
+                unstack(moved, i), trained.steps[i], method.client_opt.lr, memory, shared
+            )
+        if not (finite or all_finite(code)):  # before the codec: what it makes of a NaN is not defined
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
-        peer = contract.peer(public.version, client)
-        payload, codec = method.up.encode(code, state.codec, peer)
+        payload, codec = method.up.encode(code, state.codec, contract.peer(public.version, client))
         lanes = {wire.COORDS: payload}
         if method.weigh.sent:
             lanes[wire.WEIGHT] = raw({"weight": torch.tensor(method.weigh.weight(work.samples[i]))})
         if buffers:
-            lanes[wire.BUFFERS] = raw(buffers)
+            lanes[wire.BUFFERS] = raw(unstack(buffers, i))
         if report:
             lanes[wire.SHARED] = raw(report)
-        if noted := method.schedule.report(restrict(delta, plan.names), plan):
-            lanes[wire.REPORT] = raw(noted)
+        if all_noted:
+            lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
-        held = {name: block for name, block in delta.items() if name not in plan.names}
+        held = tmap(torch.clone, unstack(silent, i))  # of its own: a view would keep all clients' blocks alive
         after.append(ClientState(public.version, held, memory, codec))
-    return Reply(messages, after, trained.loss)
+    return Reply(messages, after, loss["loss"])
 
 
 def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
     """Stacked coordinates to start from: the public ones, plus what each client held back."""
     start = repeat(coords, len(states))
     for name in {name for state in states for name in state.held}:
-        zero = torch.zeros_like(coords[name])
-        start[name] = start[name] + torch.stack([state.held.get(name, zero) for state in states])
+        zero = torch.zeros_like(coords[name], device="cpu")
+        held = torch.stack([state.held.get(name, zero) for state in states])
+        start[name] = start[name] + held.to(coords[name].device)
     return start
 
 
@@ -218,6 +248,9 @@ def close_round(
         plan: the plan that the round was opened with.
         messages: one message a client, not trusted.
         registered: how many clients there are in all.
+
+    The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
+    device of the public state.
     """
     method, public = contract.method, server.public
     device = device_of(public)
@@ -225,15 +258,15 @@ def close_round(
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
     weights = [one.weight for one in said]
-    mean = to_device(weighted_mean([one.code for one in said], weights), device)
+    coords = to_device(restrict(public.coords, plan.names), "cpu")
+    mean = weighted_mean([one.code for one in said], weights)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
-        mean = sub(mean, restrict(public.coords, plan.names))
+        mean = sub(mean, coords)
+    planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
+    decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
     schedule = method.schedule.observe(
-        server.schedule,
-        plan,
-        method.sketch.decode(mean, contract.coords.restrict(plan.names), contract.sketch_key(public.version)),
-        weighted_mean([one.noted for one in said], weights),
+        server.schedule, plan, decoded, weighted_mean([one.noted for one in said], weights)
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
@@ -243,14 +276,16 @@ def close_round(
         mean, weighted_mean([one.report for one in said], weights), fraction, mine
     )
     opt = _of_blocks(server.opt, silent)
-    change, opt = method.server_opt.update(scale(mean, -1.0), opt, restrict(public.coords, plan.names))
+    change, opt = method.server_opt.update(scale(mean, -1.0), opt, coords)
     step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
     codec = server.codec
     body = b""
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = unpack_step(contract, body, public.version, device)
-    after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
+    else:
+        step = Step(step.names, *bring((step.code, step.shared, step.buffers), device))
+    after = advance(contract, public, step)
     if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     # entries longer than a full state serve nobody; where the space merges, that state holds the whole base

@@ -13,6 +13,7 @@ tensors lie: a federation of any number of clients holds its data once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import torch
@@ -90,10 +91,15 @@ class Images:
         """Pictures by index, as float32."""
         x = self.pixels[index].to(torch.float32).div_(255)
         if self.mean != (0.0,) or self.std != (1.0,):
-            shape = (len(self.mean), 1, 1)
-            mean = torch.tensor(self.mean, device=x.device).view(shape)
-            x = x.sub_(mean).div_(torch.tensor(self.std, device=x.device).view(shape))
+            mean, std = self._numbers
+            x = x.sub_(mean).div_(std)
         return x, self.targets[index]
+
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation beside the pixels: sending them along with every batch would make the device wait."""
+        shape, device = (len(self.mean), 1, 1), self.pixels.device
+        return torch.tensor(self.mean, device=device).view(shape), torch.tensor(self.std, device=device).view(shape)
 
     def to(self, device: Device) -> Images:
         """The same pictures on another device."""
