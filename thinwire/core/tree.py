@@ -64,7 +64,11 @@ def bring(trees: Sequence[Tree], device: torch.device | str) -> list[Tree]:
                 away.setdefault((block.dtype, block.device), []).append(block)
     arrived: dict[int, Tensor] = {}
     for blocks in away.values():
-        flat = torch.cat([block.reshape(-1) for block in blocks]).to(device)
+        flat = torch.cat([block.reshape(-1) for block in blocks])
+        if device.type == "cpu":  # into pinned memory, which a GPU can write to by itself
+            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda).copy_(flat)
+        else:
+            flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
         arrived |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
     return [{name: arrived.get(id(block), block) for name, block in tree.items()} for tree in trees]

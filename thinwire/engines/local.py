@@ -159,7 +159,7 @@ class Simulation:
 
     def __init__(self, engine: LocalEngine, job: Job) -> None:
         self.engine, self.job = engine, job
-        self.device = torch.device(engine.device)
+        self.device = torch.empty(0, device=engine.device).device  # with its number, if it is a GPU
         products = engine.conv == "im2col" or (engine.conv == "auto" and self.device.type == "cuda")
         self.model = replace(
             Functional.of(job.task.model, job.task.loss, self.device),

@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Set
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,7 +24,6 @@ from thinwire.schedules.base import Plan
 
 _RAW = Raw()
 _NOBODY = Peer(Key(0))  # Raw needs to know nothing of the other side
-_WEIGHT = Spec.of({"weight": torch.zeros(())})
 EVERYONE = -1  # the peer of a broadcast
 
 
@@ -58,21 +58,21 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     names = frozenset(contract.coords.names) if body.plan is None else body.plan
     if names != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
-    expected, spec, noted = _expected(contract, plan)
+    expected, spec, note = _expected(contract, plan)
     expect_lanes(body, expected)
     lanes, report = body.lanes, contract.report
     code = method.up.decode(lanes[wire.COORDS], spec, contract.peer(version, client))
-    weight = float(unraw(lanes[wire.WEIGHT], _WEIGHT)["weight"]) if method.weigh.sent else method.weigh.weight(0)
+    weight = _unpack_weight(lanes[wire.WEIGHT]) if method.weigh.sent else method.weigh.weight(0)
     said = Said(
         code,
         weight,
         unraw(lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(lanes[wire.SHARED], report) if report.blocks else {},
-        unraw(lanes[wire.REPORT], noted) if noted.blocks else {},
+        unraw(lanes[wire.REPORT], note) if note.blocks else {},
     )
     if not (0 < weight < float("inf")):
         raise WireError(f"client {client} says that it counts {weight}; expected a number above 0")
-    if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted)):
+    if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted) if tree):
         raise Diverged(f"client {client} sent a number that is not finite; try a smaller learning rate")
     return said
 
@@ -81,13 +81,30 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
 def _expected(contract: Contract, plan: Plan) -> tuple[frozenset[int], Spec, Spec]:
     """The lanes of a client's message, and what its code and its note for the schedule look like."""
     method, planned = contract.method, contract.coords.restrict(plan.names)
-    noted = Spec.of(method.schedule.report(planned.shapes(), plan))
+    note = Spec.of(method.schedule.report(planned.shapes(), plan))
     lanes = {wire.COORDS}
     lanes |= {wire.WEIGHT} if method.weigh.sent else set()
     lanes |= {wire.BUFFERS} if contract.buffers.blocks else set()
     lanes |= {wire.SHARED} if contract.report.blocks else set()
-    lanes |= {wire.REPORT} if noted.blocks else set()
-    return frozenset(lanes), method.sketch.spec(planned), noted
+    lanes |= {wire.REPORT} if note.blocks else set()
+    return frozenset(lanes), method.sketch.spec(planned), note
+
+
+def noted(contract: Contract, plan: Plan) -> Spec:
+    """What a client notes for the schedule; often nothing."""
+    return _expected(contract, plan)[2]
+
+
+def pack_weight(weight: float) -> bytes:
+    """A client's weight as a lane: one float32."""
+    return struct.pack("<f", weight)
+
+
+def _unpack_weight(data: bytes) -> float:
+    if len(data) != 4:
+        raise WireError(f"expected 4 bytes of raw numbers for a weight, got {len(data)}")
+    weight: float = struct.unpack("<f", data)[0]
+    return weight
 
 
 def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tuple[bytes, Tree]:

@@ -38,14 +38,16 @@ from thinwire.core.tree import (
     weighted_mean,
 )
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.privacy.base import NoPrivacy
 from thinwire.rounds.advance import advance
 from thinwire.rounds.graphed import Recorder
-from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
+from thinwire.rounds.lanes import Step, noted, pack_step, pack_weight, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
+from thinwire.sketches.base import Identity
 
 
 class Reply(NamedTuple):
@@ -185,16 +187,17 @@ def cohort_round(
         trained = local_train(method, learner, public, frame, start, mine, work, how)
     delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
     spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)
-    codes, noted = [], []
-    for i, client in enumerate(clients):
-        code = method.sketch.encode(unstack(spoken, i), contract.sketch_key(public.version))
-        codes.append(method.privacy.bound(code, contract.key.fold("privacy", public.version, client)))
-        noted.append(method.schedule.report(restrict(unstack(delta, i), plan.names), plan))
+    all_codes, all_noted = spoken, {}
+    if noted(contract, plan).blocks:
+        planned = restrict(delta, plan.names)
+        all_noted = stack([method.schedule.report(unstack(planned, i), plan) for i in range(len(clients))])
+    if not (isinstance(method.sketch, Identity) and isinstance(method.privacy, NoPrivacy)):
+        all_codes = stack([_code(contract, unstack(spoken, i), public.version, c) for i, c in enumerate(clients)])
     silent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
     loss = {"loss": trained.loss}
     all_codes, all_noted, silent, moved, buffers, shared, loss = bring(
-        [stack(codes), stack(noted), silent, moved, trained.buffers, public.shared, loss], "cpu"
+        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss], "cpu"
     )
     finite = all_finite(all_codes)
     messages, after = [], []
@@ -210,7 +213,7 @@ def cohort_round(
         payload, codec = method.up.encode(code, state.codec, contract.peer(public.version, client))
         lanes = {wire.COORDS: payload}
         if method.weigh.sent:
-            lanes[wire.WEIGHT] = raw({"weight": torch.tensor(method.weigh.weight(work.samples[i]))})
+            lanes[wire.WEIGHT] = pack_weight(method.weigh.weight(work.samples[i]))
         if buffers:
             lanes[wire.BUFFERS] = raw(unstack(buffers, i))
         if report:
@@ -222,6 +225,12 @@ def cohort_round(
         held = tmap(torch.clone, unstack(silent, i))  # of its own: a view would keep all clients' blocks alive
         after.append(ClientState(public.version, held, memory, codec))
     return Reply(messages, after, loss["loss"])
+
+
+def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
+    """What one client lets go, as numbers."""
+    code = contract.method.sketch.encode(spoken, contract.sketch_key(version))
+    return contract.method.privacy.bound(code, contract.key.fold("privacy", version, client))
 
 
 def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
