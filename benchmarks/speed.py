@@ -45,6 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
     "cnn2": ("cnn2", {}, 1, 28, 600),
     "cnn-cifar": ("cnn-cifar", {}, 3, 32, 500),
     "resnet20-gn": ("resnet20", {"norm": "gn"}, 3, 32, 500),
+    "vgg16-gn": ("vgg16-gn", {}, 3, 32, 500),
 }
 BATCH = 32
 # vectorise, conv, precision
