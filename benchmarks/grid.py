@@ -1,12 +1,16 @@
 """Run a grid of experiments, several at a time, and write its table.
 
-    python benchmarks/grid.py benchmarks/grids/mapo-layouts.toml --jobs 2 --out runs/grids --device cpu
+    python benchmarks/grid.py benchmarks/grids/mapo-fashion.toml --jobs 2 --out runs/grids --device cpu
 
 A grid file names a task, rounds, seeds, and rows; each row is a method with settings, and `over` lists values to try in
-every combination. Every run is an ordinary run directory, finished runs are used again, and the table (mean and
-standard deviation over seeds, with the digest of each run) is written to docs/results/NAME.md from those directories.
-A row may have its own `rounds`; `yardstick` names the label of the row whose bytes are 100 %. `--set KEY=VALUE` changes
-a value in all runs, to try a grid out in small (with `--docs`, so that the table goes elsewhere).
+every combination. With `tune = { seeds = [100] }` the values of `over` are tried on those seeds only; the best of each
+row, by the mean of `tune.by`, is then run on the seeds of the table, which had no part in the choice. Every run is an
+ordinary run directory, and finished runs are used again. The table (mean and standard deviation over seeds) is written
+to docs/results/NAME.md, and the few numbers of every run behind it to NAME.json, both from those directories.
+
+A row may have its own `rounds` and `seeds`; `yardstick` names the label of the row whose bytes are 100 %; `targets`
+asks for the bytes until an accuracy was reached. `--set KEY=VALUE` changes a value in all runs, to try a grid out in
+small (with `--docs`, so that the table goes elsewhere).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,35 +27,122 @@ import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from thinwire.run.config import Experiment, parse_overrides, resolve
+from thinwire.run.config import Experiment, parse_overrides, resolve, to_table
 from thinwire.run.execute import default_folder
+from thinwire.run.toml import dumps
 from thinwire.terminal import human_bytes
 
-
-def experiments(grid: dict, device: str, changes: dict) -> list[tuple[str, str, list[Experiment]]]:
-    """(label, settings in words, one experiment a seed) of each line of the table."""
-    out = []
-    for row in grid["rows"]:
-        over = row.get("over", {})
-        seeds = row.get("seeds", grid.get("seeds", 1))
-        for values in itertools.product(*over.values()):
-            chosen = dict(zip(over, values, strict=True))
-            common = {"rounds": row.get("rounds", grid["rounds"]), "engine.device": device, **grid.get("set", {})}
-            own = {**({"rounds": row["rounds"]} if "rounds" in row else {}), **row.get("set", {}), **chosen}
-            own = {key: value for key, value in own.items() if key not in changes}
-            words = ", ".join(f"{_short(key)} {value}" for key, value in own.items())
-            settings = {**common, **own, **changes}
-            runs = [
-                resolve(row["method"], row.get("on", grid["on"]), {**settings, "seed": seed}) for seed in range(seeds)
-            ]
-            out.append((row.get("label", row["method"]), words, runs))
-    return out
+KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
+WAYS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
 
 
-def _short(key: str) -> str:
+class Line(NamedTuple):
+    """A line of a table: a method with settings, over seeds."""
+
+    row: int
+    label: str
+    settings: str
+    chosen: dict[str, Any]  # the values of `over`
+    runs: list[Experiment]
+
+
+class Grid:
+    """A grid file, and the experiments that it asks for."""
+
+    def __init__(self, path: Path, device: str, changes: list[str]) -> None:
+        self.path, self.device, self.changes = path, device, changes
+        self.content = tomllib.loads(path.read_text())
+        self.tune: dict[str, Any] = self.content.get("tune", {})
+
+    def lines(self, seeds: list[int] | None = None, rounds: int | None = None) -> list[Line]:
+        """One line for each row and choice of values."""
+        out = []
+        for number, row in enumerate(self.content["rows"]):
+            over = row.get("over", {})
+            for values in itertools.product(*over.values()):
+                chosen = dict(zip(over, values, strict=True))
+                out.append(self.line(number, chosen, seeds, rounds))
+        return out
+
+    def line(self, number: int, chosen: dict, seeds: list[int] | None = None, rounds: int | None = None) -> Line:
+        """A row with these values."""
+        row = self.content["rows"][number]
+        changes = parse_overrides(self.changes)
+        settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
+        asked = row.get("seeds", self.content.get("seeds", 1))
+        own = list(range(asked)) if isinstance(asked, int) else asked
+        common = {
+            "rounds": rounds or row.get("rounds", self.content["rounds"]),
+            "engine.device": self.device,
+            **self.content.get("set", {}),
+        }
+        runs = [
+            resolve(row["method"], row.get("on", self.content["on"]), {**common, **settings, **changes, "seed": seed})
+            for seed in (own if seeds is None else seeds)
+        ]
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
+        return Line(number, row.get("label", row["method"]), words, chosen, runs)
+
+    def trials(self) -> list[Line]:
+        """The search: every choice on the seeds for tuning; nothing where the grid does not tune."""
+        return self.lines(self.tune["seeds"], self.tune.get("rounds")) if self.tune else []
+
+    def final(self, out: Path) -> list[Line]:
+        """The lines of the table: all choices, or the best of each row once the search is done."""
+        if not self.tune:
+            return self.lines()
+        best = []
+        trials = self.trials()
+        for number in range(len(self.content["rows"])):
+            scored = [(score(line, out, self.by), line) for line in trials if line.row == number]
+            top = max(scored, key=lambda pair: pair[0])
+            best.append(self.line(number, top[1].chosen))
+        return best
+
+    @property
+    def by(self) -> str:
+        """What the search goes by."""
+        return self.tune.get("by", "best_accuracy")
+
+
+def _name(key: str) -> str:
     """What a table calls a setting: its last name, or two where the last says nothing."""
     return "evaluated every" if key == "eval.every" else key.rsplit(".", 1)[-1]
+
+
+def _short(value: Any) -> Any:
+    return value.get("kind", value) if isinstance(value, dict) else value
+
+
+def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
+    """What a run came to; None if it did not finish."""
+    file = default_folder(experiment, out) / "summary.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
+    """The rounds of a run."""
+    file = default_folder(experiment, out) / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def score(line: Line, out: Path, by: str) -> float:
+    """The mean over seeds; a run that did not finish scores nothing."""
+    found = [summary(e, out) for e in line.runs]
+    return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
+
+
+def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:
+    """Rounds, honest bytes and bytes without catch-up until the accuracy first reached a target; None if never."""
+    honest = ideal = 0
+    for record in metrics(experiment, out):
+        ideal += record["bytes_up"] + record["bytes_down"]
+        honest += record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
+        if record["accuracy"] is not None and record["accuracy"] >= target:
+            return record["round"], honest, ideal
+    return None
 
 
 def run_one(experiment: Experiment, out: Path) -> None:
@@ -60,17 +152,20 @@ def run_one(experiment: Experiment, out: Path) -> None:
     file = folder.parent / f"{folder.name}.toml"
     if (folder / "summary.json").exists():
         return
-    from thinwire.run.config import to_table
-    from thinwire.run.toml import dumps
-
     file.write_text(dumps(to_table(experiment)))
     words = ["resume", str(folder)] if (folder / "config.toml").exists() else ["run", str(file), "--out", str(folder)]
     done = subprocess.run([sys.executable, "-m", "thinwire", *words, "-q"], capture_output=True, text=True)
     file.unlink()
-    print(
-        f"{time.strftime('%H:%M:%S')} {folder.name} {'done' if done.returncode == 0 else done.stderr.strip()}",
-        flush=True,
-    )
+    word = "done" if done.returncode == 0 else done.stderr.strip()
+    print(f"{time.strftime('%H:%M:%S')} {folder.name} {word}", flush=True)
+
+
+def run_all(lines: list[Line], out: Path, jobs: int) -> None:
+    """All runs of some lines that are not finished, several at a time."""
+    todo = {e.digest(): e for line in lines for e in line.runs}
+    print(f"{len(todo)} runs, {jobs} at a time", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda e: run_one(e, out), todo.values()))
 
 
 def spread(values: list[float | None], scale: float = 100.0) -> str:
@@ -81,57 +176,137 @@ def spread(values: list[float | None], scale: float = 100.0) -> str:
     return f"{statistics.fmean(known):.2f}" + (f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else "")
 
 
-def table(grid: dict, lines: list[tuple[str, str, list[Experiment]]], out: Path) -> str:
-    """The grid's results in Markdown."""
-    own = any(e.task.hold_out for _, _, runs in lines for e in runs)
-    head = ["method", "settings", "seeds", "best accuracy %", "final accuracy %"]
-    head += ["best own accuracy %", "final own accuracy %"] if own else []
-    yardstick = grid.get("yardstick")
+def interval(values: list[float | None]) -> str:
+    """The 95 % interval of the mean, by Student's t, in per cent."""
+    from scipy.stats import t
+
+    known = [100 * value for value in values if value is not None]
+    if len(known) < 3:
+        return "-"
+    half = float(t.ppf(0.975, len(known) - 1)) * statistics.stdev(known) / math.sqrt(len(known))
+    mean = statistics.fmean(known)
+    return f"{mean - half:.2f} to {mean + half:.2f}"
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table; short rows are filled up."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(row + ["-"] * (len(head) - len(row))) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def results(grid: Grid, lines: list[Line], out: Path) -> str:
+    """The main table."""
+    own = any(e.task.hold_out for line in lines for e in line.runs)
+    targets = grid.content.get("targets", [])
+    head = ["method", "settings", "seeds", "rounds", "best accuracy %", "final accuracy %"]
+    head += ["best own accuracy %", "final own accuracy %", "95 % interval of the latter"] if own else []
     head += ["numbers trained", "bytes up", "bytes down", "catch-up", "total"]
+    yardstick = grid.content.get("yardstick")
     head += [f"up, % of {yardstick}", f"total, % of {yardstick}"] if yardstick else []
-    head += ["runs"]
+    for target in targets:
+        head += [f"rounds to {100 * target:g} %", f"bytes to {100 * target:g} %", "the same without catch-up"]
+    head.append("runs")
     whole = {way: _mean_bytes(lines, yardstick, way, out) for way in ("bytes_up", "bytes_total")}
-    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for label, words, runs in lines:
-        found = [(e, default_folder(e, out) / "summary.json") for e in runs]
-        done = [json.loads(file.read_text()) for _, file in found if file.exists()]
+    rows = []
+    for line in lines:
+        done = [(e, s) for e in line.runs if (s := summary(e, out))]
         if not done:
-            cells = [label, words, "0", "did not finish"]
-            rows.append("| " + " | ".join(cells + ["-"] * (len(head) - len(cells))) + " |")
+            rows.append([line.label, line.settings, "0", str(line.runs[0].rounds), "did not finish"])
             continue
-        cells = [
-            label,
-            words,
-            str(len(done)),
-            *(spread([d[k] for d in done]) for k in ("best_accuracy", "final_accuracy")),
-        ]
+        of = {key: [s[key] for _, s in done] for key in (*KEPT, *WAYS)}
+        seeds = " ".join(str(e.seed) for e, _ in done)
+        missing = f" ({len(line.runs) - len(done)} did not finish)" if len(done) < len(line.runs) else ""
+        cells = [line.label, line.settings, seeds + missing, str(line.runs[0].rounds)]
+        cells += [spread(of["best_accuracy"]), spread(of["final_accuracy"])]
         if own:
-            cells += [spread([d[k] for d in done]) for k in ("best_own_accuracy", "final_own_accuracy")]
-        cells.append(f"{done[0]['trainable']:,}")
-        ways = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
-        cells += [human_bytes(statistics.fmean(d[way] for d in done)) for way in ways]
+            cells += [spread(of["best_own_accuracy"]), spread(of["final_own_accuracy"])]
+            cells.append(interval(of["final_own_accuracy"]))
+        cells.append(f"{of['trainable'][0]:,}")
+        cells += [human_bytes(statistics.fmean(of[way])) for way in WAYS]
         if yardstick:
-            shares = [(statistics.fmean(d[way] for d in done), one) for way, one in whole.items()]
-            cells += [f"{100 * mean / one:.2f}" if one else "-" for mean, one in shares]
-        cells.append(" ".join(e.digest()[:6] for e, file in found if file.exists()))
-        rows.append("| " + " | ".join(cells) + " |")
-    first = lines[0][2][0]
-    runs = [e for _, _, group in lines for e in group]
-    rounds = " or ".join(sorted({f"{e.rounds:,}" for e in runs}, key=lambda word: (len(word), word)))
-    steps = sorted({e.local.steps for e in runs})
+            cells += [f"{100 * statistics.fmean(of[way]) / one:.2f}" if one else "-" for way, one in whole.items()]
+        for target in targets:
+            cells += _target_cells([to_target(e, out, target) for e, _ in done])
+        cells.append(" ".join(e.digest()[:6] for e, _ in done))
+        rows.append(cells)
+    return markdown(head, rows)
+
+
+def _mean_bytes(lines: list[Line], label: str | None, way: str, out: Path) -> float | None:
+    """The mean bytes of the row of that label; None if there is none, or nothing of it is done."""
+    known = [s[way] for line in lines if line.label == label for e in line.runs if (s := summary(e, out))]
+    return statistics.fmean(known) if known else None
+
+
+def _target_cells(reached: list[tuple[int, int, int] | None]) -> list[str]:
+    """Means over the seeds that got there; how many did, if not all."""
+    there = [r for r in reached if r]
+    if not there:
+        return ["never", "never", "never"]
+    note = f" ({len(there)} of {len(reached)} seeds)" if len(there) < len(reached) else ""
+    rounds, honest, ideal = (statistics.fmean(values) for values in zip(*there, strict=True))
+    return [f"{rounds:.0f}{note}", human_bytes(honest) + note, human_bytes(ideal) + note]
+
+
+def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
+    """The table of what was tried, and whether the best value lies at the edge of what was tried."""
+    taken = {(line.row, json.dumps(line.chosen)) for line in lines}
+    rows = []
+    for line in trials:
+        done = [s for e in line.runs if (s := summary(e, out))]
+        mark = ""
+        if (line.row, json.dumps(line.chosen)) in taken:
+            over = grid.content["rows"][line.row].get("over", {})
+            edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if _at_edge(line.chosen[k], v)]
+            mark = "taken" + (f", at the edge of {', '.join(edges)}" if edges else "")
+        accuracy = f"{100 * score(line, out, grid.by):.2f}" if len(done) == len(line.runs) else "did not finish"
+        rows.append([line.label, line.settings, accuracy, mark, " ".join(e.digest()[:6] for e in line.runs)])
+    seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
+    head = ["method", "settings", f"{grid.by.replace('_', ' ')} %", "", "runs"]
+    rounds = trials[0].runs[0].rounds
+    return f"\n## The search\n\nOn seed {seeds}, {rounds} rounds.\n\n" + markdown(head, rows)
+
+
+def _at_edge(value: Any, tried: list[Any]) -> bool:
+    """Whether a number is the least or the largest of several that were tried."""
+    numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
+    return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
+
+
+def page(grid: Grid, lines: list[Line], out: Path) -> str:
+    """The whole page."""
+    first = lines[0].runs[0]
+    steps = sorted({e.local.steps for line in lines for e in line.runs})
     work = f"{first.local.epochs} epoch(s)" if steps == [0] else f"{' or '.join(map(str, steps))} local steps a round"
     setting = (
-        f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, {rounds} rounds, "
-        f"batch {first.local.batch}, {work}; device {first.engine.device}."
+        f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, batch {first.local.batch}, "
+        f"{work}; device {first.engine.device}."
     )
-    return f"# {grid['title']}\n\n{grid.get('text', '').strip()}\n\n{setting}\n\n" + "\n".join(rows) + "\n"
+    text = f"# {grid.content['title']}\n\n{grid.content.get('text', '').strip()}\n\n{setting}\n\n"
+    text += results(grid, lines, out)
+    if trials := grid.trials():
+        text += search(grid, trials, lines, out)
+    words = " ".join([grid.path.as_posix(), "--device", grid.device, *(f"--set {word}" for word in grid.changes)])
+    return text + f"\nWritten by `python benchmarks/grid.py {words}`.\n"
 
 
-def _mean_bytes(lines: list[tuple[str, str, list[Experiment]]], label: str | None, way: str, out: Path) -> float | None:
-    """The mean bytes of the row of that label; None if there is none, or nothing of it is done."""
-    files = [default_folder(e, out) / "summary.json" for name, _, runs in lines if name == label for e in runs]
-    known = [json.loads(file.read_text())[way] for file in files if file.exists()]
-    return statistics.fmean(known) if known else None
+def records(lines: list[Line], out: Path) -> dict[str, Any]:
+    """The few numbers of every run behind a page, by the name that the page calls it."""
+    found = {}
+    for line in lines:
+        for e in line.runs:
+            if s := summary(e, out):
+                curve = [[m["round"], m["accuracy"]] for m in metrics(e, out) if m["accuracy"] is not None]
+                found[e.digest()[:6]] = {
+                    "method": line.label,
+                    "settings": line.settings,
+                    "seed": e.seed,
+                    "rounds": e.rounds,
+                    **{key: s[key] for key in (*KEPT, *WAYS)},
+                    "accuracy": curve,
+                }
+    return found
 
 
 def main() -> None:  # noqa: D103
@@ -146,19 +321,20 @@ def main() -> None:  # noqa: D103
     options = parser.parse_args()
     if options.jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    work = [(grid, tomllib.loads(grid.read_text())) for grid in options.grids]
-    lines = {grid: experiments(content, options.device, parse_overrides(options.set)) for grid, content in work}
+    grids = [Grid(path, options.device, options.set) for path in options.grids]
     if not options.table_only:
-        todo = {e.digest(): e for rows in lines.values() for _, _, runs in rows for e in runs}
-        print(f"{len(todo)} runs, {options.jobs} at a time", flush=True)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(lambda e: run_one(e, options.out), todo.values()))
+        # all searches first, side by side; then everything that the tables need
+        if trials := [line for grid in grids for line in grid.trials()]:
+            run_all(trials, options.out, options.jobs)
+        run_all([line for grid in grids for line in grid.final(options.out)], options.out, options.jobs)
     options.docs.mkdir(parents=True, exist_ok=True)
-    for grid, content in work:
-        text = table(content, lines[grid], options.out)
-        words = " ".join([grid.as_posix(), "--device", options.device, *(f"--set {word}" for word in options.set)])
-        text += f"\nWritten by `python benchmarks/grid.py {words}`.\n"
-        (options.docs / f"{grid.stem}.md").write_text(text)
+    for grid in grids:
+        lines = grid.final(options.out)
+        text = page(grid, lines, options.out)
+        (options.docs / f"{grid.path.stem}.md").write_text(text)
+        kept = records([*lines, *grid.trials()], options.out)
+        body = ",\n".join(f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(kept.items()))
+        (options.docs / f"{grid.path.stem}.json").write_text("{\n" + body + "\n}\n")
         print(text)
 
 

@@ -348,6 +348,9 @@ class Weighing(Scaffold):
 
 @dataclass(frozen=True)
 class Greedy(FedDyn):
+    def factor(self, report):
+        return 1.0
+
     def server(self, delta, report, fraction, state):
         return {name: delta.get(name, h) for name, h in self.init_server(_ALL).items()}, {}, state
 

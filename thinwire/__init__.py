@@ -43,12 +43,18 @@ if TYPE_CHECKING:
     from thinwire.optim.adaptive import AdamW as AdamW
     from thinwire.optim.adaptive import Yogi as Yogi
     from thinwire.optim.corrections import FedDyn as FedDyn
+    from thinwire.optim.corrections import FedNova as FedNova
     from thinwire.optim.corrections import FedProx as FedProx
     from thinwire.optim.corrections import NoCorrection as NoCorrection
     from thinwire.optim.corrections import Scaffold as Scaffold
     from thinwire.optim.penalties import Jacobian as Jacobian
     from thinwire.optim.penalties import NoPenalty as NoPenalty
     from thinwire.optim.penalties import Norms as Norms
+    from thinwire.optim.rates import Constant as Constant
+    from thinwire.optim.rates import Cosine as Cosine
+    from thinwire.optim.rates import Decay as Decay
+    from thinwire.optim.rates import Steps as Steps
+    from thinwire.optim.rates import Warmup as Warmup
     from thinwire.optim.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
     from thinwire.rounds.batches import Local as Local
@@ -99,8 +105,9 @@ _HOMES = {
         "WireError",
     ),
     "thinwire.optim.adaptive": ("Adagrad", "Adam", "AdamW", "Yogi"),
-    "thinwire.optim.corrections": ("FedDyn", "FedProx", "NoCorrection", "Scaffold"),
+    "thinwire.optim.corrections": ("FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
     "thinwire.optim.penalties": ("Jacobian", "NoPenalty", "Norms"),
+    "thinwire.optim.rates": ("Constant", "Cosine", "Decay", "Steps", "Warmup"),
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.rounds.batches": ("Local",),

@@ -21,10 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Much learning over a thin link: federated learning that counts the bytes it really sends.\n\n"
-    "Example: [bold]thinwire compare fedavg mapo --on digits[/bold]",
+    "Example: [bold]thinwire compare fedavg mapo mapo+int8 --on digits[/bold]",
 )
 
-Method = Annotated[str, typer.Argument(metavar="METHOD_OR_FILE", help="A method (`thinwire list`) or a .toml file.")]
+Method = Annotated[
+    str,
+    typer.Argument(metavar="METHOD_OR_FILE", help="A method (`thinwire list`), several joined by +, or a .toml file."),
+]
 On = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds.")]
 Clients = Annotated[int | None, typer.Option(help="How many clients there are.")]
@@ -59,6 +62,8 @@ def run(
     """Train, and write a run directory.
 
     Example: thinwire run fedavg --on digits --rounds 20 --set method.client_opt.lr=0.05
+
+    Methods that fill different slots may be joined: thinwire run fedpara+scaffold+int8
     """
     from thinwire.run.execute import default_folder
 
@@ -97,7 +102,7 @@ def check(
 ) -> None:
     """Say whether an experiment can run and what it costs; train nothing.
 
-    Example: thinwire check fedavg --on mnist --data-dir data
+    Example: thinwire check topk+int8 --on mnist --data-dir data
     """
     from thinwire.run.check import check as check_experiment
     from thinwire.terminal import show_facts
@@ -111,7 +116,7 @@ def list_(
     what: Annotated[str, typer.Argument(help="methods, tasks, models, splits or parts.")] = "methods",
     as_json: AsJson = False,
 ) -> None:
-    """List what there is, one line each.
+    """List what there is, one line each. Methods may be joined by +, as in mapo+int8.
 
     Example: thinwire list models --json
     """
@@ -137,9 +142,9 @@ def show(
 ) -> None:
     """Print a whole experiment as TOML, ready to copy and change; of a run, its totals and how often each layer spoke.
 
-    Example: thinwire show fedavg --on mnist > my.toml
+    Example: thinwire show fedpara+scaffold --on mnist > my.toml
 
-    Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
+        Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
     """
     from thinwire.run.config import to_table
     from thinwire.run.toml import dumps
@@ -155,7 +160,9 @@ def show(
 
 @app.command()
 def compare(
-    methods: Annotated[list[str] | None, typer.Argument(metavar="METHOD...", help="Methods, or .toml files.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Argument(metavar="METHOD...", help="Methods, also joined by +, or .toml files.")
+    ] = None,
     on: On = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed upwards.")] = 1,
     rounds: Rounds = None,
@@ -174,7 +181,7 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and batches, and print one table.
 
-    Example: thinwire compare fedavg mapo fedpara --on digits --seeds 3
+    Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3
     """
     from thinwire.run.compare import as_json as plain
     from thinwire.run.compare import table

@@ -17,7 +17,9 @@ from thinwire.testing import check_correction
 UNIFORM = tw.Uniform()
 
 
-@pytest.mark.parametrize("correction", [tw.FedProx(), tw.Scaffold(), tw.FedDyn()], ids=repr)
+@pytest.mark.parametrize(
+    "correction", [tw.FedProx(), tw.Scaffold(), tw.FedDyn(), tw.FedNova(), tw.FedNova(0.9)], ids=repr
+)
 def test_they_keep_the_promises_of_a_correction(correction):
     check_correction(correction)
 
@@ -97,7 +99,7 @@ def test_feddyns_first_round_is_fedprox_and_a_step_on():
     assert torch.allclose(flatten(dyn.server.public.coords), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("correction", [tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1)], ids=repr)
+@pytest.mark.parametrize("correction", [tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1), tw.FedNova()], ids=repr)
 @pytest.mark.parametrize(
     "space",
     [tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, fresh_every=0)],
@@ -115,7 +117,7 @@ def test_corrections_spaces_and_server_steps_combine(correction, space, server):
     assert same(federation.public[3].shared, federation.server.public.shared)
 
 
-@pytest.mark.parametrize("preset", ["fedprox", "scaffold", "feddyn", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize("preset", ["fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedyogi", "fedadagrad"])
 def test_the_presets_learn_digits(preset, tmp_path):
     from thinwire.run.config import resolve
     from thinwire.run.execute import execute
@@ -125,6 +127,49 @@ def test_the_presets_learn_digits(preset, tmp_path):
 
 
 def test_bad_settings_are_refused():
-    for make in (lambda: tw.FedProx(-1.0), lambda: tw.FedDyn(0.0)):
+    for make in (lambda: tw.FedProx(-1.0), lambda: tw.FedDyn(0.0), lambda: tw.FedNova(1.0)):
         with pytest.raises(ConfigError, match="must be"):
             make()
+
+
+def test_fednova_is_fedavg_where_all_take_the_same_number_of_steps():
+    plain, nova = (run(m, local=Local(batch=8, steps=4)) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))
+    assert torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-6)
+    plain, nova = (run(m) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))  # 3, 3 and 1 steps
+    assert not torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-4)
+
+
+def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
+    federation = Federation(tw.Method(correction=tw.FedNova()))  # batches of 16
+    plan = plan_round(federation.contract, federation.server)
+    cohort, said = (0, 1, 3), {}
+    for client in cohort:
+        federation.hear(client)
+        said[client] = unpack_up(federation.contract, plan, 0, client, federation.answer(client))
+    steps = {client: -(-len(federation.task.clients.client(client)) // 16) for client in cohort}
+    assert {client: float(one.report["steps"]) for client, one in said.items()} == steps
+    assert len(set(steps.values())) > 1
+    start = flatten(federation.server.public.coords)
+    federation.round(cohort)
+    total = sum(one.weight for one in said.values())
+    tau = sum(one.weight / total * steps[client] for client, one in said.items())
+    step = sum(one.weight / total * flatten(one.code) / steps[client] for client, one in said.items())
+    assert torch.allclose(flatten(federation.server.public.coords), start + tau * step, atol=1e-6)
+
+
+def test_fednova_with_momentum_counts_the_weights_of_gradients():
+    """Constant gradients: the way that SGD with momentum goes, in steps of plain SGD."""
+    opt, g, w = tw.SGD(1.0, momentum=0.6), {"w": torch.ones(1)}, {"w": torch.zeros(1)}
+    state = opt.init(w)
+    for steps in range(1, 6):
+        change, state = opt.update(g, state, w)
+        w = {"w": w["w"] + change["w"]}
+        _, report = tw.FedNova(momentum=0.6).finish({}, steps, 1.0, {}, {})
+        assert float(report["steps"]) == pytest.approx(-float(w["w"]), rel=1e-5)
+
+
+def test_fednova_does_not_believe_everything_and_wants_changes():
+    with pytest.raises(tw.WireError, match="steps"):
+        tw.FedNova().factor({"steps": torch.tensor(0.0)})
+    with pytest.raises(tw.IncompatibleParts, match="say = 'delta'"):
+        Federation(tw.Method(correction=tw.FedNova(), say="value"))

@@ -29,6 +29,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "optimiser": ("thinwire.optim",),
     "correction": ("thinwire.optim",),
     "penalty": ("thinwire.optim",),
+    "rate": ("thinwire.optim",),
     "privacy": ("thinwire.privacy",),
     "weigh": ("thinwire.rounds",),
     "split": ("thinwire.tasks",),

@@ -25,7 +25,7 @@ class Optimiser(Protocol):
         ...
 
     def update(self, grads: Tree, state: Tree, coords: Tree) -> tuple[Tree, Tree]:
-        """The change to add to the coordinates, and the next state."""
+        """The change to add to the coordinates, in proportion to `lr`, and the next state."""
         ...
 
 
@@ -50,6 +50,10 @@ class Correction(Protocol):
 
     def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
         """After local training: the client's next memory, and what it reports to the server (its own lane)."""
+        ...
+
+    def factor(self, report: Tree) -> float:
+        """By what the server multiplies a client's change before it averages; 1 for most. Reports are not trusted."""
         ...
 
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:

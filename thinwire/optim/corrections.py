@@ -1,12 +1,14 @@
-"""Local steps that do not drift apart: FedProx, SCAFFOLD and FedDyn; and the correction that corrects nothing."""
+"""Local steps that do not drift apart: FedProx, SCAFFOLD, FedDyn, FedNova; and the correction that corrects nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, scale, sub, tmap, zeros_like
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, WireError
 
 
 @register("correction", "none")
@@ -33,6 +35,10 @@ class NoCorrection:
     def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
         """Nothing to remember, nothing to report."""
         return mine, {}
+
+    def factor(self, report: Tree) -> float:
+        """Changes count as they are."""
+        return 1.0
 
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
         """Unchanged."""
@@ -97,6 +103,10 @@ class Scaffold:
         new = tmap(lambda ci, c, d: ci - c - d / (steps * lr), mine, shared, moved)
         return new, sub(new, mine)
 
+    def factor(self, report: Tree) -> float:
+        """Changes count as they are."""
+        return 1.0
+
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
         """The mean direction moves by the share of clients that took part."""
         return delta, scale(report, fraction), state
@@ -139,7 +149,57 @@ class FedDyn:
         """The next linear term; nothing to report."""
         return tmap(lambda gi, d: gi - self.alpha * d, mine, moved), {}
 
+    def factor(self, report: Tree) -> float:
+        """Changes count as they are."""
+        return 1.0
+
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
         """The mean change, less the server's own memory."""
         h = tmap(lambda d, old: old - self.alpha * fraction * d, delta, state)
         return tmap(lambda d, new: d - new / self.alpha, delta, h), {}, h
+
+
+@register("correction", "fednova", paper="Wang et al., NeurIPS 2020")
+@dataclass(frozen=True)
+class FedNova(NoCorrection):
+    """Let clients that take more local steps than others not pull the mean towards themselves (FedNova).
+
+        change = (sum p_i tau_i) (sum p_i change_i / tau_i),    tau_i = local steps of client i
+
+    Every client reports its number of steps, four bytes beside the change. Where all take the same number this is plain
+    averaging.
+
+    Args:
+        momentum: that of the clients' SGD, if any: then tau_i is the sum of the weights that steps gave to gradients,
+            (tau - momentum (1 - momentum^tau) / (1 - momentum)) / (1 - momentum).
+
+    >>> nova = FedNova()
+    >>> [nova.factor(nova.finish({}, steps, 0.1, {}, {})[1]) for steps in (1, 4)]
+    [1.0, 0.25]
+
+    The formula for tau_i is for SGD. Where blocks are held back for several rounds, the steps of the last one count.
+    """
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be from 0 up to, not including, 1, not {self.momentum}")
+
+    def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
+        """Nothing to remember; how many steps it was."""
+        rho = self.momentum
+        tau = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        return mine, {"steps": torch.tensor(tau, dtype=torch.float32)}
+
+    def factor(self, report: Tree) -> float:
+        """The change of one step."""
+        steps = float(report["steps"])
+        if not steps >= 0.999:  # one, or a rounding below
+            raise WireError(f"a client says that it took {steps} steps; expected 1 or more")
+        return 1 / steps
+
+    def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
+        """As many steps as clients took on average."""
+        tau = float(report["steps"])
+        return scale(delta, tau), {}, state

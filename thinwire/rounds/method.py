@@ -6,7 +6,7 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Literal, get_args
 
 import torch
@@ -18,6 +18,7 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.optim.base import Correction, Optimiser
 from thinwire.optim.corrections import NoCorrection
 from thinwire.optim.penalties import NoPenalty, Penalty
+from thinwire.optim.rates import Constant, Rate, at_rate
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.rounds.weigh import BySamples, Weigh
@@ -46,6 +47,8 @@ class Method:
         weigh: how much a client counts in the mean.
         client_opt: moves the coordinates on a client.
         server_opt: moves them on the server; its gradient is the negated mean change.
+        rate: how the client's step size changes from round to round.
+        server_rate: the same for the server's.
         correction: bends local steps.
         penalty: is added to the loss of local steps.
         privacy: what may leave a client.
@@ -61,6 +64,8 @@ class Method:
     weigh: Weigh = BySamples()
     client_opt: Optimiser = SGD(0.1)
     server_opt: Optimiser = SGD(1.0)
+    rate: Rate = Constant()
+    server_rate: Rate = Constant()
     correction: Correction = NoCorrection()
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
@@ -71,12 +76,22 @@ class Method:
         if self.say not in get_args(Say):
             raise ConfigError(f"say must be one of {', '.join(get_args(Say))}, not {self.say!r}")
 
+    def client_opt_at(self, version: int) -> Optimiser:
+        """What moves the coordinates on a client in the round from `version`."""
+        return at_rate(self.client_opt, self.rate, version)
+
+    def server_opt_at(self, version: int) -> Optimiser:
+        """What moves them on the server in the round from `version`."""
+        return at_rate(self.server_opt, self.server_rate, version)
+
     def check(self, weights: Spec) -> None:
         """Raise IncompatibleParts, saying what to write instead, if the parts cannot work together on this model."""
         self.space.check(weights)
         probe: Tree = {"probe": torch.zeros(1)}
         c = self.correction
         remembers = bool(c.init_client(probe) or c.init_shared(probe) or c.init_server(probe))
+        _, report = c.finish(probe, 2, 1.0, c.init_client(probe), c.init_shared(probe))
+        rescales = c.factor(report) != 1.0
         sketched = not isinstance(self.sketch, Identity)
         if self.space.fresh_every and self.link == "snapshot":
             raise IncompatibleParts(
@@ -93,6 +108,16 @@ class Method:
                 f"{c!r} remembers coordinates between rounds, but {self.space!r} redraws them. "
                 "Write fresh_every = 0, or take a correction without memory"
             )
+        if rescales and self.say == "value":
+            raise IncompatibleParts(
+                f"{c!r} scales what clients changed, so say = 'value' has no meaning under it. Write say = 'delta'"
+            )
+        for opt, rate in ((self.client_opt, self.rate), (self.server_opt, self.server_rate)):
+            if rate != Constant() and not (is_dataclass(opt) and any(f.name == "lr" for f in fields(opt))):
+                raise IncompatibleParts(
+                    f"{rate!r} changes lr from round to round, but {opt!r} has no setting of that name. "
+                    "Write rate = 'constant'"
+                )
         if sketched and self.say == "value":
             raise IncompatibleParts(
                 f"{self.sketch!r} codes changes, so say = 'value' has no meaning under it. Write say = 'delta'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from thinwire.engines.local import Job
 from thinwire.errors import ConfigError
 from thinwire.run.config import Experiment, TaskChoice
 from thinwire.tasks.base import Task, hold_out
-from thinwire.tasks.examples import Source
+from thinwire.tasks.examples import Examples, Images, Shifted, Source
 
 
 def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
@@ -45,7 +46,23 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     if choice.hold_out:
         clients, own = hold_out(clients, choice.hold_out, key.fold("hold-out"))
     model = build_model(choice, source.classes, key)
-    return Task(model, source.train, clients, source.test, own, note=source.note)
+    train, test = prepared(choice, source)
+    return Task(model, train, clients, test, own, note=source.note)
+
+
+def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
+    """Training and test examples as the model is to see them."""
+    train, test = source.train, source.test
+    if choice.scale == "unit" and choice.augment == "none":
+        return train, test
+    if not (isinstance(train, Images) and isinstance(test, Images)):
+        raise ConfigError(
+            f"{choice.kind} has no pictures kept as bytes; write task.scale = 'unit' and task.augment = 'none'"
+        )
+    if choice.scale == "standard":
+        mean, std = train.measured()
+        train, test = (replace(half, mean=mean, std=std) for half in (train, test))
+    return Shifted(train) if choice.augment == "shift-flip" else train, test
 
 
 def build_model(choice: TaskChoice, classes: int, key: Key) -> nn.Module:

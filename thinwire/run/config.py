@@ -1,6 +1,9 @@
 """An experiment as one value, and as one file.
 
-    defaults  <-  task preset  <-  method preset  <-  command line
+    defaults  <-  task preset  <-  method presets (`mapo+int8`: see `plus`)  <-  file  <-  command line
+
+A file names the methods that it builds on by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys then
+come on top.
 
 The resolved experiment is written to the run directory; reading that file gives an equal experiment.
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from thinwire.core.registry import lookup
 from thinwire.engines.local import LocalEngine
@@ -22,11 +25,16 @@ from thinwire.errors import ConfigError, UnknownName
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
 from thinwire.run.parts import arguments, build, coerce, describe, named, plain
+from thinwire.run.plus import join
+from thinwire.run.plus import named as named_methods
 from thinwire.run.presets import layer, preset
 from thinwire.run.toml import Table, dumps, loads, parse_value
 from thinwire.tasks.partition import Split
 
 DEFAULT_TASK = "digits"
+
+Scale = Literal["unit", "standard"]
+Augment = Literal["none", "shift-flip"]
 
 # The slots of a method that hold parts, and the kind of part that each holds.
 SLOTS = {
@@ -38,6 +46,8 @@ SLOTS = {
     "weigh": "weigh",
     "client_opt": "optimiser",
     "server_opt": "optimiser",
+    "rate": "rate",
+    "server_rate": "rate",
     "correction": "correction",
     "penalty": "penalty",
     "privacy": "privacy",
@@ -57,7 +67,9 @@ class TaskChoice:
     """Which data, cut into how many clients by which split, learnt by which model.
 
     `hold_out` is the share of each client's own examples on which its own model is tested (0 for none), `keep` how many
-    of the clients take part (0 for all): the data of the others is not used.
+    of the clients take part (0 for all): the data of the others is not used. For pictures, `scale` is `unit` (from 0 to
+    1) or `standard` (mean 0 and deviation 1 over the training pictures, channel by channel), and `augment` is `none` or
+    `shift-flip` (each time a picture is trained on, it is moved by up to 4 pixels and mirrored at random).
     """
 
     kind: str
@@ -66,8 +78,13 @@ class TaskChoice:
     model: ModelChoice
     hold_out: float = 0.0
     keep: int = 0
+    scale: Scale = "unit"
+    augment: Augment = "none"
 
     def __post_init__(self) -> None:
+        for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
+            if given not in get_args(known):
+                raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
         if not 0 <= self.keep <= self.clients:
             raise ConfigError(f"task.keep must be 0 (all) or at most the {self.clients} clients, not {self.keep}")
 
@@ -131,24 +148,27 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
     """The experiment that a method's name, or a file, and some overrides describe.
 
     Args:
-        what: the name of a method preset, or the path of an experiment file ending in `.toml`.
+        what: the name of a method preset, several joined by `+`, or the path of an experiment file ending in `.toml`.
         on: the name of a task preset; with a file, it replaces the file's task.
         overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
     """
+    own: Table = {}
+    methods, name = what, what
     if what.endswith(".toml"):
         path = Path(what)
         if not path.is_file():
             raise ConfigError(f"no such experiment file: {what}")
         own, name = loads(path.read_text("utf-8"), what), path.stem
-    else:
-        own, name = preset("methods", what).table, what
+        methods, own = _builds_on(own)
     task = on or _section(own, "task").get("kind", DEFAULT_TASK)
-    if on and what.endswith(".toml"):
+    if on:
         own = {key: value for key, value in own.items() if key != "task"}
-    tuned = _section(own, "on").get(task, {})  # what a method needs to be different on this task
+    tuned = _section(own, "on").get(task, {})  # what the file wants to be different on this task
     own = {key: value for key, value in own.items() if key != "on"}
-    table = layer(layer(preset("tasks", task).table, own), tuned)
-    table.setdefault("name", name)
+    table = preset("tasks", task).table
+    for above in (join(named_methods(methods), task) if methods else {}, own, tuned):
+        table = layer(table, above)
+    table.setdefault("name", name.replace(" ", ""))
     experiment = from_table(table)
     if overrides:
         table = to_table(experiment)  # with every default written out, so that any key can be set
@@ -156,6 +176,14 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
             put(table, key, value)
         experiment = from_table(table)
     return experiment
+
+
+def _builds_on(table: Table) -> tuple[str, Table]:
+    """The methods that a file builds on ("" for none), and the file without their names."""
+    section = table.get("method", {})
+    section = {"kind": section} if isinstance(section, str) else _section(table, "method")
+    methods = coerce(section.get("kind", ""), str, "method.kind")
+    return methods, {**table, "method": {key: value for key, value in section.items() if key != "kind"}}
 
 
 def put(table: Table, path: str, value: Any) -> None:
@@ -232,6 +260,8 @@ def to_table(experiment: Experiment) -> Table:
             "model": {"kind": task.model.kind, **dict(task.model.options)},
             "hold_out": task.hold_out,
             "keep": task.keep,
+            "scale": task.scale,
+            "augment": task.augment,
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
         "method": {
@@ -243,7 +273,7 @@ def to_table(experiment: Experiment) -> Table:
 
 
 def _task(table: Table) -> TaskChoice:
-    known = ["kind", "clients", "split", "model", "hold_out", "keep"]
+    known = ["kind", "clients", "split", "model", "hold_out", "keep", "scale", "augment"]
     for key in table:
         if key not in known:
             raise UnknownName("key in task", key, known)
@@ -261,6 +291,8 @@ def _task(table: Table) -> TaskChoice:
         ModelChoice(model, tuple(checked.items())),
         coerce(table.get("hold_out", 0.0), float, "task.hold_out"),
         coerce(table.get("keep", 0), int, "task.keep"),
+        coerce(table.get("scale", "unit"), str, "task.scale"),
+        coerce(table.get("augment", "none"), str, "task.augment"),
     )
 
 

@@ -22,6 +22,7 @@ from thinwire.core.registry import lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.optim.base import Correction, Optimiser
 from thinwire.optim.penalties import Penalty
+from thinwire.optim.rates import Rate
 from thinwire.privacy.base import Privacy
 from thinwire.rounds.weigh import Weigh
 from thinwire.run.toml import Table
@@ -38,6 +39,7 @@ KINDS: dict[Any, str] = {
     Optimiser: "optimiser",
     Correction: "correction",
     Penalty: "penalty",
+    Rate: "rate",
     Privacy: "privacy",
     Weigh: "weigh",
 }

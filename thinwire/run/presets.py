@@ -30,20 +30,26 @@ class Preset(NamedTuple):
 
 def presets(kind: Kind) -> dict[str, Preset]:
     """All presets of a kind, in alphabetical order."""
-    out = {}
-    for file in sorted(Path(str(resources.files("thinwire"))).joinpath("presets", kind).glob("*.toml")):
-        table = loads(file.read_text("utf-8"), f"preset {file.name}")
-        out[file.stem] = Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
-    return out
+    return {name: _read(file) for name, file in _files(kind).items()}
 
 
 def preset(kind: Kind, name: str) -> Preset:
     """The preset of that name, or an error that lists its neighbours."""
-    known = presets(kind)
+    known = _files(kind)
     if name not in known:
         hint = "; or name a file that ends in .toml" if kind == "methods" else ""
         raise UnknownName(kind.removesuffix("s"), name, known, hint)
-    return known[name]
+    return _read(known[name])
+
+
+def _files(kind: Kind) -> dict[str, Path]:
+    folder = Path(str(resources.files("thinwire"))).joinpath("presets", kind)
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def _read(file: Path) -> Preset:
+    table = loads(file.read_text("utf-8"), f"preset {file.name}")
+    return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
 
 
 def layer(under: Table, over: Table) -> Table:

@@ -23,7 +23,8 @@ from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
 from thinwire.run.config import method_from
-from thinwire.run.presets import preset
+from thinwire.run.parts import arguments
+from thinwire.run.plus import join, named
 from thinwire.tasks.base import Task, as_examples, pool_clients
 from thinwire.tasks.functional import Loss, cross_entropy
 
@@ -106,7 +107,7 @@ def simulate(
     Args:
         model: any nn.Module; it is copied, never changed.
         clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
-        method: a Method, the name of one (`thinwire list methods`), or None for FedAvg.
+        method: a Method, the name of one (`thinwire list methods`) or of several (`mapo+int8`), or None for FedAvg.
         rounds: how many rounds.
         cohort: clients in a round; all of them by default.
         test: a pair or a Dataset to evaluate on.
@@ -121,7 +122,9 @@ def simulate(
         tap: is shown every message: `tap(round, "up" or "down", client, message)`.
     """
     if isinstance(method, str):
-        method = method_from(preset("methods", method).table.get("method", {}))
+        table = join(named(method))
+        method = method_from(table.get("method", {}))
+        local = local or Local(**arguments(Local, table.get("local", {}), "local"))
     elif method is not None and not isinstance(method, Method):
         raise ConfigError(f"method must be a Method or the name of one, not {type(method).__name__}")
     pool, assignment = pool_clients(clients)

@@ -13,6 +13,7 @@ tensors lie: a federation of any number of clients holds its data once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import torch
@@ -88,16 +89,96 @@ class Images:
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Pictures by index, as float32."""
-        x = self.pixels[index].to(torch.float32).div_(255)
+        return self.scaled(self.pixels[index]), self.targets[index]
+
+    def scaled(self, pixels: Tensor) -> Tensor:
+        """Bytes to numbers."""
+        x = pixels.to(torch.float32).div_(255)
         if self.mean != (0.0,) or self.std != (1.0,):
-            shape = (len(self.mean), 1, 1)
-            mean = torch.tensor(self.mean, device=x.device).view(shape)
-            x = x.sub_(mean).div_(torch.tensor(self.std, device=x.device).view(shape))
-        return x, self.targets[index]
+            mean, std = self._numbers
+            x = x.sub_(mean).div_(std)
+        return x
+
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation beside the pixels: sending them along with every batch would make the device wait."""
+        shape, device = (len(self.mean), 1, 1), self.pixels.device
+        return torch.tensor(self.mean, device=device).view(shape), torch.tensor(self.std, device=device).view(shape)
 
     def to(self, device: Device) -> Images:
         """The same pictures on another device."""
         return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
+
+    def measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel of these pictures, as `mean` and `std` want them.
+
+        >>> Images(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.zeros(2)).measured()
+        ((0.5,), (0.5,))
+        """
+        flat = self.pixels.transpose(0, 1).flatten(1)
+        # from counts of the 256 values: exact, and without a copy of all pictures as numbers
+        counts = torch.stack([torch.bincount(channel, minlength=256) for channel in flat]).to(torch.float64)
+        share = counts / counts.sum(1, keepdim=True)
+        values = torch.arange(256, dtype=torch.float64) / 255
+        mean = (share * values).sum(1)
+        std = ((share * values**2).sum(1) - mean**2).clamp_min(1e-12).sqrt()
+        return tuple(mean.tolist()), tuple(std.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted:
+    """Pictures, and after them their copies moved by a few pixels and mirrored, none of which is stored.
+
+    Example i + n v is picture i in variant v; variant 0 is the picture itself. What a move lays bare is black.
+
+    Args:
+        pictures: the pictures.
+        reach: how many pixels they move at most, up, down, left and right.
+
+    >>> pool = Shifted(Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1)), reach=1)
+    >>> len(pool), pool.variants                                     # 3 rows x 3 columns x (as it is, mirrored)
+    (1, 18)
+    >>> pool.gather(torch.tensor([0, 1]))[0].squeeze(1).tolist()[1]  # variant 1: mirrored
+    [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+
+    pictures: Images
+    reach: int = 4
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def targets(self) -> Tensor:
+        """Those of the pictures."""
+        return self.pictures.targets
+
+    @property
+    def variants(self) -> int:
+        """How many forms a picture has."""
+        return 2 * (2 * self.reach + 1) ** 2
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Pictures by index, moved and mirrored as the index says."""
+        pixels, reach, span = self.pictures.pixels, self.reach, 2 * self.reach + 1
+        which, variant = index % len(self), index // len(self)
+        # the moves are counted from where the picture is, so that variant 0 stays
+        down, right, mirrored = (variant // 2) // span, (variant // 2) % span, (variant % 2).bool()
+        down, right = ((move + reach) % span - reach for move in (down, right))
+        height, width = pixels.shape[-2:]
+        column = torch.arange(width, device=index.device)
+        column = torch.where(mirrored[..., None], column.flip(0), column)
+        rows = torch.arange(height, device=index.device) - down[..., None]
+        columns = column - right[..., None]
+        inside = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
+        rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+        channel = torch.arange(pixels.shape[1], device=index.device)[:, None, None]
+        moved = pixels[which[..., None, None, None], channel, rows[..., None, :, None], columns[..., None, None, :]]
+        return self.pictures.scaled(moved * inside[..., None, :, :]), self.targets[which]
+
+    def to(self, device: Device) -> Shifted:
+        """The same pictures on another device."""
+        return replace(self, pictures=self.pictures.to(device))
 
 
 @dataclass(frozen=True, eq=False)

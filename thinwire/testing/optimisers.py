@@ -105,6 +105,7 @@ def check_correction(correction: Correction) -> None:
     shapes = spec.shapes()
     _, announced = correction.finish(shapes, 1, 0.1, correction.init_client(shapes), Spec.of(shared).shapes())
     check_spec("the report", report, Spec.of(announced))
+    assert 0 < correction.factor(report) < float("inf"), "factor must give a number above 0 for an honest report"
 
     for names in (spec.names, ("fc.weight/b", "scale")):
         silent = set(spec.names) - set(names)
