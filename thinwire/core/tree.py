@@ -117,14 +117,14 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
     The weights are normalised in float64; a fixed order of summation makes the result the same bits every time.
     """
-    total = float(sum(weights))
-    out: Tree = {}
-    for name, first in trees[0].items():
-        acc = first * (weights[0] / total)
-        for tree, weight in zip(trees[1:], weights[1:], strict=True):
-            acc = acc + tree[name] * (weight / total)
-        out[name] = acc
-    return out
+    total, names = float(sum(weights)), list(trees[0])
+    if not names:
+        return {}
+    acc: tuple[Tensor, ...] = ()
+    for tree, weight in zip(trees, weights, strict=True):
+        part = torch._foreach_mul([tree[name] for name in names], weight / total)
+        acc = torch._foreach_add(acc, part) if acc else part
+    return dict(zip(names, acc, strict=True))
 
 
 def all_finite(tree: Tree) -> bool:
@@ -133,8 +133,11 @@ def all_finite(tree: Tree) -> bool:
     if not blocks:
         return True
     # a sum is finite only if all its terms are; if it is not, it may have been too large, so look at each number
-    sums = torch.stack([block.sum().double() for block in blocks])
-    return math.isfinite(float(sums.sum())) or all(bool(torch.isfinite(block).all()) for block in blocks)
+    if blocks[0].device.type == "cpu":
+        total = sum(block.sum().item() for block in blocks)
+    else:  # one answer to wait for
+        total = torch.stack([block.sum().double() for block in blocks]).sum().item()
+    return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
 
 
 def same(a: Tree, b: Tree) -> bool:

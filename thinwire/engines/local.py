@@ -166,7 +166,7 @@ class Simulation:
         products = engine.conv == "im2col" or (engine.conv == "auto" and self.device.type == "cuda")
         self.model = replace(
             Functional.of(job.task.model, job.task.loss, self.device),
-            products=products and engine.vectorise != "loop",
+            products=products,
             half=engine.precision == "bf16",
         )
         self.recorder = Recorder()
@@ -292,10 +292,12 @@ class Simulation:
         for chunk, seen in self._chunks(cohort, public, down):
             work = self._workload(state.round, chunk)
             states = [known[i] for i in chunk]
-            args = (self.contract, self.model, seen, frame, plan, chunk, states, work)
+            args = (seen, frame, plan, chunk, states, work)
             while True:
+                # one client alone is best served by torch's own convolutions
+                model = replace(self.model, products=False) if state.how == "loop" else self.model
                 try:
-                    reply = cohort_round(*args, state.how, self.recorder)
+                    reply = cohort_round(self.contract, model, *args, state.how, self.recorder)
                     break
                 except Exception as error:
                     # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done

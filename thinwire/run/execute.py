@@ -84,7 +84,9 @@ def _rounds(
         records.append(record)
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
-            folder.write_environment({"device": experiment.engine.device, **facts})
+            engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
+            facts |= {"convolutions": "im2col" if simulation.model.products and state.how != "loop" else "torch"}
+            folder.write_environment({**engine, **facts})
         if on_round:
             on_round(record)
         if state.round % experiment.checkpoint.every == 0 or state.round == experiment.rounds:

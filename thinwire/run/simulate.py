@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.engines.local import Job, LocalEngine, Mode, RoundRecord, Tap
+from thinwire.engines.local import Job, LocalEngine, Mode, Precision, RoundRecord, Tap
 from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
@@ -37,8 +37,8 @@ class Run:
         history: one record a round.
         weights: the final trainable weights by name.
         buffers: the final floating-point buffers by name.
-        trained_by: `vmap` or `loop`.
-        because: why not by vmap, if so.
+        trained_by: `graph`, `vmap` or `loop`.
+        because: why so, if not by the fastest.
     """
 
     history: list[RoundRecord]
@@ -98,6 +98,7 @@ def simulate(
     device: str = "cpu",
     vectorise: Mode = "auto",
     chunk: int = 0,
+    precision: Precision = "float32",
     eval_every: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
     tap: Tap | None = None,
@@ -115,8 +116,9 @@ def simulate(
         loss: `loss(outputs, targets)`, one number an example or their mean; cross entropy by default.
         local: how much a client trains in a round; one epoch of batches of 32 by default.
         device: `cpu` or `cuda`.
-        vectorise: `auto`, `vmap` or `loop`.
+        vectorise: `auto`, `graph`, `vmap` or `loop`.
         chunk: clients trained together; 0 means the whole cohort.
+        precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact.
         eval_every: rounds between two evaluations.
         on_round: is called with every record.
         tap: is shown every message: `tap(round, "up" or "down", client, message)`.
@@ -138,7 +140,7 @@ def simulate(
         seed,
         eval_every,
     )
-    simulation = LocalEngine(device, vectorise, chunk).prepare(job)
+    simulation = LocalEngine(device, vectorise, chunk, precision).prepare(job)
     state = simulation.start()
     history = []
     for _ in range(rounds):
