@@ -1,7 +1,7 @@
 """The round, as every engine calls it: open, train and answer, close; and `advance`, which both sides compute alike.
 
     server                                    client
-    open_round   ── steps or state ──►        receive        public(v), bit for bit
+    open_round   ── steps or state ──►        receive        public(v), bit for bit (`down.py`)
                                               cohort_round   train, keep what is not sent, encode
     close_round  ◄── change ──────────
     advance: public(v) -> public(v + 1)       (the client does the same when it next hears)
@@ -23,10 +23,22 @@ from torch import Tensor
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
+from thinwire.core.tree import (
+    Tree,
+    add,
+    all_finite,
+    repeat,
+    restrict,
+    scale,
+    stack,
+    sub,
+    to_device,
+    unstack,
+    weighted_mean,
+)
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
-from thinwire.rounds.advance import advance
-from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
+from thinwire.rounds.advance import advance, moved
+from thinwire.rounds.lanes import Step, Stretch, pack_step, pack_stretch, raw, read_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
@@ -71,6 +83,8 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
     for part in specs:
         h.update(part.digest())
+    for block in (*weights.values(), *buffers.values()):  # whoever starts elsewhere would be elsewhere for ever
+        h.update(raw({"": block}))
     h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
     return contract, Public(0, weights, coords, shared, buffers)
@@ -85,7 +99,7 @@ def begin(contract: Contract, public: Public) -> ServerState:
         correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
         schedule=method.schedule.init(contract.coords),
         codec=method.down.init(contract.code),
-        ledger=Ledger(first=public.version),
+        ledger=Ledger(public.version, public.version),
     )
 
 
@@ -244,28 +258,45 @@ def close_round(
     )
     opt = _of_blocks(server.opt, silent)
     change, opt = method.server_opt.update(scale(mean, -1.0), opt, restrict(public.coords, plan.names))
-    step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
+    step = Step(plan.names, change)
     codec = server.codec
     body = b""
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
-        step = unpack_step(contract, body, public.version, device)
-    after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
+        step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, device)
+    coords = moved(contract, public, step)
+    shared = to_device(shared, device)
+    buffers = to_device(weighted_mean([one.buffers for one in said], weights), device)
+    after = advance(contract, public, coords, public.version + 1)._replace(
+        shared={**public.shared, **add(restrict(public.shared, shared), shared)}, buffers=buffers or public.buffers
+    )
     if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
-    # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
-    limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
-    limit += contract.weights.nbytes if method.space.fresh_every else 0
-    limit = limit if method.link == "ledger" else -1  # a snapshot replaces all entries: keep none but the last
-    merge = contract.window(after.version) != contract.window(public.version)
-    ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
     return ServerState(
         after,
         opt={**server.opt, **opt},
         correction={**server.correction, **mine},
         schedule=schedule,
         codec=codec,
-        ledger=ledger,
+        ledger=_append(contract, server, plan, body, coords),
+    )
+
+
+def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, coords: Tree) -> Ledger:
+    """The ledger with the entry that led to these coordinates."""
+    if contract.method.link == "snapshot":  # nobody replays: it only remembers when each block was synchronised
+        return server.ledger.append(b"", plan.names, limit=-1, longest=-1)
+    end = None
+    if server.public.version + 1 == contract.window_end(server.public.version):
+        alone = contract.method.space.fresh_every == 1  # one entry says it all
+        end = b"" if alone else pack_stretch(contract, Stretch(plan.names, coords))
+    # what is longer than the state that it makes serves nobody; after a merge that state holds the whole base
+    return server.ledger.append(
+        body,
+        plan.names,
+        limit=contract.coords.nbytes + contract.weights.nbytes,
+        longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
+        end=end,
     )
 
 

@@ -8,6 +8,7 @@ newest two are kept. Nothing is pickled.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from pathlib import Path
@@ -20,11 +21,11 @@ from thinwire.core.rng import Device
 from thinwire.core.tree import Tree
 from thinwire.engines.local import RunState
 from thinwire.errors import CheckpointError
-from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState
 from thinwire.run.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 2
 _PUBLIC = ("base", "coords", "shared", "buffers")
 _SERVER = ("opt", "correction", "schedule", "codec")
@@ -55,10 +56,11 @@ def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
         "how": state.how,
         "why": state.why,
         "ledger": {
-            "first": ledger.first,
+            "version": ledger.version,
+            "opened": ledger.opened,
             "lengths": [len(entry) for entry in ledger.entries],
+            "past": [[w.since, w.until, *(len(part) for part in (*w.entries, w.end))] for w in ledger.past],
             "synced": dict(ledger.synced),
-            "merged": ledger.merged,
         },
         "clients": {str(i): client.version for i, client in state.clients.items()},
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -119,9 +121,10 @@ def _tensors(state: RunState) -> Tree:
     for i, client in state.clients.items():
         for part in _CLIENT:
             out |= {f"client/{i}/{part}/{name}": block for name, block in getattr(client, part).items()}
-    entries = b"".join(state.server.ledger.entries)
-    if entries:
-        out["ledger"] = torch.frombuffer(bytearray(entries), dtype=torch.uint8)
+    ledger = state.server.ledger
+    data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
+    if data:
+        out["ledger"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return out
 
 
@@ -133,11 +136,7 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
 
     public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
     data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
-    entries, position = [], 0
-    for length in meta["ledger"]["lengths"]:
-        entries.append(data[position : position + length])
-        position += length
-    ledger = Ledger(meta["ledger"]["first"], tuple(entries), meta["ledger"]["synced"], meta["ledger"]["merged"])
+    ledger = _ledger(meta["ledger"], io.BytesIO(data))
     server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
     by_client: dict[str, Tree] = {}
     for name, block in tensors.items():
@@ -150,6 +149,16 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
         clients[int(i)] = ClientState(version, *parts)
     return RunState(meta["round"], server, clients, tuple(meta["cohort"]), meta["how"], meta["why"])
+
+
+def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
+    """A ledger from its numbers and the bytes of its entries and ends, one after another."""
+    entries = tuple(data.read(length) for length in meta["lengths"])
+    past = []
+    for since, until, *lengths in meta["past"]:
+        *own, end = (data.read(length) for length in lengths)
+        past.append(Window(since, until, tuple(own), end))
+    return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])
 
 
 def _checksum(meta: dict[str, Any]) -> str:

@@ -211,12 +211,14 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    known = [*SLOTS, "link", "say"]
+    plain_types = {"link": str, "say": str, "guard": bool}
+    known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
         if key not in known:
             raise UnknownName("key in method", key, known)
-        given[key] = build(SLOTS[key], value, f"method.{key}") if key in SLOTS else coerce(value, str, f"method.{key}")
+        where = f"method.{key}"
+        given[key] = build(SLOTS[key], value, where) if key in SLOTS else coerce(value, plain_types[key], where)
     return Method(**given)
 
 
@@ -238,6 +240,7 @@ def to_table(experiment: Experiment) -> Table:
             **{slot: describe(kind, getattr(method, slot)) for slot, kind in SLOTS.items()},
             "link": method.link,
             "say": method.say,
+            "guard": method.guard,
         },
     }
 
