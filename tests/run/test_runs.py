@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from thinwire.engines.local import RunState
 from thinwire.errors import CheckpointError
-from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState
 from thinwire.run.checkpoint import load_checkpoint, rounds_in, save_checkpoint
 from thinwire.run.config import resolve
@@ -75,6 +75,7 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
         {"method.server_opt.momentum": 0.9},
         {"method.schedule.private": ["*.bias"]},
         {"method.link": "snapshot"},
+        {"method.space": {"kind": "mapo", "k": 8, "fresh_every": 2}, "cohort.size": 2, "task.clients": 6},
         {"method.client_opt.momentum": 0.9, "method.weigh": "uniform", "engine.vectorise": "loop"},
     ],
 )
@@ -152,7 +153,8 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
         return {f"{prefix}.{i}": torch.randn(3 + i) for i in (1, 0)}  # not in alphabetical order
 
     public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
-    ledger = Ledger(5, (b"abc", b""), {"coords.1": 7}, 3)
+    past = (Window(1, 3, (), b"where it ended"), Window(3, 5, (b"x", b"yz"), b""))
+    ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
     clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef")), 3: ClientState(2)}
     state = RunState(9, server, clients, (12, 3), "loop", "because")
