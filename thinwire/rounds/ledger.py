@@ -81,7 +81,7 @@ class Ledger:
             names: the blocks that it synchronises.
             limit: how many bytes may be kept in all; the oldest windows go first.
             longest: how long entries of the open window may be together before its coordinates serve better.
-            end: closes the window: the body that says where its coordinates ended; empty where that is one entry.
+            end: closes the window: the body that says where its coordinates ended, or its only entry.
         """
         version = self.version + 1
         synced = {**self.synced, **dict.fromkeys(sorted(names), version)}
@@ -91,10 +91,10 @@ class Ledger:
             entries = _newest(entries, longest) or (body,)
             past, opened = self.past, self.opened
         else:
-            if end and not (complete and sum(map(len, entries)) <= len(end)):
-                entries = _newest(entries, len(end) - 1)
-            else:
+            if complete and sum(map(len, entries)) <= len(end):
                 end = b""
+            else:
+                entries = _newest(entries, len(end) - 1)
             past, opened, entries = (*self.past, Window(self.opened, version, entries, end)), version, ()
         size, keep = sum(map(len, entries)), 0
         for window in reversed(past):

@@ -289,7 +289,7 @@ def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, co
     end = None
     if server.public.version + 1 == contract.window_end(server.public.version):
         alone = contract.method.space.fresh_every == 1  # one entry says it all
-        end = b"" if alone else pack_stretch(contract, Stretch(plan.names, coords))
+        end = body if alone else pack_stretch(contract, Stretch(plan.names, coords))
     # what is longer than the state that it makes serves nobody; after a merge that state holds the whole base
     return server.ledger.append(
         body,
