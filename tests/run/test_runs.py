@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from thinwire.engines.local import RunState
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, ConfigError
 from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState
 from thinwire.run.checkpoint import load_checkpoint, rounds_in, save_checkpoint
+from thinwire.run.compare import table
 from thinwire.run.config import resolve
 from thinwire.run.execute import execute
 
@@ -96,6 +97,32 @@ def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
     assert summary["bytes_total"] == sum(
         line["bytes_up"] + line["bytes_down"] + line["bytes_catchup"] for line in metrics(tmp_path / "whole")
     )
+
+
+def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
+    space = {"kind": "mapo", "k": 8, "fresh_every": 3}
+    known = {"method.space": space, "cohort.size": 2, "task.clients": 9, "rounds": 6}
+    honest = execute(quick(**known), tmp_path / "run")
+    assert honest["accounting"] == "honest"
+    assert honest["bytes_catchup"] > 0
+    assert (
+        honest["bytes_total"] == honest["bytes_total_honest"] == honest["bytes_total_ideal"] + honest["bytes_catchup"]
+    )
+    rounds = []
+    ideal = execute(quick(**known, accounting="ideal"), tmp_path / "run", on_round=rounds.append)
+    assert rounds == [], "it is the same run, counted otherwise"
+    assert ideal == {**honest, "accounting": "ideal", "bytes_total": honest["bytes_total_ideal"]}
+    again = execute(quick(**known, accounting="ideal"), tmp_path / "other")
+    assert {**again, "seconds": 0} == {**ideal, "seconds": 0}
+    for summaries, accounting in (([ideal, again], "ideal"), ([ideal, honest], "honest")):
+        (row,) = table(summaries)
+        assert (row.accounting, row.bytes_total) == (accounting, honest[f"bytes_total_{accounting}"])
+        assert (row.bytes_total_honest, row.bytes_total_ideal) == (
+            honest["bytes_total_honest"],
+            ideal["bytes_total_ideal"],
+        )
+    with pytest.raises(ConfigError, match="accounting must be one of honest, ideal, not 'free'"):
+        quick(accounting="free")
 
 
 def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):

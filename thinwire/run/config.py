@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from thinwire.core.registry import lookup
 from thinwire.engines.local import LocalEngine
@@ -27,6 +27,8 @@ from thinwire.run.toml import Table, dumps, loads, parse_value
 from thinwire.tasks.partition import Split
 
 DEFAULT_TASK = "digits"
+
+Accounting = Literal["honest", "ideal"]
 
 # The slots of a method that hold parts, and the kind of part that each holds.
 SLOTS = {
@@ -99,7 +101,11 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides the numbers of a run; `name` is what tables call its method."""
+    """Everything that decides the numbers of a run; `name` is what tables call its method.
+
+    `accounting` says which bytes count in the total: all that were sent (`honest`), or, as in many papers, not those
+    with which returning clients catch up (`ideal`). It changes no run, only how one is summed up.
+    """
 
     name: str
     task: TaskChoice
@@ -111,10 +117,16 @@ class Experiment:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
     rounds: int = 10
+    accounting: Accounting = "honest"
+
+    def __post_init__(self) -> None:
+        if self.accounting not in get_args(Accounting):
+            raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
 
     def digest(self) -> str:
-        """A short name of the configuration: two experiments with one digest are the same."""
-        return hashlib.sha256(dumps(to_table(self)).encode()).hexdigest()[:12]
+        """A short name of the configuration: two experiments with one digest are the same run."""
+        table = {key: value for key, value in to_table(self).items() if key != "accounting"}
+        return hashlib.sha256(dumps(table).encode()).hexdigest()[:12]
 
 
 _SECTIONS: dict[str, Any] = {
@@ -124,7 +136,7 @@ _SECTIONS: dict[str, Any] = {
     "eval": Evaluation,
     "checkpoint": Checkpointing,
 }
-_TOP = ("name", "seed", "rounds")
+_TOP = ("name", "seed", "rounds", "accounting")
 
 
 def resolve(what: str, on: str | None = None, overrides: Table | None = None) -> Experiment:
