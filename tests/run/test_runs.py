@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,10 @@ def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
             honest["bytes_total_honest"],
             ideal["bytes_total_ideal"],
         )
-    with pytest.raises(ConfigError, match="accounting must be one of honest, ideal, not 'free'"):
+    with pytest.raises(ConfigError, match="accounting 'free': Known: honest, ideal"):
         quick(accounting="free")
+    with pytest.raises(ConfigError, match="accounting must be one of honest, ideal, not 'free'"):
+        replace(quick(), accounting="free")
 
 
 def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):
