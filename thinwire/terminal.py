@@ -52,7 +52,9 @@ def percent(share: float | None) -> str:
 
 
 @contextmanager
-def progress(label: str, rounds: int, quiet: bool = False) -> Iterator[Callable[[RoundRecord], None]]:
+def progress(
+    label: str, rounds: int, quiet: bool = False, accounting: str = "honest"
+) -> Iterator[Callable[[RoundRecord], None]]:
     """Show the rounds of a run as they come: a bar in a terminal, about twenty lines elsewhere."""
     if quiet:
         yield lambda record: None
@@ -62,9 +64,9 @@ def progress(label: str, rounds: int, quiet: bool = False) -> Iterator[Callable[
 
     def news(record: RoundRecord) -> str:
         nonlocal total, accuracy
-        total += record.bytes_up + record.bytes_down + record.bytes_catchup
+        total += record.bytes_up + record.bytes_down + (record.bytes_catchup if accounting == "honest" else 0)
         accuracy = accuracy if record.accuracy is None else record.accuracy
-        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)}"
+        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)} {accounting}"
 
     if not err.is_terminal:
         step = max(1, rounds // 20)
@@ -135,13 +137,13 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
 
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "seconds")
+    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "ideal", "fewer", "seconds")
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3g}x"
-        ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total)
+        ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total_honest, row.bytes_total_ideal)
         table.add_row(
             row.method,
             spread(row.final_accuracy),
@@ -151,7 +153,11 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             f"{row.seconds:.1f}",
         )
     out.print(table)
-    out.print(f"accuracy at the end and at best; bytes of all messages; how many times fewer than {yardstick}")
+    by = "total" if rows[0].accounting == "honest" else "ideal"
+    out.print(
+        f"accuracy at the end and at best; bytes of all messages (total), and without catch-up (ideal); how many times "
+        f"fewer than {yardstick}, by {by} ({rows[0].accounting} accounting)"
+    )
 
 
 def show_list(items: Sequence[dict[str, Any]]) -> None:

@@ -35,6 +35,7 @@ DEFAULT_TASK = "digits"
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
+Accounting = Literal["honest", "ideal"]
 
 # The slots of a method that hold parts, and the kind of part that each holds.
 SLOTS = {
@@ -116,7 +117,11 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides the numbers of a run; `name` is what tables call its method."""
+    """Everything that decides the numbers of a run; `name` is what tables call its method.
+
+    `accounting` says which bytes count in the total: all that were sent (`honest`), or, as in many papers, not those
+    with which returning clients catch up (`ideal`). It changes no run, only how one is summed up.
+    """
 
     name: str
     task: TaskChoice
@@ -128,10 +133,16 @@ class Experiment:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
     rounds: int = 10
+    accounting: Accounting = "honest"
+
+    def __post_init__(self) -> None:
+        if self.accounting not in get_args(Accounting):
+            raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
 
     def digest(self) -> str:
-        """A short name of the configuration: two experiments with one digest are the same."""
-        return hashlib.sha256(dumps(to_table(self)).encode()).hexdigest()[:12]
+        """A short name of the configuration: two experiments with one digest are the same run."""
+        table = {key: value for key, value in to_table(self).items() if key != "accounting"}
+        return hashlib.sha256(dumps(table).encode()).hexdigest()[:12]
 
 
 _SECTIONS: dict[str, Any] = {
@@ -141,7 +152,7 @@ _SECTIONS: dict[str, Any] = {
     "eval": Evaluation,
     "checkpoint": Checkpointing,
 }
-_TOP = ("name", "seed", "rounds")
+_TOP = ("name", "seed", "rounds", "accounting")
 
 
 def resolve(what: str, on: str | None = None, overrides: Table | None = None) -> Experiment:
@@ -239,12 +250,14 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    known = [*SLOTS, "link", "say"]
+    plain_types = {"link": str, "say": str, "guard": bool}
+    known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
         if key not in known:
             raise UnknownName("key in method", key, known)
-        given[key] = build(SLOTS[key], value, f"method.{key}") if key in SLOTS else coerce(value, str, f"method.{key}")
+        where = f"method.{key}"
+        given[key] = build(SLOTS[key], value, where) if key in SLOTS else coerce(value, plain_types[key], where)
     return Method(**given)
 
 
@@ -268,6 +281,7 @@ def to_table(experiment: Experiment) -> Table:
             **{slot: describe(kind, getattr(method, slot)) for slot, kind in SLOTS.items()},
             "link": method.link,
             "say": method.say,
+            "guard": method.guard,
         },
     }
 

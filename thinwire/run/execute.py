@@ -10,7 +10,7 @@ from thinwire.engines.local import RoundRecord, RunState, Simulation
 from thinwire.errors import CheckpointError
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
-from thinwire.run.config import Experiment
+from thinwire.run.config import Accounting, Experiment
 from thinwire.run.folder import RunFolder, Summary
 from thinwire.run.layers import layers_of
 
@@ -44,7 +44,10 @@ def execute(
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
-            return done
+            return {
+                **done,
+                **totals(done["bytes_up"], done["bytes_down"], done["bytes_catchup"], experiment.accounting),
+            }
         if not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
     simulation = experiment.engine.prepare(build_job(experiment, data_dir))
@@ -111,10 +114,25 @@ def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[
         "final_own_accuracy": own[-1] if own else None,
         "best_own_accuracy": max(own, default=None),
         "final_loss": records[-1].loss,
+        **totals(up, down, catchup, experiment.accounting),
+        "seconds": round(sum(record.seconds for record in records), 3),
+        "layers": layers_of(simulation.contract.coords, tally),
+    }
+
+
+def totals(up: int, down: int, catchup: int, accounting: Accounting) -> Summary:
+    """All sums of bytes: `honest` of all messages, `ideal` without what returning clients catch up.
+
+    >>> totals(1, 2, 4, "ideal")["bytes_total"], totals(1, 2, 4, "honest")["bytes_total"]
+    (3, 7)
+    """
+    both = {"honest": up + down + catchup, "ideal": up + down}
+    return {
         "bytes_up": up,
         "bytes_down": down,
         "bytes_catchup": catchup,
-        "bytes_total": up + down + catchup,
-        "seconds": round(sum(record.seconds for record in records), 3),
-        "layers": layers_of(simulation.contract.coords, tally),
+        "bytes_total": both[accounting],
+        "accounting": accounting,
+        "bytes_total_honest": both["honest"],
+        "bytes_total_ideal": both["ideal"],
     }
