@@ -84,7 +84,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunStat
     Args:
         folder: where checkpoints lie.
         config: digest of the experiment that it must belong to.
-        device: where its tensors are to lie.
+        device: where the public state is to lie; what server and clients remember lies on the CPU.
     """
     rounds = rounds_in(folder)
     if not rounds:
@@ -106,7 +106,8 @@ def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunStat
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = load(data)
         # the order of blocks is part of the contract, and safetensors keeps an order of its own
-        return _state(meta, {name: tensors[name].to(device or "cpu") for name in meta["names"]})
+        places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
+        return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}){older}") from error
 
