@@ -189,9 +189,12 @@ def refused(choice: Mapping[str, str]) -> str | None:
 def train(choice: Mapping[str, str]) -> None:
     """Three rounds over real messages, with clients that come and go; raises on anything but a finite loss."""
     federation = Federation(method_of(choice), task(), Local(batch=8))
-    with torch.backends.mkldnn.flags(enabled=False):  # for so small a network it is the slower one
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for so small a network
+    try:
         for cohort in COHORTS:
             federation.round(cohort)
+    finally:
+        torch.backends.mkldnn.enabled = before
     assert all(math.isfinite(loss) for loss in federation.losses), f"losses {federation.losses}"
     if federation.method.link == "ledger":
         federation.hear(2)
