@@ -108,7 +108,8 @@ def begin(contract: Contract, public: Public) -> ServerState:
         ledger=Ledger(public.version, public.version),
     )
     if not method.schedule.resamples(public.version + 1):  # blocks will wait: find out now what that breaks
-        _check_codes(contract, server, frozenset(contract.sendable.names[:1]))
+        for names in (frozenset[str](), frozenset(contract.sendable.names[:1])):
+            _check_codes(contract, server, names)
     return server
 
 
