@@ -44,6 +44,7 @@ SLOTS = {
     "schedule": "schedule",
     "up": "codec",
     "down": "codec",
+    "settle": "codec",
     "weigh": "weigh",
     "client_opt": "optimiser",
     "server_opt": "optimiser",
