@@ -10,6 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.run.units import human_bytes, percent
+
 if TYPE_CHECKING:
     from thinwire.engines.local import RoundRecord
     from thinwire.run.compare import Row, Spread
@@ -25,30 +27,6 @@ def _console(stderr: bool = False) -> Console:
 
 
 out, err = _console(), _console(stderr=True)
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1000.
-
-    >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
-    ('999 B', '1.5 kB', '2.5 GB')
-    """
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        count /= 1000
-        if count < 999.5 or unit == "TB":
-            break
-    return f"{count:.3g} {unit}"
-
-
-def percent(share: float | None) -> str:
-    """A share for people.
-
-    >>> percent(0.9312), percent(None)
-    ('93.12 %', '-')
-    """
-    return "-" if share is None else f"{100 * share:.2f} %"
 
 
 @contextmanager

@@ -131,7 +131,12 @@ class Experiment:
 
     def digest(self) -> str:
         """A short name of the configuration: two experiments with one digest are the same."""
-        return hashlib.sha256(dumps(to_table(self)).encode()).hexdigest()[:12]
+        return digest(to_table(self))
+
+
+def digest(table: Table) -> str:
+    """A short name of a resolved configuration."""
+    return hashlib.sha256(dumps(table).encode()).hexdigest()[:12]
 
 
 _SECTIONS: dict[str, Any] = {
@@ -264,12 +269,23 @@ def to_table(experiment: Experiment) -> Table:
             "augment": task.augment,
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
-        "method": {
-            **{slot: describe(kind, getattr(method, slot)) for slot, kind in SLOTS.items()},
-            "link": method.link,
-            "say": method.say,
-        },
+        "method": method_table(method),
     }
+
+
+def method_table(method: Method, strict: bool = True) -> Table:
+    """A method as plain values; unless strict, a part that is not registered is written as Python shows it."""
+
+    def written(kind: str, part: Any) -> Table:
+        try:
+            return describe(kind, part)
+        except ConfigError:
+            if strict:
+                raise
+            return {"kind": repr(part)}
+
+    slots = {slot: written(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
+    return {**slots, "link": method.link, "say": method.say}
 
 
 def _task(table: Table) -> TaskChoice:

@@ -11,6 +11,8 @@ from thinwire.errors import CheckpointError
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
 from thinwire.run.folder import RunFolder, Summary
+from thinwire.run.network import seconds_by_link
+from thinwire.run.records import totals
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -54,7 +56,7 @@ def execute(
         state = state or simulation.start()
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round)
-        summary = summarise(experiment, simulation, records)
+        summary = summarise(experiment.name, experiment.task.kind, simulation, records)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
@@ -90,26 +92,16 @@ def _rounds(
     return state, records
 
 
-def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[RoundRecord]) -> Summary:
+def summarise(name: str, task: str, simulation: Simulation, records: Sequence[RoundRecord]) -> Summary:
     """The totals of a run."""
-    accuracies = [record.accuracy for record in records if record.accuracy is not None]
-    own = [record.own_accuracy for record in records if record.own_accuracy is not None]
-    up, down, catchup = (sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down", "catchup"))
+    lines = [record._asdict() for record in records]
     return {
-        "method": experiment.name,
-        "task": experiment.task.kind,
-        "seed": experiment.seed,
+        "method": name,
+        "task": task,
+        "seed": simulation.job.seed,
         "rounds": len(records),
         "parameters": simulation.model.parameters(),
         "trainable": Spec.of(simulation.public.coords).size,
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
-        "final_own_accuracy": own[-1] if own else None,
-        "best_own_accuracy": max(own, default=None),
-        "final_loss": records[-1].loss,
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_catchup": catchup,
-        "bytes_total": up + down + catchup,
-        "seconds": round(sum(record.seconds for record in records), 3),
+        **totals(lines),
+        "seconds_by_link": seconds_by_link(lines),
     }
