@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.run.units import human_bytes, percent
+from thinwire.run.units import human_bytes, human_seconds, percent
 
 if TYPE_CHECKING:
     from thinwire.engines.local import RoundRecord
     from thinwire.run.compare import Row, Spread
+    from thinwire.run.watch import Standing
 
 WIDE = 160  # outside a terminal nobody scrolls sideways: tables are not squeezed into the 80 columns that rich assumes
 
@@ -96,7 +97,7 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
 
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "seconds")
+    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "seconds", "at 2 Mbps")
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
@@ -110,9 +111,52 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             *(human_bytes(way) for way in ways),
             ratio,
             f"{row.seconds:.1f}",
+            human_seconds(row.seconds_by_link["2 Mbps"]) if row.seconds_by_link else "-",
         )
     out.print(table)
-    out.print(f"accuracy at the end and at best; bytes of all messages; how many times fewer than {yardstick}")
+    out.print(f"accuracy at the end and at best; bytes of all messages; how many times fewer than {yardstick};")
+    out.print("seconds here, and the time it would take over links of 2 Mbps (docs/reports.md)")
+
+
+def standing_line(now: Standing) -> str:
+    """Where a run stands, in one line."""
+    parts = [f"{now.method} on {now.task}", f"round {now.round}/{now.rounds}"]
+    if now.state != "starting":
+        parts += ["loss -" if now.loss is None else f"loss {now.loss:.4f}"]
+        parts += [f"accuracy {percent(now.accuracy)} (best {percent(now.best_accuracy)})"]
+        parts += [f"{human_bytes(now.bytes_total)} sent"]
+    if now.bytes_per_round is not None:
+        parts += [f"{human_bytes(now.bytes_per_round)} a round"]
+    if now.seconds_per_round is not None:
+        parts += [f"{human_seconds(now.seconds_per_round)} a round"]
+    if now.state == "finished":
+        parts += ["finished"]
+    elif now.eta_seconds is not None:
+        parts += [f"{human_seconds(now.eta_seconds)} to go"]
+    pace = now.seconds_per_round or 0.0
+    if now.state != "finished" and now.silent_seconds is not None and now.silent_seconds > max(60.0, 10 * pace):
+        parts += [f"no news for {human_seconds(now.silent_seconds)}: `thinwire resume {now.run}` if it was stopped"]
+    return "  ".join(parts)
+
+
+def watch_live(standings: Iterable[Standing]) -> None:
+    """Show a run as it goes on: a bar in a terminal, a line for each change elsewhere."""
+    if not out.is_terminal:
+        last = None
+        for now in standings:
+            if last is None or (now.round, now.state) != (last.round, last.state):
+                out.print(standing_line(now), soft_wrap=True)
+            last = now
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    with Live(console=out, refresh_per_second=4) as live:
+        for now in standings:
+            bar = ProgressBar(total=max(1, now.rounds), completed=now.round, width=48)
+            live.update(Group(bar, Text(standing_line(now))))
 
 
 def show_list(items: Sequence[dict[str, Any]]) -> None:

@@ -40,12 +40,12 @@ class Frame(NamedTuple):
     x: str
     y: str = ""
     ident: str = "chart"
-    width: int = 920
+    width: int = 1020
     height: int = 380
     log_x: bool = False
     x_text: Format = plain_number
     y_text: Format = plain_number
-    marks: tuple[tuple[float, str], ...] = ()  # horizontal lines with a name
+    marks: tuple[tuple[float, str], ...] = ()  # horizontal lines with a name; one too close to an earlier is left out
 
 
 class Curve(NamedTuple):
@@ -102,8 +102,8 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
         if not y_low <= value <= y_high:
             continue
         y = y_at(value)
-        out.append(f'<path class="mark" d="M{left:.1f} {y:.1f}H{right:.1f}"/>')
-        if all(abs(y - other) > 16 for other in named_at):
+        if all(abs(y - other) > 18 for other in named_at):
+            out.append(f'<path class="mark" d="M{left:.1f} {y:.1f}H{right:.1f}"/>')
             out.append(_text(left + 6, y - 4, name, "start", "mark-name"))
             named_at.append(y)
     for line in lines:
@@ -170,6 +170,13 @@ def swatch(number: int) -> str:
     """A line's colour, dash and marker, for a legend."""
     line = f'<path class="line s{number % COLOURS}"{_dash(number)} d="M1 8H33"/>'
     return f'<svg class="swatch" width="34" height="16" aria-hidden="true">{line}{_marker(number, 17, 8, "")}</svg>'
+
+
+def shade(strength: float) -> str:
+    """The look of a piece of a bar, for a legend."""
+    kind = f'class="bar f7" fill-opacity="{strength:.2f}"' if strength else 'class="outline s7"'
+    box = f'<rect {kind} x="1" y="2" width="22" height="12"/>'
+    return f'<svg class="swatch" width="24" height="16" aria-hidden="true">{box}</svg>'
 
 
 class _Axis:

@@ -12,10 +12,10 @@ than others are not in it.
 
     energy = joules_per_byte * (bytes_up + bytes_down + bytes_catchup)
 
-is the form of the user-to-data-centre model that FedPara uses (Yan et al., Energies 12(1), 2019): every byte crosses the
-phone's radio, the access network, the core and the data centre, each at some joules a byte, and they add up. FedPara
-prints no constant. The one here is 0.1 kWh a gigabyte, which the Carbon Trust's 2021 study of streaming takes for mobile
-networks. Estimates differ by more than ten times; ratios between methods do not depend on it.
+is the form of the user-to-data-centre model that FedPara uses (Yan et al., Energies 12(1), 2019): every byte crosses
+the phone's radio, the access network, the core and the data centre, each at some joules a byte, and they add up.
+FedPara prints no constant. The one here is 0.1 kWh a gigabyte, which the Carbon Trust's 2021 study of video streaming
+takes for mobile networks. Estimates differ by more than ten times; ratios between methods do not depend on it.
 
 >>> round(round_seconds(link("2 Mbps"), 1.64, bytes_up=58.775e6, bytes_down=58.775e6), 2)  # FedPara, Table 7: VGG16
 471.84

@@ -114,10 +114,11 @@ def _sound(record: Any) -> bool:
         return False
     for key in ("loss", "seconds", "accuracy", "own_accuracy"):
         value = record.get(key)
-        missing = value is None and key.endswith("accuracy")
-        if not missing and (not isinstance(value, int | float) or isinstance(value, bool)):
+        if value is None and key.endswith("accuracy"):
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return False
-        if key != "loss" and not missing and not math.isfinite(value):
+        if key != "loss" and not math.isfinite(value):
             return False
     record.setdefault("accuracy", None)
     return True

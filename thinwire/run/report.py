@@ -7,54 +7,20 @@ equal pages, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots, swatch
+from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots, shade, swatch
 from thinwire.run.files import write_atomically
 from thinwire.run.lines import WAYS, Line, Mean, Reached, choose_targets, differing, flat, group, yardstick
-from thinwire.run.network import JOULES_PER_BYTE, LINKS, energy
-from thinwire.run.records import find_runs, read_run
-from thinwire.run.style import STYLE
+from thinwire.run.network import JOULES_PER_BYTE, LINKS, energy, seconds_by_link
+from thinwire.run.page import Chapter, Command, Figure, Grid, Piece, as_html, as_markdown
+from thinwire.run.records import find_runs, read_run, totals
 from thinwire.run.units import human_bytes, human_joules, human_seconds
 
-WIDE, NARROW = 920, 340  # every chart is drawn twice; the style sheet shows the one that fits
+NARROW = 340  # every chart is drawn twice, wide and narrow; the style sheet shows the one that fits
 MOST_LAYERS = 16
-
-
-class Grid(NamedTuple):
-    """A table: its caption, its heads, its rows; the first column names the row."""
-
-    caption: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-class Figure(NamedTuple):
-    """A chart in both widths, and the lines of its legend."""
-
-    caption: str
-    wide: str
-    narrow: str
-    legend: Sequence[tuple[int, str]] = ()
-
-
-class Command(NamedTuple):
-    """Something to type."""
-
-    text: str
-
-
-Piece = Grid | Figure | Command | str
-
-
-class Chapter(NamedTuple):
-    """A heading and what stands under it."""
-
-    heading: str
-    pieces: Sequence[Piece]
 
 
 class Choices(NamedTuple):
@@ -99,9 +65,13 @@ def report(
         raise ConfigError("nothing to report: no round of these runs is recorded yet")
     lines = group(recorded)
     choices = Choices(tuple(targets), compute, joules)
-    chapters = [chapter for task in dict.fromkeys(run.task for run in recorded) for chapter in _task(task, lines, choices)]
+    tasks = list(dict.fromkeys(run.task for run in recorded))
+    chapters = []
+    for task in tasks:
+        prefix = f"{task}: " if len(tasks) > 1 else ""
+        chapters += [Chapter(prefix + heading, pieces) for heading, pieces in _task(task, lines, choices)]
     chapters.append(_meaning(choices))
-    title = " and ".join(dict.fromkeys(run.task for run in recorded))
+    title = " and ".join(tasks)
     for file, text in ((html, as_html), (md, as_markdown)):
         if file is not None:
             path = Path(file)
@@ -112,13 +82,19 @@ def report(
     return lines
 
 
+def summaries(lines: Sequence[Line], compute: float | None = None) -> list[dict[str, Any]]:
+    """The totals of every run under the label of its line, as `compare` takes them."""
+    return [
+        {**totals(run.records), "method": line.label, "seconds_by_link": seconds_by_link(run.records, compute)}
+        for line in lines
+        for run in line.runs
+    ]
+
+
 def _unwritten(run: Any) -> bool:
     if hasattr(run, "history") and run.path is None:
         raise ConfigError("this run was not written to a directory; write tw.simulate(..., out='runs/name')")
     return False
-
-
-# -- what is said ------------------------------------------------------------------------------------------------------
 
 
 def _task(task: str, all_lines: Sequence[Line], choices: Choices) -> list[Chapter]:
@@ -142,8 +118,7 @@ def _task(task: str, all_lines: Sequence[Line], choices: Choices) -> list[Chapte
 
 def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, list[Reached | None]]) -> Chapter:
     metric = "accuracy" if any(line.curve("accuracy") for line in lines) else "loss"
-    pieces: list[Piece] = [_setting(lines)]
-    pieces += [sentence for sentence in (_headline(lines, measure, costs),) if sentence]
+    pieces: list[Piece] = [sentence for sentence in (_headline(lines, measure, costs), _setting(lines)) if sentence]
     mixed = [path for path in differing([line.table for line in lines]) if path.split(".")[0] in ("task", "cohort")]
     if mixed:
         pieces.append(f"Note: these lines differ in {', '.join(mixed)}, so they did not see the same clients and data.")
@@ -176,10 +151,13 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
                 f"{yard.mean / total.mean:.3g}x" if total.mean else "-",
             ]
         )
-    heads = ("method", "seeds", "rounds", "best %", "final %", "95 % interval", "up", "down", "catch-up")
-    heads += ("total", "ideal", f"fewer than {measure.label}")
-    caption = "All rounds: accuracy (mean ± standard deviation over seeds) and the bytes of all messages of all clients"
-    return Chapter(task, [*pieces, Grid(caption, heads, rows)])
+    heads = ["method", "seeds", "rounds", "best %", "final %", "95 % interval", "up", "down", "catch-up", "total"]
+    heads += ["ideal", "fewer"]
+    caption = (
+        "All rounds: accuracy (mean ± standard deviation over seeds), bytes of all messages of all clients, and how "
+        f"many times fewer than {measure.label}"
+    )
+    return Chapter("What accuracy cost", [*pieces, Grid(caption, heads, rows)])
 
 
 def _setting(lines: Sequence[Line]) -> str:
@@ -219,9 +197,7 @@ def _headline(lines: Sequence[Line], measure: Line, costs: dict[float, list[Reac
     return ""
 
 
-def _curve_figure(
-    task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str
-) -> Figure:
+def _curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str) -> Figure:
     names = {"accuracy": "test accuracy", "own_accuracy": "accuracy of clients' own models", "loss": "training loss"}
     by_bytes = against == "bytes"
     drawn = [
@@ -242,23 +218,26 @@ def _curve_figure(
         y_text=lambda value: _value(metric, value),
         marks=tuple((target, f"target {_pc(target)}") for target in targets) if metric == "accuracy" else (),
     )
-    band = "; the band is from the lowest to the highest seed" if any(len(line.runs) > 1 for line in lines) else ""
+    several = any(len(line.runs) > 1 for line in lines)
+    band = "Mean over seeds; the band is from the lowest to the highest seed." if several else ""
     where = " Up and left is better." if by_bytes and metric != "loss" else ""
     return Figure(
-        f"{title}: mean over seeds{band}.{where}",
+        title,
+        band + where,
         curves(drawn, frame),
         curves(drawn, frame._replace(width=NARROW, height=300)),
-        [(c.number, c.label) for c in drawn],
+        [(swatch(c.number), c.label) for c in drawn],
     )
 
 
 def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, list[Reached | None]]) -> Chapter:
     pieces: list[Piece] = [
-        "A target is reached in the first evaluated round at or above it, counted for each seed on its own. Bars: bytes "
-        "up (dark), down (lighter) and catch-up for clients that had missed rounds (outlined). Without the outlined "
-        "piece the bar is the ideal in which nobody ever misses a round."
+        "A target is reached in the first evaluated round at or above it, counted for each seed on its own. Catch-up "
+        "is what clients got on top because they had missed rounds; without it a bar is the ideal in which nobody "
+        "ever does."
     ]
-    heads = ("method", "seeds", "rounds", "total", "95 % interval", "ideal", f"fewer than {measure.label}", "energy")
+    legend = [(shade(1.0), "up"), (shade(0.55), "down"), (shade(0.0), "catch-up")]
+    heads = ("method", "seeds", "rounds", "total", "95 % interval", "ideal", "fewer", "energy")
     for target, reached in costs.items():
         theirs = reached[lines.index(measure)]
         rows, drawn = [], []
@@ -286,8 +265,9 @@ def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, li
             about = "; ".join(f"{bar.label}: {bar.value}" for bar in drawn) + "."
             frame = Frame(title, about, "bytes", ident=f"{_ident(task)}-cost-{target:g}".replace(".", "-"))
             narrow = bars(drawn, frame._replace(width=NARROW))
-            pieces.append(Figure(f"{title}: up, down and catch-up of all clients.", bars(drawn, frame), narrow))
-        pieces.append(Grid(f"{title} (means over the seeds that did; compared only where all did)", heads, rows))
+            pieces.append(Figure(title, "All messages of all clients.", bars(drawn, frame), narrow, legend))
+        caption = f"{title} (means over the seeds that did), and times fewer than {measure.label} where all seeds did"
+        pieces.append(Grid(caption, heads, rows))
     return Chapter("Bytes to a target", pieces)
 
 
@@ -308,10 +288,11 @@ def _time(task: str, lines: Sequence[Line], costs: dict[float, list[Reached | No
     about = "; ".join(f"{row.label}: {', '.join(says for _, _, says in row.dots)}" for row in rows)
     frame = Frame(title, about, "time (log scale)", ident=f"{_ident(task)}-time", x_text=human_seconds)
     figure = Figure(
-        f"{title}. Left is better.",
+        title,
+        "If every client had this link. Left is better.",
         dots(rows, frame),
         dots(rows, frame._replace(width=NARROW)),
-        [(i, line.label) for i, line in enumerate(lines)],
+        [(swatch(i), line.label) for i, line in enumerate(lines)],
     )
     table = [
         [line.label, _pc(goal), *(human_seconds(cost.seconds[link.name]) for link in LINKS)]
@@ -319,8 +300,9 @@ def _time(task: str, lines: Sequence[Line], costs: dict[float, list[Reached | No
         for line, cost in zip(lines, costs_of_goal, strict=True)
         if cost
     ]
-    heads = ("method", "target", *(link.name for link in LINKS))
-    grid = Grid("Time to a target if every client had this link (means over the seeds that reached it)", heads, table)
+    speeds = [f"{link.down / 1e6:g} / {link.up / 1e6:g}" for link in LINKS]
+    caption = "Time to a target by speed, Mbps down / up (means over the seeds that reached it)"
+    grid = Grid(caption, ("method", "target", *speeds), table)
     return Chapter("Time over slow links", [figure, grid])
 
 
@@ -342,8 +324,8 @@ def _layers(task: str, lines: Sequence[Line]) -> Chapter | None:
         title = f"{line.label}: {what} by layer{rest}, {task}"
         about = "; ".join(f"{bar.label}: {bar.value}" for bar in drawn) + "."
         frame = Frame(title, about, what, ident=f"{_ident(task)}-layers-{i}")
-        seed = f" Seed {line.seeds[0]}." if len(line.runs) > 1 else ""
-        figure = Figure(f"{title}.{seed}", bars(drawn, frame), bars(drawn, frame._replace(width=NARROW)))
+        seed = f"Of seed {line.seeds[0]}." if len(line.runs) > 1 else ""
+        figure = Figure(title, seed, bars(drawn, frame), bars(drawn, frame._replace(width=NARROW)))
         pieces.append(figure)
     return Chapter("Layers", pieces) if pieces else None
 
@@ -357,7 +339,7 @@ def _settings(lines: Sequence[Line]) -> Chapter:
         rows = [[path, *(_setting_text(table.get(path)) for table in tables)] for path in paths]
         pieces.append(Grid("Settings in which they differ", ("key", *(line.label for line in lines)), rows))
     rows = [[path, _setting_text(value)] for path, value in shared.items()]
-    pieces.append(Grid("Settings that they share", ("key", "value"), rows))
+    pieces.append(Grid("Settings that they share", ("key", "value"), rows, folded=True))
     machines: dict[str, list[str]] = {}
     for line in lines:
         for run in line.runs:
@@ -398,23 +380,25 @@ def _meaning(choices: Choices) -> Chapter:
         else f"{choices.compute:g} s a round, as given"
     )
     megabyte = energy(1e6, choices.joules_per_byte)
-    constant = " (0.1 kWh a gigabyte, a figure for mobile networks)" if choices.joules_per_byte == JOULES_PER_BYTE else ""
+    constant = (
+        " (0.1 kWh a gigabyte, a figure for mobile networks)" if choices.joules_per_byte == JOULES_PER_BYTE else ""
+    )
     return Chapter(
         "What the numbers mean",
         [
-            "Bytes are lengths of messages that were made: up from clients, down to clients that were there in the round "
-            "before, and catch-up, what clients got on top because they had missed rounds. Total is all three; ideal is "
-            "without catch-up.",
-            "Curves and totals are means over runs that differ by their seed only. The 95 % interval is that of the mean "
-            "over seeds by Student's t: wide with few seeds, and rightly so.",
+            "Bytes are lengths of messages that were made: up from clients, down to clients that were there in the "
+            "round before, and catch-up, what clients got on top because they had missed rounds. Total is all three; "
+            "ideal is without catch-up.",
+            "Curves and totals are means over runs that differ by their seed only. The 95 % interval is that of the "
+            "mean over seeds by Student's t: wide with few seeds, and rightly so.",
             "Time of a round = compute + 8 × bytes up of a client / upload speed + 8 × bytes down and catch-up of a "
             "client / download speed; clients work side by side on equal links, and a client's bytes are the round's "
-            f"divided by its clients. Compute is {compute}. No latency, no stragglers. FedPara's Tables 7 and 8 are this "
-            "formula.",
+            f"divided by its clients. Compute is {compute}. No latency, no stragglers. FedPara's Tables 7 and 8 are "
+            "this formula.",
             f"Energy = {megabyte:.3g} J a megabyte × total bytes{constant}: the form of the user-to-data-centre model "
             "that FedPara uses, in which device, access network, core and data centre each cost some joules a byte. "
-            "FedPara prints no constant and estimates differ by more than ten times, so trust the ratios only; they are "
-            "those of the bytes. Training is not in it.",
+            "FedPara prints no constant and estimates differ by more than ten times, so trust the ratios only; they "
+            "are those of the bytes. Training is not in it.",
         ],
     )
 
@@ -454,64 +438,3 @@ def _setting_text(value: Any) -> str:
 
 def _ident(words: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "-" for c in words)
-
-
-# -- how it is written -------------------------------------------------------------------------------------------------
-
-
-def as_html(title: str, chapters: Sequence[Chapter]) -> str:
-    """One page that loads nothing."""
-    body = "\n".join(
-        f"<section><h2>{escape(chapter.heading)}</h2>\n" + "\n".join(map(_html, chapter.pieces)) + "\n</section>"
-        for chapter in chapters
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        'img-src data:">\n'
-        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
-        f"<header><h1>{escape(title)}</h1><p>Accuracy, and what it cost to send.</p></header>\n<main>\n{body}\n</main>\n"
-        "<footer><p>Written by <code>thinwire report</code>.</p></footer>\n</body>\n</html>\n"
-    )
-
-
-def _html(piece: Piece) -> str:
-    if isinstance(piece, str):
-        return f"<p{' class=note' if piece.startswith('Note: ') else ''}>{escape(piece)}</p>"
-    if isinstance(piece, Command):
-        return f'<pre tabindex="0"><code>{escape(piece.text)}</code></pre>'
-    if isinstance(piece, Grid):
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in piece.heads)
-        rows = "".join(
-            f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-            for row in piece.rows
-        )
-        return (
-            f'<div class="table" role="region" tabindex="0" aria-label="{escape(piece.caption)}"><table>'
-            f"<caption>{escape(piece.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        )
-    legend = "".join(f"<li>{swatch(number)}{escape(label)}</li>" for number, label in piece.legend)
-    return (
-        f"<figure><figcaption>{escape(piece.caption)}</figcaption>"
-        + (f'<ul class="legend">{legend}</ul>' if legend else "")
-        + f'<div class="wide">{piece.wide}</div><div class="narrow">{piece.narrow}</div></figure>'
-    )
-
-
-def as_markdown(title: str, chapters: Sequence[Chapter]) -> str:
-    """The same words and tables, without charts."""
-    out = [f"# {title}"]
-    for chapter in chapters:
-        out.append(f"## {chapter.heading}")
-        for piece in chapter.pieces:
-            if isinstance(piece, str):
-                out.append(piece)
-            elif isinstance(piece, Command):
-                out.append(f"```\n{piece.text}\n```")
-            elif isinstance(piece, Grid):
-                cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
-                table = "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in cells)
-                out.append(f"{piece.caption}:\n\n{table}")
-    return "\n\n".join(out) + "\n"

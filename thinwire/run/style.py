@@ -25,7 +25,7 @@ STYLE = (
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
 "Liberation Sans","DejaVu Sans",sans-serif;overflow-wrap:anywhere}
-header,main,footer{max-width:1000px;margin:0 auto;padding:0 16px}
+header,main,footer{max-width:1102px;margin:0 auto;padding:0 16px}
 header{padding-top:32px}
 h1{font-size:1.7rem;line-height:1.2;margin:0}
 header p,footer p{color:var(--soft);margin:.25rem 0 0}
@@ -35,7 +35,9 @@ h2{font-size:1.2rem;margin:0 0 .5rem}
 p{margin:.5rem 0;max-width:75ch}
 .note{background:var(--note);padding:8px 12px;border-radius:8px}
 figure{margin:20px 0}
-figcaption{font-weight:600;margin-bottom:6px;max-width:75ch}
+figcaption{margin-bottom:6px}
+figcaption span{color:var(--soft)}
+.lead{font-size:1.15rem;font-weight:600}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;margin:0 0 8px;padding:0;font-size:.9rem}
 .legend li{display:flex;align-items:center;gap:6px}
 .swatch{flex:none}
@@ -54,12 +56,16 @@ svg .halo{paint-order:stroke;stroke:var(--card);stroke-width:5px}
 .narrow{display:none}
 .table{overflow-x:auto;margin:16px 0;border:1px solid var(--edge);border-radius:8px}
 table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
-caption{text-align:left;font-weight:600;padding:10px 12px;border-bottom:1px solid var(--edge)}
-th,td{padding:6px 12px;text-align:right;vertical-align:top}
-td{white-space:nowrap}
+caption{text-align:left;font-weight:600;border-bottom:1px solid var(--edge)}
+caption span{display:inline-block;position:sticky;left:0;padding:10px;max-width:min(1000px,calc(100vw - 48px))}
+th,td{padding:6px 10px;text-align:right;vertical-align:top}
+td,thead th{white-space:nowrap}
+td.long{white-space:normal;text-align:left;min-width:22em}
+summary{cursor:pointer;font-weight:600;padding:4px 0}
 thead th{color:var(--soft);font-weight:600;border-bottom:1px solid var(--edge);vertical-align:bottom}
 tbody tr+tr>*{border-top:1px solid var(--grid)}
-th:first-child{text-align:left;white-space:nowrap}
+th:first-child{text-align:left;white-space:nowrap;position:sticky;left:0;background:var(--card)}
+h2+figure{margin-top:8px}
 pre{overflow-x:auto;background:var(--page);border:1px solid var(--edge);border-radius:8px;padding:12px;font-size:.85rem}
 code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 :focus-visible{outline:2px solid var(--c0);outline-offset:2px}
