@@ -46,7 +46,7 @@ def refused(result: tuple[int, str, str]) -> str:
 def test_help_of_every_verb_has_an_example(thinwire):
     code, out, _ = thinwire("--help")
     assert code == 0
-    for verb in ("run", "resume", "check", "list", "show", "compare"):
+    for verb in ("run", "resume", "check", "list", "show", "compare", "report", "watch"):
         assert verb in out
         assert "Example: thinwire" in thinwire(verb, "--help")[1]
 
@@ -90,6 +90,29 @@ def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
     assert rows[0]["ratio"] == 1.0
     assert rows[0]["seeds"] == 2
     assert rows[0]["final_accuracy"].keys() == {"mean", "std"}
+
+
+def test_compare_report_and_watch_speak_of_the_same_runs(thinwire, tmp_path):
+    code, out, _ = thinwire("compare", "fedavg", "fedsgd", *FAST, "--html", "a.html", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert rows[0]["seconds_by_link"]["2 Mbps"] > rows[0]["seconds_by_link"]["50 Mbps"] > 0
+    code, out, err = thinwire("report", "runs", "--html", "b.html", "--md", "b.md", "--json")
+    assert code == 0
+    assert err == "wrote b.html\nwrote b.md\n"
+    assert json.loads(out) == rows
+    assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
+    assert "fedsgd" in thinwire("report", "runs")[1]
+    run = str(next((tmp_path / "runs").glob("fedavg*")))
+    told = json.loads(thinwire("watch", run, "--once", "--json")[1])
+    assert (told["state"], told["bytes_total"]) == ("finished", rows[0]["bytes_total"])
+    assert json.loads(thinwire("watch", run, "--json")[1]) | {"silent_seconds": 0} == told | {"silent_seconds": 0}
+    assert "finished" in thinwire("watch", run)[1]
+
+
+def test_compare_alone_is_a_tour_of_methods_that_exist(thinwire):
+    rows = json.loads(thinwire("compare", "--rounds", "1", "--set", "local.epochs=1", "-q", "--json")[1])
+    assert [row["method"] for row in rows][:4] == ["fedavg", "mapo", "fedpara", "sparse"]
 
 
 @pytest.mark.parametrize("what", ["methods", "tasks", "models", "splits", "parts"])
@@ -154,6 +177,9 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("resume", "nowhere"), "not a run directory"),
         (("list", "method"), "did you mean 'methods'"),
         (("compare", "fedavg", "mapoo"), "unknown method 'mapoo'"),
+        (("report", "nowhere"), "not a run directory"),
+        (("watch", "nowhere"), "not a run directory"),
+        (("run", "fedavg", "--log", "tensorbord"), "did you mean 'tensorboard'"),
         (("check", "fedavg", "--set", "method.schedule.private=['nothing*']"), "matches no block"),
         (("run", "fedavg", "--set", "task.model=cnn2"), "28"),
     ],

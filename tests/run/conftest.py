@@ -1,4 +1,4 @@
-"""Run directories for tests: real ones, trained once, and written ones with shapes that training would take hours for."""
+"""Run directories for tests: real ones, trained once, and written ones that would take hours."""
 
 from __future__ import annotations
 

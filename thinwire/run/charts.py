@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 COLOURS = 8
 _DASHES = ("", "7 4", "2 3", "9 3 2 3", "5 2", "1 4", "12 4", "4 4 1 4")
-_CHARACTER = 6.7  # the width of a character of the 12-pixel font, a little generous
+_CHARACTER, _NAME = 7.7, 8.6  # the width of a character of ticks (12 pixels) and of names (13), in a wide font
 
 Format = Callable[[float], str]
 
@@ -133,7 +133,7 @@ def bars(rows: Sequence[Bar], frame: Frame) -> str:
     scale = (frame.width - 4) / longest
     out, y = [], 0.0
     for row in rows:
-        room = frame.width - 12 - len(row.value) * _CHARACTER
+        room = frame.width - 12 - len(row.value) * _NAME
         out.append(_text(0, y + 14, _short(row.label, room), "start", "name"))
         out.append(_text(frame.width - 2, y + 14, row.value, "end", "value"))
         x = 1.0
@@ -274,7 +274,7 @@ def _dash(number: int) -> str:
 
 
 def _short(label: str, room: float) -> str:
-    most = max(4, int(room / _CHARACTER))
+    most = max(4, int(room / _NAME))
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
