@@ -95,7 +95,7 @@ def test_what_simulate_cannot_use_is_said_in_one_line():
 
 
 def test_simulate_writes_a_run_directory_that_can_be_reported_and_replaced(tmp_path):
-    run = tw.simulate(nn.Linear(5, 3), clients(), "mapo", rounds=2, test=clients()[0], out=tmp_path / "a")
+    run = tw.simulate(nn.Linear(5, 3), clients(), "fedavgm", rounds=2, test=clients()[0], out=tmp_path / "a")
     assert {file.name for file in run.path.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json"}
     again = tw.simulate(nn.Linear(5, 3), clients(), tw.Method(), rounds=3, out=tmp_path / "a", name="mine")
     lines = tw.report([again], tmp_path / "page.html")
