@@ -97,7 +97,10 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
 
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "seconds", "at 2 Mbps")
+    heads = ["method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "at 2 Mbps"]
+    roomy = out.width >= 90
+    if roomy:
+        heads.insert(-1, "seconds")
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
@@ -110,12 +113,12 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             spread(row.best_accuracy),
             *(human_bytes(way) for way in ways),
             ratio,
-            f"{row.seconds:.1f}",
+            *([f"{row.seconds:.1f}"] if roomy else []),
             human_seconds(row.seconds_by_link["2 Mbps"]) if row.seconds_by_link else "-",
         )
     out.print(table)
     out.print(f"accuracy at the end and at best; bytes of all messages; how many times fewer than {yardstick};")
-    out.print("seconds here, and the time it would take over links of 2 Mbps (docs/reports.md)")
+    out.print(f"{'seconds here, and ' if roomy else ''}the time that it would take over links of 2 Mbps")
 
 
 def standing_line(now: Standing) -> str:

@@ -43,6 +43,7 @@ class Frame(NamedTuple):
     width: int = 1020
     height: int = 380
     log_x: bool = False
+    whole_x: bool = False  # ticks at whole numbers only
     x_text: Format = plain_number
     y_text: Format = plain_number
     marks: tuple[tuple[float, str], ...] = ()  # horizontal lines with a name; one too close to an earlier is left out
@@ -81,7 +82,7 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
     y_low, y_high, y_ticks = _nice(min(ys), max(ys), 6 if frame.height > 300 else 5)
     left = 16 + 16 + max(len(frame.y_text(tick)) for tick in y_ticks) * _CHARACTER
     right, top, bottom = frame.width - 16.0, 14.0, frame.height - 46.0
-    axis = _Axis(min(xs), max(xs), left, right, frame.log_x)
+    axis = _Axis(min(xs), max(xs), left, right, frame.log_x, frame.whole_x)
 
     def y_at(value: float) -> float:
         return bottom - (value - y_low) / (y_high - y_low) * (bottom - top)
@@ -104,7 +105,7 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
         y = y_at(value)
         if all(abs(y - other) > 18 for other in named_at):
             out.append(f'<path class="mark" d="M{left:.1f} {y:.1f}H{right:.1f}"/>')
-            out.append(_text(left + 6, y - 4, name, "start", "mark-name"))
+            out.append(_text(left + 6, y - 4, name, "start", "mark-name halo"))
             named_at.append(y)
     for line in lines:
         places = [(axis.at(x), y_at(y), y_at(lo), y_at(hi)) for x, y, lo, hi in line.points if x > 0 or not frame.log_x]
@@ -118,10 +119,7 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
             continue
         path = "L".join(f"{axis.at(x):.1f} {y_at(y):.1f}" for x, y in points)
         out.append(f'<path class="line s{line.number % COLOURS}"{_dash(line.number)} d="M{path}"/>')
-        step = max(1, math.ceil(len(points) / 8))
-        chosen = sorted({*range(line.number % step, len(points), step), len(points) - 1})
-        for i in chosen:
-            x, y = points[i]
+        for x, y in _spaced(points, axis, (right - left) / 9):
             says = f"{line.label}: {frame.y_text(y)} at {frame.x_text(x)}"
             out.append(_marker(line.number, axis.at(x), y_at(y), says))
     return _svg(frame, out, frame.height)
@@ -182,14 +180,14 @@ def shade(strength: float) -> str:
 class _Axis:
     """A horizontal axis, with ticks that fit."""
 
-    def __init__(self, low: float, high: float, left: float, right: float, log: bool) -> None:
+    def __init__(self, low: float, high: float, left: float, right: float, log: bool, whole: bool = False) -> None:
         if log:
             low, high = low / 1.06, high * 1.06
             if high / low < 1.5:
                 low, high = low / 1.25, high * 1.25
         elif high == low:
             low, high = low - 0.5, high + 0.5
-        self.low, self.high, self.left, self.right, self.log = low, high, left, right, log
+        self.low, self.high, self.left, self.right, self.log, self.whole = low, high, left, right, log, whole
 
     def at(self, value: float) -> float:
         share = (value - self.low) / (self.high - self.low)
@@ -209,8 +207,12 @@ class _Axis:
             choices = [_nice(self.low, self.high, wanted)[2] for wanted in (12, 9, 6, 4, 3, 2)]
         for choice in choices:
             inside = [tick for tick in choice if self.low <= tick <= self.high]
+            if self.whole and any(tick % 1 for tick in inside):
+                continue
             if len(inside) > 1 and self._fit(inside, text):
                 return inside
+        if self.whole:
+            return [float(math.ceil(self.low))]
         ends = [self.low, self.high]
         return ends if self._fit(ends, text) else ends[:1]
 
@@ -239,6 +241,15 @@ class _Axis:
         return out
 
 
+def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float) -> list[tuple[float, float]]:
+    """The last point, and those before it that stand far enough apart for a marker each."""
+    chosen = [points[-1]]
+    for x, y in reversed(points):
+        if axis.at(chosen[-1][0]) - axis.at(x) >= apart:
+            chosen.append((x, y))
+    return chosen[::-1]
+
+
 def _nice(low: float, high: float, wanted: int) -> tuple[float, float, list[float]]:
     """Round ends around a range, and about so many round ticks from one to the other."""
     if high == low:
@@ -264,7 +275,7 @@ def _marker(number: int, x: float, y: float, says: str) -> str:
         "M-5 -2.5H5L0 0L5 2.5H-5L0 0Z",  # bow
     )
     title = f"<title>{escape(says)}</title>" if says else ""
-    shape = shapes[number % len(shapes)]
+    shape = shapes[(number + number // COLOURS) % len(shapes)]
     return f'<path class="dot f{number % COLOURS}" transform="translate({x:.1f} {y:.1f})" d="{shape}">{title}</path>'
 
 

@@ -83,7 +83,7 @@ def _html(piece: Piece) -> str:
     legend = "".join(f"<li>{picture}{escape(words)}</li>" for picture, words in piece.legend)
     note = f" <span>{escape(piece.note)}</span>" if piece.note else ""
     return (
-        f"<figure><figcaption><b>{escape(piece.title)}</b>{note}</figcaption>"
+        f"<figure><figcaption><b>{escape(piece.title)}.</b>{note}</figcaption>"
         + (f'<ul class="legend">{legend}</ul>' if legend else "")
         + f'<div class="wide">{piece.wide}</div><div class="narrow">{piece.narrow}</div></figure>'
     )

@@ -214,9 +214,10 @@ def _curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[
         names[metric],
         ident=f"{_ident(task)}-{metric}-{against}",
         log_x=by_bytes,
+        whole_x=not by_bytes,
         x_text=human_bytes if by_bytes else lambda value: f"{value:g}",
         y_text=lambda value: _value(metric, value),
-        marks=tuple((target, f"target {_pc(target)}") for target in targets) if metric == "accuracy" else (),
+        marks=tuple((target, f"target {_pc(target)}") for target in targets) if by_bytes else (),
     )
     several = any(len(line.runs) > 1 for line in lines)
     band = "Mean over seeds; the band is from the lowest to the highest seed." if several else ""

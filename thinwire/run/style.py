@@ -74,6 +74,7 @@ code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}
 section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
 th,td{padding:6px 8px}
+th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:6.5em;max-width:38vw}
 }
 @media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}
 """
