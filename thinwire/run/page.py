@@ -72,12 +72,17 @@ def _html(piece: Piece) -> str:
     if isinstance(piece, Grid) and piece.folded:
         return f"<details><summary>{escape(piece.caption)}</summary>{_html(piece._replace(folded=False))}</details>"
     if isinstance(piece, Grid):
+        kind = ' class="words"' if len(piece.heads) == 2 else ""
+        kind = kind or (' class="long-names"' if any(len(row[0]) > 14 for row in piece.rows) else "")
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in piece.heads)
         rows = "".join(
-            f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(map(_cell, row[1:])) + "</tr>" for row in piece.rows
+            f'<tr><th scope="row">{escape(row[0])}</th>'
+            + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+            + "</tr>"
+            for row in piece.rows
         )
         return (
-            f'<div class="table" role="region" tabindex="0" aria-label="{escape(piece.caption)}"><table>'
+            f'<div class="table" role="region" tabindex="0" aria-label="{escape(piece.caption)}"><table{kind}>'
             f"<caption><span>{escape(piece.caption)}</span></caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         )
     legend = "".join(f"<li>{picture}{escape(words)}</li>" for picture, words in piece.legend)
@@ -87,10 +92,6 @@ def _html(piece: Piece) -> str:
         + (f'<ul class="legend">{legend}</ul>' if legend else "")
         + f'<div class="wide">{piece.wide}</div><div class="narrow">{piece.narrow}</div></figure>'
     )
-
-
-def _cell(words: str) -> str:
-    return f"<td{' class=long' if len(words) > 40 else ''}>{escape(words)}</td>"
 
 
 def as_markdown(title: str, chapters: Sequence[Chapter]) -> str:

@@ -337,8 +337,11 @@ def _settings(lines: Sequence[Line]) -> Chapter:
     shared = {path: value for path, value in tables[0].items() if path not in paths and path != "name"}
     pieces: list[Piece] = []
     if paths:
-        rows = [[path, *(_setting_text(table.get(path)) for table in tables)] for path in paths]
-        pieces.append(Grid("Settings in which they differ", ("key", *(line.label for line in lines)), rows))
+        rows = [
+            [line.label, "; ".join(f"{path} = {_setting_text(table[path])}" for path in paths if path in table)]
+            for line, table in zip(lines, tables, strict=True)
+        ]
+        pieces.append(Grid("Settings in which they differ", ("method", "settings"), rows))
     rows = [[path, _setting_text(value)] for path, value in shared.items()]
     pieces.append(Grid("Settings that they share", ("key", "value"), rows, folded=True))
     machines: dict[str, list[str]] = {}

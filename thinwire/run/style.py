@@ -60,7 +60,8 @@ caption{text-align:left;font-weight:600;border-bottom:1px solid var(--edge)}
 caption span{display:inline-block;position:sticky;left:0;padding:10px;max-width:min(1000px,calc(100vw - 48px))}
 th,td{padding:6px 10px;text-align:right;vertical-align:top}
 td,thead th{white-space:nowrap}
-td.long{white-space:normal;text-align:left;min-width:22em}
+.words td,.words th{white-space:normal;text-align:left}
+.words td{overflow-wrap:anywhere;width:100%}
 summary{cursor:pointer;font-weight:600;padding:4px 0}
 thead th{color:var(--soft);font-weight:600;border-bottom:1px solid var(--edge);vertical-align:bottom}
 tbody tr+tr>*{border-top:1px solid var(--grid)}
@@ -74,7 +75,9 @@ code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}
 section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
 th,td{padding:6px 8px}
-th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:6.5em;max-width:38vw}
+.long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:42vw}
+.words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8em}
+pre{white-space:pre-wrap}
 }
 @media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}
 """
