@@ -151,15 +151,16 @@ def watch_live(standings: Iterable[Standing]) -> None:
                 out.print(standing_line(now), soft_wrap=True)
             last = now
         return
-    from rich.console import Group
     from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     with Live(console=out, refresh_per_second=4) as live:
         for now in standings:
-            bar = ProgressBar(total=max(1, now.rounds), completed=now.round, width=48)
-            live.update(Group(bar, Text(standing_line(now))))
+            view = Table.grid()
+            view.add_row(ProgressBar(total=max(1, now.rounds), completed=now.round, width=48))
+            view.add_row(Text(standing_line(now)))
+            live.update(view)
 
 
 def show_list(items: Sequence[dict[str, Any]]) -> None:

@@ -68,7 +68,8 @@ def _html(piece: Piece) -> str:
         kind = "note" if piece.startswith("Note: ") else "lead" if piece.startswith("Cheapest") else ""
         return f'<p class="{kind}">{escape(piece)}</p>' if kind else f"<p>{escape(piece)}</p>"
     if isinstance(piece, Command):
-        return f'<pre tabindex="0"><code>{escape(piece.text)}</code></pre>'
+        lines = "\n".join(f"<code>{escape(line)}</code>" for line in piece.text.splitlines())
+        return f'<pre tabindex="0">{lines}</pre>'
     if isinstance(piece, Grid) and piece.folded:
         return f"<details><summary>{escape(piece.caption)}</summary>{_html(piece._replace(folded=False))}</details>"
     if isinstance(piece, Grid):

@@ -77,7 +77,7 @@ section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
 th,td{padding:6px 8px}
 .long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:42vw}
 .words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8em}
-pre{white-space:pre-wrap}
+pre{white-space:normal}pre code{display:block;padding-left:2em;text-indent:-2em}
 }
 @media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}
 """
