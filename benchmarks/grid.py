@@ -7,6 +7,10 @@ every combination. With `tune = { seeds = [100] }` the values of `over` are trie
 row, by the mean of `tune.by`, is then run on the seeds of the table, which had no part in the choice. Every run is an
 ordinary run directory, and finished runs are used again. The table (mean and standard deviation over seeds) is written
 to docs/results/NAME.md, and the few numbers of every run behind it to NAME.json, both from those directories.
+
+A row may have its own `rounds` and `seeds`; `yardstick` names the label of the row whose bytes are 100 %; `targets`
+asks for the bytes until an accuracy was reached. `--set KEY=VALUE` changes a value in all runs, to try a grid out in
+small (with `--docs`, so that the table goes elsewhere).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.run.config import Experiment, resolve, to_table
+from thinwire.run.config import Experiment, parse_overrides, resolve, to_table
 from thinwire.run.execute import default_folder
 from thinwire.run.toml import dumps
 from thinwire.terminal import human_bytes
@@ -47,8 +51,8 @@ class Line(NamedTuple):
 class Grid:
     """A grid file, and the experiments that it asks for."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        self.path, self.device = path, device
+    def __init__(self, path: Path, device: str, changes: list[str]) -> None:
+        self.path, self.device, self.changes = path, device, changes
         self.content = tomllib.loads(path.read_text())
         self.tune: dict[str, Any] = self.content.get("tune", {})
 
@@ -65,7 +69,8 @@ class Grid:
     def line(self, number: int, chosen: dict, seeds: list[int] | None = None, rounds: int | None = None) -> Line:
         """A row with these values."""
         row = self.content["rows"][number]
-        settings = {**row.get("set", {}), **chosen}
+        changes = parse_overrides(self.changes)
+        settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
         asked = row.get("seeds", self.content.get("seeds", 1))
         own = list(range(asked)) if isinstance(asked, int) else asked
         common = {
@@ -74,10 +79,10 @@ class Grid:
             **self.content.get("set", {}),
         }
         runs = [
-            resolve(row["method"], row.get("on", self.content["on"]), {**common, **settings, "seed": seed})
+            resolve(row["method"], row.get("on", self.content["on"]), {**common, **settings, **changes, "seed": seed})
             for seed in (own if seeds is None else seeds)
         ]
-        words = ", ".join(f"{key.rsplit('.', 1)[-1]} {_short(value)}" for key, value in settings.items())
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
 
     def trials(self) -> list[Line]:
@@ -100,6 +105,11 @@ class Grid:
     def by(self) -> str:
         """What the search goes by."""
         return self.tune.get("by", "best_accuracy")
+
+
+def _name(key: str) -> str:
+    """What a table calls a setting: its last name, or two where the last says nothing."""
+    return "evaluated every" if key == "eval.every" else key.rsplit(".", 1)[-1]
 
 
 def _short(value: Any) -> Any:
@@ -192,12 +202,12 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
     head = ["method", "settings", "seeds", "rounds", "best accuracy %", "final accuracy %"]
     head += ["best own accuracy %", "final own accuracy %", "95 % interval of the latter"] if own else []
     head += ["numbers trained", "bytes up", "bytes down", "catch-up", "total"]
-    base = grid.content.get("relative_to")
-    head += [f"bytes / {base}"] if base else []
+    yardstick = grid.content.get("yardstick")
+    head += [f"up, % of {yardstick}", f"total, % of {yardstick}"] if yardstick else []
     for target in targets:
         head += [f"rounds to {100 * target:g} %", f"bytes to {100 * target:g} %", "the same without catch-up"]
     head.append("runs")
-    totals = {line.label: _totals(line, out) for line in lines}
+    whole = {way: _mean_bytes(lines, yardstick, way, out) for way in ("bytes_up", "bytes_total")}
     rows = []
     for line in lines:
         done = [(e, s) for e in line.runs if (s := summary(e, out))]
@@ -214,8 +224,8 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
             cells.append(interval(of["final_own_accuracy"]))
         cells.append(f"{of['trainable'][0]:,}")
         cells += [human_bytes(statistics.fmean(of[way])) for way in WAYS]
-        if base:
-            cells.append(f"{100 * totals[line.label] / totals[base]:.1f} %" if totals.get(base) else "-")
+        if yardstick:
+            cells += [f"{100 * statistics.fmean(of[way]) / one:.2f}" if one else "-" for way, one in whole.items()]
         for target in targets:
             cells += _target_cells([to_target(e, out, target) for e, _ in done])
         cells.append(" ".join(e.digest()[:6] for e, _ in done))
@@ -223,9 +233,10 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
     return markdown(head, rows)
 
 
-def _totals(line: Line, out: Path) -> float:
-    found = [s["bytes_total"] for e in line.runs if (s := summary(e, out))]
-    return statistics.fmean(found) if found else 0.0
+def _mean_bytes(lines: list[Line], label: str | None, way: str, out: Path) -> float | None:
+    """The mean bytes of the row of that label; None if there is none, or nothing of it is done."""
+    known = [s[way] for line in lines if line.label == label for e in line.runs if (s := summary(e, out))]
+    return statistics.fmean(known) if known else None
 
 
 def _target_cells(reached: list[tuple[int, int, int] | None]) -> list[str]:
@@ -266,7 +277,8 @@ def _at_edge(value: Any, tried: list[Any]) -> bool:
 def page(grid: Grid, lines: list[Line], out: Path) -> str:
     """The whole page."""
     first = lines[0].runs[0]
-    work = f"{first.local.steps} steps" if first.local.steps else f"{first.local.epochs} epoch(s)"
+    steps = sorted({e.local.steps for line in lines for e in line.runs})
+    work = f"{first.local.epochs} epoch(s)" if steps == [0] else f"{' or '.join(map(str, steps))} local steps a round"
     setting = (
         f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, batch {first.local.batch}, "
         f"{work}; device {first.engine.device}."
@@ -275,7 +287,8 @@ def page(grid: Grid, lines: list[Line], out: Path) -> str:
     text += results(grid, lines, out)
     if trials := grid.trials():
         text += search(grid, trials, lines, out)
-    return text + f"\nWritten by `python benchmarks/grid.py {grid.path.as_posix()} --device {grid.device}`.\n"
+    words = " ".join([grid.path.as_posix(), "--device", grid.device, *(f"--set {word}" for word in grid.changes)])
+    return text + f"\nWritten by `python benchmarks/grid.py {words}`.\n"
 
 
 def records(lines: list[Line], out: Path) -> dict[str, Any]:
@@ -304,10 +317,11 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     parser.add_argument("--table-only", action="store_true", help="run nothing, write the tables")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
     if options.jobs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    grids = [Grid(path, options.device) for path in options.grids]
+    grids = [Grid(path, options.device, options.set) for path in options.grids]
     if not options.table_only:
         # all searches first, side by side; then everything that the tables need
         if trials := [line for grid in grids for line in grid.trials()]:

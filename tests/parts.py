@@ -68,16 +68,18 @@ class Project:
     def spec(self, coords: Spec) -> Spec:
         return Spec(tuple(Block(f"{b.name}/s", (self._rows(b),), b.dtype) for b in coords))
 
-    def _matrix(self, block: Block, key: Key) -> torch.Tensor:
+    def _matrix(self, block: Block, key: Key, like: torch.Tensor) -> torch.Tensor:
         rows = self._rows(block)
-        return key.fold(block.name).normal(rows, block.numel) / rows**0.5
+        return key.fold(block.name).normal(rows, block.numel, device=like.device) / rows**0.5
 
     def encode(self, delta: Tree, key: Key) -> Tree:
         blocks = Spec.of(delta)
-        return {f"{b.name}/s": self._matrix(b, key) @ delta[b.name].reshape(-1) for b in blocks}
+        return {f"{b.name}/s": self._matrix(b, key, delta[b.name]) @ delta[b.name].reshape(-1) for b in blocks}
 
     def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
-        return {b.name: (self._matrix(b, key).T @ code[f"{b.name}/s"]).reshape(b.shape) for b in coords}
+        return {
+            b.name: (self._matrix(b, key, code[f"{b.name}/s"]).T @ code[f"{b.name}/s"]).reshape(b.shape) for b in coords
+        }
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,10 @@ class Turns:
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         names = [name for name in coords.names if name not in self.private]
         turn = version % self.period
-        return Plan(frozenset(n for i, n in enumerate(names) if i % self.period == turn), resample=turn == 0)
+        return Plan(frozenset(n for i, n in enumerate(names) if i % self.period == turn), self.resamples(version))
+
+    def resamples(self, version: int) -> bool:
+        return version % self.period == 0
 
     def report(self, delta: Tree, plan: Plan) -> Tree:
         return {name: block.square().sum() for name, block in delta.items()}

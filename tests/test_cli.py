@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -136,6 +137,22 @@ def test_show_prints_a_file_that_runs(thinwire, tmp_path):
     assert json.loads(out)["rounds"] == 2
 
 
+def test_show_of_a_run_tells_and_draws_how_often_each_layer_spoke(thinwire, tmp_path):
+    words = ("--rounds", "6", "--set", "method.schedule.phi=2", "--set", "local.steps=2", "--out", "run", "-q")
+    assert thinwire("run", "fedlama", *words)[0] == 0
+    summary = json.loads(thinwire("show", "run", "--json")[1])
+    syncs = {row["layer"]: row["syncs"] for row in summary["layers"]}
+    assert set(syncs) == {"fc1", "head"}
+    assert sorted(syncs.values())[0] == 4, "one layer waited in two of three windows"
+    code, out, _ = thinwire("show", "run", "--plot", "layers.svg")
+    assert code == 0
+    assert all(f"{layer} " in out for layer in syncs)
+    picture = ElementTree.parse(tmp_path / "layers.svg")
+    titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
+    assert titles[:2] == [f"{layer}: {count}" for layer, count in syncs.items()]
+    assert titles[2:] == [f"{row['layer']}: {row['bytes_up']:,}" for row in summary["layers"]]
+
+
 def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
     code, out, _ = thinwire("check", "fedavg", "--json")
     facts = json.loads(out)
@@ -145,7 +162,7 @@ def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mapo", "fedper", "fedpara"])
+@pytest.mark.parametrize("method", ["fedavg", "mapo", "fedper", "fedpara", "fedlama"])
 def test_check_foretells_the_bytes_of_a_run(thinwire, method):
     facts = json.loads(thinwire("check", method, "--json")[1])
     code, out, _ = thinwire("run", method, *FAST, "--cohort", "20", "--json")
@@ -181,6 +198,8 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("watch", "nowhere"), "not a run directory"),
         (("run", "fedavg", "--log", "tensorbord"), "did you mean 'tensorboard'"),
         (("check", "fedavg", "--set", "method.schedule.private=['nothing*']"), "matches no block"),
+        (("check", "fedlama", "--set", "method.space.kind=mapo"), "fresh_every = 0"),
+        (("show", "fedlama", "--plot", "layers.svg"), "--plot draws a run directory"),
         (("run", "fedavg", "--set", "task.model=cnn2"), "28"),
     ],
 )

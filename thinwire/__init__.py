@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from thinwire.run.simulate import simulate as simulate
     from thinwire.schedules.base import Every as Every
     from thinwire.schedules.base import Plan as Plan
+    from thinwire.schedules.lama import FedLAMA as FedLAMA
     from thinwire.sketches.base import Identity as Identity
     from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
     from thinwire.spaces.fedpara import FedPara as FedPara
@@ -117,6 +118,7 @@ _HOMES = {
     "thinwire.run.report": ("report",),
     "thinwire.run.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
+    "thinwire.schedules.lama": ("FedLAMA",),
     "thinwire.sketches.base": ("Identity",),
     "thinwire.spaces.factorized": ("FactorizedFL",),
     "thinwire.spaces.fedpara": ("FedPara",),

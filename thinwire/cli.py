@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.errors import ThinwireError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 
 if TYPE_CHECKING:
     from thinwire.engines.local import RoundRecord
@@ -143,7 +143,7 @@ def list_(
 
 @app.command()
 def show(
-    what: Method,
+    what: Annotated[str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or a finished run directory.")],
     on: On = None,
     rounds: Rounds = None,
     clients: Clients = None,
@@ -151,17 +151,25 @@ def show(
     seed: Seed = None,
     device: Device = None,
     set_: Set = None,
+    plot: Annotated[Path | None, typer.Option(help="Of a run: draw its layers into this SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a whole experiment as TOML, ready to copy and change.
+    """Print a whole experiment as TOML, ready to copy and change; of a run, its totals and how often each layer spoke.
 
     Example: thinwire show fedpara+scaffold --on mnist > my.toml
+
+        Example: thinwire show runs/fedlama-digits-s0-1a2b3c --plot layers.svg
     """
     from thinwire.run.config import to_table
     from thinwire.run.toml import dumps
 
-    table = to_table(_resolve(what, on, rounds, clients, cohort, seed, device, set_))
-    _print_json(table) if as_json else print(dumps(table), end="")
+    if (Path(what) / "config.toml").is_file():
+        _show_run(Path(what), plot, as_json)
+    elif plot:
+        raise ConfigError(f"--plot draws a run directory, and {what} is not one")
+    else:
+        table = to_table(_resolve(what, on, rounds, clients, cohort, seed, device, set_))
+        _print_json(table) if as_json else print(dumps(table), end="")
 
 
 @app.command()
@@ -346,6 +354,27 @@ def _execute(
         err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
         sys.exit(130)
     _print_json(summary) if as_json else show_facts(summary, str(path))
+
+
+def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
+    from thinwire.run.folder import RunFolder
+    from thinwire.run.layers import draw_layers
+    from thinwire.terminal import show_facts, show_layers
+
+    summary = RunFolder.open(path).summary()
+    if summary is None:
+        raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
+    layers = summary.get("layers", [])  # not in runs of earlier versions
+    if plot and not layers:
+        raise CheckpointError(f"{path} was run by a version that did not count layers; run it --again to draw it")
+    if plot:
+        draw_layers(layers, summary["rounds"], f"{summary['method']} on {summary['task']}, {path.name}", plot)
+    if as_json:
+        _print_json(summary)
+        return
+    show_facts(summary, str(path))
+    if layers:
+        show_layers(layers, summary["rounds"])
 
 
 def _say_written(file: Path) -> None:

@@ -73,6 +73,8 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
     """One fact a line."""
     table = Table(title=title, show_header=False, title_justify="left")
     for key, value in facts.items():
+        if isinstance(value, list):  # a table of its own
+            continue
         if value is None or value == "":
             text = "-"
         elif key.startswith(("bytes", "payload", "memory", "message")) and isinstance(value, int | float):
@@ -85,6 +87,21 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
             text = f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)
         table.add_row(key.replace("_", " "), text)
     out.print(table)
+
+
+def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
+    """Which layers spoke how often; a full bar is every round."""
+    table = Table(title="layers", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in ("layer", "numbers", "synchronised", "", "bytes up"):
+        table.add_column(head, justify="left" if head in ("layer", "") else "right", no_wrap=True)
+    for row in layers:
+        known = row["bytes_up"] is not None
+        bar = "█" * round(24 * row["syncs"] / rounds)
+        sent = human_bytes(row["bytes_up"]) if known else "-"
+        table.add_row(row["layer"], f"{row['numbers']:,}", f"{row['syncs']:,}", bar.ljust(24, "·"), sent)
+    out.print(table)
+    if any(row["bytes_up"] is None for row in layers):
+        out.print("the up codec mixes blocks, so no bytes belong to one layer")
 
 
 def show_comparison(rows: Sequence[Row], title: str) -> None:

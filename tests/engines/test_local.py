@@ -415,7 +415,7 @@ def test_jobs_that_cannot_be_run_are_refused(settings, says):
     [
         ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
         ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
-        ({"vectorise": "pmap"}, "vectorise must be one of auto, vmap, loop, not 'pmap'"),
+        ({"vectorise": "pmap"}, "vectorise must be one of auto, graph, vmap, loop, not 'pmap'"),
         ({"chunk": -1}, "chunk must be 0"),
         pytest.param(
             {"device": "cuda"},

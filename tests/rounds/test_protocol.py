@@ -612,14 +612,28 @@ def test_parts_that_cannot_work_together_are_refused_with_a_way_out(method, says
 
 
 def test_held_coordinates_in_a_frame_that_is_redrawn_are_refused():
-    federation = Federation(Method(space=Drift(), schedule=Turns(2)))
+    with pytest.raises(IncompatibleParts, match="hold back"):
+        Federation(Method(space=Drift(), schedule=Turns(2)))
+
+
+class Skips(Turns):
+    """Blocks in turns, with a new cohort in every round: that blocks wait shows only in its plans."""
+
+    def resamples(self, version):
+        return True
+
+
+def test_a_plan_that_holds_back_what_a_redrawn_frame_loses_is_refused():
+    federation = Federation(Method(space=Drift(), schedule=Skips(2)))
     with pytest.raises(IncompatibleParts, match="hold back"):
         federation.round((0,))
 
 
 @pytest.mark.parametrize("memory", [{"server_opt": SGD(1.0, momentum=0.9)}, {"up": Remember()}, {"down": Remember()}])
 def test_memory_of_codes_that_change_their_shape_is_refused(memory):
-    federation = Federation(Method(sketch=Pool(), schedule=Turns(2), **memory))
+    with pytest.raises(IncompatibleParts, match="Take a sketch that codes each block by itself"):
+        Federation(Method(sketch=Pool(), schedule=Turns(2), **memory))
+    federation = Federation(Method(sketch=Pool(), schedule=Skips(2), **memory))
     with pytest.raises(IncompatibleParts, match="Take a sketch that codes each block by itself"):
         federation.round((0,))
 

@@ -15,10 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from thinwire.core.tree import same
 from thinwire.engines.local import RunState
 from thinwire.errors import CheckpointError
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.state import ClientState, Public, ServerState
+from thinwire.rounds.tally import Tally
 from thinwire.run.checkpoint import load_checkpoint, rounds_in, save_checkpoint
 from thinwire.run.config import resolve
 from thinwire.run.execute import execute
@@ -76,6 +78,7 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
         {"method.schedule.private": ["*.bias"]},
         {"method.link": "snapshot"},
         {"method.client_opt.momentum": 0.9, "method.weigh": "uniform", "engine.vectorise": "loop"},
+        {"method.schedule": {"kind": "fedlama", "phi": 2}, "method.client_opt.momentum": 0.5},
     ],
 )
 def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
@@ -154,8 +157,9 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
     public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
     ledger = Ledger(5, (b"abc", b""), {"coords.1": 7}, 3)
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
-    clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef")), 3: ClientState(2)}
-    state = RunState(9, server, clients, (12, 3), "loop", "because")
+    clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
+    tally = Tally({"coords.1": 7}, None)
+    state = RunState(9, server, clients, (12, 3), "loop", "because", tally)
     save_checkpoint(tmp_path, state, "digest")
     back = load_checkpoint(tmp_path, "digest")
     assert back is not None
@@ -171,7 +175,9 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
     assert (back.round, back.cohort, back.how, back.why) == (9, (12, 3), "loop", "because")
     assert back.clients[3].blank
     assert back.clients[12].version == 6
-    assert torch.equal(back.clients[12].held["held.0"], clients[12].held["held.0"])
+    for name in ("held", "correction", "codec", "opt"):
+        assert same(getattr(back.clients[12], name), getattr(clients[12], name))
+    assert back.tally == tally
     with pytest.raises(CheckpointError, match="another configuration"):
         load_checkpoint(tmp_path, "other")
 

@@ -78,8 +78,9 @@ class Raw:
             raise WireError(f"expected {spec.nbytes} bytes of raw numbers, got {len(data)}")
         out: Tree = {}
         position = 0
+        whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
         for block in spec:
-            out[block.name] = _from_bytes(data[position : position + block.nbytes], block)
+            out[block.name] = _from_bytes(whole[position : position + block.nbytes], block)
             position += block.nbytes
         return out
 
@@ -87,20 +88,29 @@ class Raw:
         """The size of the numbers."""
         return spec.nbytes
 
+    def shares(self, spec: Spec) -> dict[str, int]:
+        """Where `encode` cuts: the bytes of each block. Codecs that mix blocks have no such method."""
+        return {block.name: block.nbytes for block in spec}
+
 
 def _to_bytes(tensor: Tensor) -> bytes:
-    raw = tensor.detach().reshape(-1).cpu().contiguous()
+    raw = tensor.detach().cpu()
+    if raw.dtype is torch.bfloat16:  # numpy has no such type
+        raw = raw.view(torch.int16)
+    array = raw.numpy()
     if sys.byteorder == "big":  # pragma: no cover - the wire is little endian everywhere
-        return raw.view(torch.uint8).view(-1, raw.element_size()).flip(1).numpy().tobytes()
-    return raw.view(torch.uint8).numpy().tobytes()
+        array = array.byteswap()
+    return array.tobytes()
 
 
-def _from_bytes(data: bytes, block: Block) -> Tensor:
-    if not data:  # an empty array has no stride that torch could view as another type
+def _from_bytes(raw: Tensor, block: Block) -> Tensor:
+    if not len(raw):  # an empty array has no stride that torch could view as another type
         return torch.zeros(block.shape, dtype=block.dtype)
-    raw = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
     if block.dtype is torch.bool and bool((raw > 1).any()):
         raise WireError(f"block {block.name!r} holds a byte that is neither true nor false")
+    width = block.nbytes // max(1, block.numel)
     if sys.byteorder == "big":  # pragma: no cover
-        raw = raw.view(-1, block.nbytes // max(1, block.numel)).flip(1).reshape(-1)
+        raw = raw.view(-1, width).flip(1).reshape(-1)
+    if raw.storage_offset() % width:  # behind a block of a shorter type
+        raw = raw.clone()
     return raw.view(block.dtype).view(block.shape)

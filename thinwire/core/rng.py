@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,26 +38,26 @@ _CHUNK = 1 << 15  # counters at a time: the eight working arrays then stay in th
 _NORMAL_SCALE = float(np.float32(1 / math.sqrt((8 + 1 / 6) * 2.0**32 - 1 / 6)))
 
 
-def philox_numpy(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+def philox_numpy(counter: np.ndarray, key: tuple[int, int] | np.ndarray) -> np.ndarray:
     """Philox4x32-10 of each row of counters, in numpy.
 
     Args:
         counter: (n, 4) integers below 2**32.
-        key: two integers below 2**32.
+        key: two integers below 2**32, or (2, n) of them, two for each row.
 
     Returns:
         (n, 4) uint32.
     """
     c0, c1, c2, c3 = (counter[:, i].astype(np.uint64) for i in range(4))
-    k0, k1 = key
+    k0, k1 = (np.asarray(half, np.uint64) for half in key)
     mask, shift = np.uint64(_MASK), np.uint64(32)
-    m0, m1 = np.uint64(_M0), np.uint64(_M1)
+    m0, m1, w0, w1 = (np.uint64(constant) for constant in (_M0, _M1, _W0, _W1))
     for _ in range(_ROUNDS):
         p0, p1 = c0 * m0, c2 * m1
-        c0 = (p1 >> shift) ^ c1 ^ np.uint64(k0)
-        c2 = (p0 >> shift) ^ c3 ^ np.uint64(k1)
+        c0 = (p1 >> shift) ^ c1 ^ k0
+        c2 = (p0 >> shift) ^ c3 ^ k1
         c1, c3 = p1 & mask, p0 & mask
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
     return np.stack((c0, c1, c2, c3), axis=1).astype(np.uint32)
 
 
@@ -200,6 +201,27 @@ class Key:
 
     def _halves(self) -> tuple[int, int]:
         return self.value & _MASK, self.value >> 32
+
+
+def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:
+    """`key.permutation(n)` for many keys at once, which takes far less time than one after another.
+
+    >>> [int(i) for i in permutations([Key(1), Key(2)], [3, 2])[0]] == Key(1).permutation(3).tolist()
+    True
+    """
+    blocks = [-(-2 * n // 4) for n in sizes]  # two words a number, four words a block
+    ends = np.cumsum(blocks)
+    counter = np.zeros((sum(blocks), 4), np.uint64)
+    counter[:, 0] = np.arange(len(counter)) - np.repeat(ends - blocks, blocks)
+    halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2), blocks, axis=0).T
+    words = np.empty((len(counter), 4), np.uint32)
+    for lo in range(0, len(counter), _CHUNK):
+        part = slice(lo, lo + _CHUNK)
+        words[part] = philox_numpy(counter[part], halves[:, part])
+    pairs = words.reshape(-1, 2).astype(np.int64)
+    order = (pairs[:, 0] << 31) | (pairs[:, 1] >> 1)
+    starts = 2 * (ends - blocks)
+    return [np.argsort(order[at : at + n], kind="stable") for at, n in zip(starts, sizes, strict=True)]
 
 
 def _popcount(x: Tensor) -> Tensor:

@@ -114,6 +114,27 @@ class Spec:
         return h.digest()
 
 
+def weight_of(name: str) -> str:
+    """The weight that a coordinate belongs to: what stands before its last slash.
+
+    >>> weight_of("fc.weight/x1"), weight_of("fc.weight"), weight_of("model/b")
+    ('fc.weight', 'fc.weight', 'model')
+    """
+    return name.rpartition("/")[0] or name
+
+
+def layer_of(name: str) -> str:
+    """The layer of a block: the module whose weight it is, or is a coordinate of.
+
+    Weights of the outermost module, and coordinates of all weights together, belong to the layer `model`.
+
+    >>> [layer_of(name) for name in ("body.fc.weight", "body.fc.bias", "body.fc.weight/x1", "scale", "model/b")]
+    ['body.fc', 'body.fc', 'body.fc', 'model', 'model']
+    """
+    weight = weight_of(name)
+    return weight if "/" in weight else weight.rpartition(".")[0] or "model"
+
+
 def select(names: Sequence[str], patterns: Sequence[str], *, what: str = "selector") -> tuple[str, ...]:
     """The names that match: shell-style patterns, a leading `!` takes matches away again; order of `names` kept.
 

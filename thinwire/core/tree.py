@@ -11,6 +11,7 @@ cohort on a leading axis of every block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -47,7 +48,30 @@ def zeros_like(tree: Tree) -> Tree:
 
 def to_device(tree: Tree, device: torch.device | str) -> Tree:
     """The same tree on another device (the same tensors where they already are there)."""
-    return tmap(lambda x: x.to(device), tree)
+    return bring([tree], device)[0]
+
+
+def bring(trees: Sequence[Tree], device: torch.device | str) -> list[Tree]:
+    """Several trees on another device, in one transfer for each number type: many small ones would each have to wait.
+
+    Blocks that were elsewhere are then views of a few large tensors; those that are already there stay as they are.
+    """
+    device = torch.device(device)
+    away: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tree in trees:
+        for block in tree.values():
+            if block.device.type != device.type or device.index not in (None, block.device.index):
+                away.setdefault((block.dtype, block.device), []).append(block)
+    arrived: dict[int, Tensor] = {}
+    for blocks in away.values():
+        flat = torch.cat([block.reshape(-1) for block in blocks])
+        if device.type == "cpu":  # into pinned memory, which a GPU can write to by itself
+            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda).copy_(flat)
+        else:
+            flat = flat.to(device)
+        pieces = torch.split(flat, [block.numel() for block in blocks])
+        arrived |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
+    return [{name: arrived.get(id(block), block) for name, block in tree.items()} for tree in trees]
 
 
 def restrict(tree: Tree, names: Iterable[str]) -> Tree:
@@ -93,19 +117,27 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
     The weights are normalised in float64; a fixed order of summation makes the result the same bits every time.
     """
-    total = float(sum(weights))
-    out: Tree = {}
-    for name, first in trees[0].items():
-        acc = first * (weights[0] / total)
-        for tree, weight in zip(trees[1:], weights[1:], strict=True):
-            acc = acc + tree[name] * (weight / total)
-        out[name] = acc
-    return out
+    total, names = float(sum(weights)), list(trees[0])
+    if not names:
+        return {}
+    acc: tuple[Tensor, ...] = ()
+    for tree, weight in zip(trees, weights, strict=True):
+        part = torch._foreach_mul([tree[name] for name in names], weight / total)
+        acc = torch._foreach_add(acc, part) if acc else part
+    return dict(zip(names, acc, strict=True))
 
 
 def all_finite(tree: Tree) -> bool:
     """Whether no block holds a NaN or an infinity."""
-    return all(bool(torch.isfinite(block).all()) for block in tree.values() if block.is_floating_point())
+    blocks = [block for block in tree.values() if block.is_floating_point()]
+    if not blocks:
+        return True
+    # a sum is finite only if all its terms are; if it is not, it may have been too large, so look at each number
+    if blocks[0].device.type == "cpu":
+        total = sum(block.sum().item() for block in blocks)
+    else:  # one answer to wait for
+        total = torch.stack([block.sum().double() for block in blocks]).sum().item()
+    return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
 
 
 def same(a: Tree, b: Tree) -> bool:

@@ -11,26 +11,30 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from thinwire.core.rng import Key
-from thinwire.core.tree import Tree, add
+from thinwire.core.tree import Tree, add, to_device
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
+from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.local import Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
+from thinwire.rounds.tally import Tally
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Examples, Shifted
 from thinwire.tasks.functional import Functional
 
-Mode = Literal["auto", "vmap", "loop"]
+Mode = Literal["auto", "graph", "vmap", "loop"]
+Precision = Literal["float32", "tf32", "bf16"]
+Conv = Literal["auto", "grouped", "im2col"]
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
 
@@ -92,7 +96,8 @@ class RunState(NamedTuple):
     clients: dict[int, ClientState]  # only those that were ever asked
     cohort: tuple[int, ...]
     how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
-    why: str  # why not by vmap, if so
+    why: str  # why not by the fastest, if so
+    tally: Tally  # how often each block spoke
 
 
 @dataclass(frozen=True)
@@ -101,18 +106,26 @@ class LocalEngine:
 
     Args:
         device: `cpu` or `cuda` (also `cuda:1`).
-        vectorise: train the clients of a chunk in one program (`vmap`), one after another (`loop`), or try the first
-            and fall back to the second (`auto`).
+        vectorise: train the clients of a chunk in one program (`vmap`), in one program that is recorded once and then
+            replayed (`graph`: many times faster for small models on a GPU), one after another (`loop`), or by the first
+            of these that the model can (`auto`: on a GPU graph, vmap, loop; on a CPU vmap, loop).
         chunk: clients trained together; 0 means the whole cohort. Less needs less memory.
+        precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
+            behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU).
+        conv: convolutions of many clients as one `grouped` convolution or as products of matrices (`im2col`), which
+            takes more memory and, on a GPU, less time; `auto` takes products on a GPU.
     """
 
     device: str = "cpu"
     vectorise: Mode = "auto"
     chunk: int = 0
+    precision: Precision = "float32"
+    conv: Conv = "auto"
 
     def __post_init__(self) -> None:
-        if self.vectorise not in get_args(Mode):
-            raise ConfigError(f"vectorise must be one of {', '.join(get_args(Mode))}, not {self.vectorise!r}")
+        for name, known in (("vectorise", Mode), ("precision", Precision), ("conv", Conv)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.chunk < 0:
             raise ConfigError(f"chunk must be 0 (whole cohort) or more, not {self.chunk}")
         try:
@@ -149,8 +162,14 @@ class Simulation:
 
     def __init__(self, engine: LocalEngine, job: Job) -> None:
         self.engine, self.job = engine, job
-        self.device = torch.device(engine.device)
-        self.model = Functional.of(job.task.model, job.task.loss, self.device)
+        self.device = torch.empty(0, device=engine.device).device  # with its number, if it is a GPU
+        products = engine.conv == "im2col" or (engine.conv == "auto" and self.device.type == "cuda")
+        self.model = replace(
+            Functional.of(job.task.model, job.task.loss, self.device),
+            products=products,
+            half=engine.precision == "bf16",
+        )
+        self.recorder = Recorder()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key = Key(job.seed)
@@ -175,9 +194,12 @@ class Simulation:
 
     def start(self) -> RunState:
         """The state before the first round."""
-        how: Vectorise = "loop" if self.engine.vectorise == "loop" else "vmap"
-        why = "asked for" if how == "loop" else ""
-        return RunState(0, begin(self.contract, self.public), {}, (), how, why)
+        how: Vectorise
+        if self.engine.vectorise == "auto":
+            how, why = "graph" if self.device.type == "cuda" else "vmap", ""
+        else:
+            how, why = self.engine.vectorise, "asked for"
+        return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
 
     def weights(self, public: Public) -> Tree:
         """The model's weights at a public state."""
@@ -198,7 +220,7 @@ class Simulation:
         bytes_down, bytes_catchup = split_down(contract, server, down)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
-            with _kernels():
+            with self._kernels():
                 state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
@@ -215,7 +237,7 @@ class Simulation:
             clients.update(zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
         if number % job.eval_every == 0 or number == job.rounds:
-            with _kernels():
+            with self._kernels():
                 if self.test is not None:
                     weights, buffers = self.weights(server.public), server.public.buffers
                     test_loss, accuracy = self.model.evaluate(weights, buffers, self.test)
@@ -233,7 +255,8 @@ class Simulation:
             own_accuracy,
             job.method.client_opt_at(state.server.public.version).lr,
         )
-        return RunState(number, server, clients, cohort, state.how, state.why), record
+        tally = state.tally.add(contract, plan, len(up))
+        return RunState(number, server, clients, cohort, state.how, state.why, tally), record
 
     def _own_accuracy(self, server: ServerState, clients: dict[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
@@ -246,7 +269,7 @@ class Simulation:
             coords = public.coords
             if i in clients:
                 mine = forget(clients[i], server.ledger.touched(clients[i].version))
-                coords = {**coords, **add(mine.held, coords)}
+                coords = {**coords, **add(to_device(mine.held, self.device), coords)}
             weights = self.job.method.space.expand(public.base, frame, coords)
             _, share = self.model.evaluate(weights, public.buffers, self.train, tests.client(i))
             if share is not None:
@@ -269,15 +292,20 @@ class Simulation:
         for chunk, seen in self._chunks(cohort, public, down):
             work = self._workload(state.round, chunk)
             states = [known[i] for i in chunk]
-            args = (self.contract, self.model, seen, frame, plan, chunk, states, work)
-            try:
-                reply = cohort_round(*args, state.how)
-            except Exception as error:
-                # a model that vmap cannot take is found at the first chunk; training is pure, so nothing is half-done
-                if state.how == "loop" or self.engine.vectorise != "auto" or state.round or replies:
-                    raise
-                state = state._replace(how="loop", why=f"vmap failed: {_first_line(error)}")
-                reply = cohort_round(*args, state.how)
+            args = (seen, frame, plan, chunk, states, work)
+            while True:
+                # one client alone is best served by torch's own convolutions
+                model = replace(self.model, products=False) if state.how == "loop" else self.model
+                try:
+                    reply = cohort_round(self.contract, model, *args, state.how, self.recorder)
+                    break
+                except Exception as error:
+                    # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
+                    auto = self.engine.vectorise == "auto"
+                    if isinstance(error, ThinwireError) or state.how == "loop" or not auto or state.round or replies:
+                        raise
+                    why = "; ".join(filter(None, (state.why, f"{state.how} failed: {_first_line(error)}")))
+                    state = state._replace(how="vmap" if state.how == "graph" else "loop", why=why)
             replies.append((reply, chunk))
             for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
                 loss, examples = loss + value * count, examples + count
@@ -322,19 +350,30 @@ class Simulation:
             self.train.gather,
         )
 
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        """The kernels to compute with; what was set before is set again afterwards.
 
-@contextmanager
-def _kernels() -> Iterator[None]:
-    """Leave out oneDNN on 64-bit ARM, where its backward convolution falls to a reference kernel.
-
-    Measured on two Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
-    """
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = before and platform.machine() not in ("aarch64", "arm64")  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
+        oneDNN is left out on 64-bit ARM, where its backward convolution falls to a reference kernel. Measured on two
+        Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
+        """
+        onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+        settings: list[tuple[Any, str, Any]] = [
+            (onednn, "enabled", onednn.enabled and platform.machine() not in ("aarch64", "arm64"))
+        ]
+        if self.device.type == "cuda":
+            kind = "tf32" if self.engine.precision == "tf32" else "ieee"
+            products: Any = (torch.backends.cuda.matmul, cudnn.conv)  # type: ignore[attr-defined]
+            settings += [(part, "fp32_precision", kind) for part in products]
+            settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
+        before = [getattr(part, name) for part, name, _ in settings]
+        try:
+            for part, name, value in settings:
+                setattr(part, name, value)
+            yield
+        finally:
+            for (part, name, _), value in zip(settings, before, strict=True):
+                setattr(part, name, value)
 
 
 def _first_line(error: BaseException) -> str:

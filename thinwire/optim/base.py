@@ -25,7 +25,7 @@ class Optimiser(Protocol):
         ...
 
     def update(self, grads: Tree, state: Tree, coords: Tree) -> tuple[Tree, Tree]:
-        """The change to add to the coordinates, and the next state."""
+        """The change to add to the coordinates, in proportion to `lr`, and the next state."""
         ...
 
 

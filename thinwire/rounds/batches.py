@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from thinwire.core.rng import Key
+from thinwire.core.rng import Key, permutations
 from thinwire.errors import ConfigError
 
 
@@ -62,24 +63,29 @@ def plan_batches(sizes: Sequence[int], keys: Sequence[Key], local: Local) -> Bat
         local: how much to train.
     """
     width = max(min(n, local.batch) if local.batch else n for n in sizes)
-    parts = [_client_batches(n, key, local, width) for n, key in zip(sizes, keys, strict=True)]
-    steps = max(len(rows) for _, rows in parts)
-    index = np.zeros((len(parts), steps, width), np.int64)
-    rows = np.zeros((len(parts), steps), np.int64)
-    for i, (client_index, client_rows) in enumerate(parts):
-        index[i, : len(client_rows)] = client_index
-        rows[i, : len(client_rows)] = client_rows
+    shapes = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
+    steps = [local.steps or local.epochs * len(rows) for _, rows in shapes]
+    epochs = [-(-count // len(rows)) for count, (_, rows) in zip(steps, shapes, strict=True)]
+    orders = iter(
+        permutations(
+            [key.fold("epoch", epoch) for key, count in zip(keys, epochs, strict=True) for epoch in range(count)],
+            [n for n, count in zip(sizes, epochs, strict=True) for _ in range(count)],
+        )
+    )
+    index = np.zeros((len(sizes), max(steps), width), np.int64)
+    rows = np.zeros((len(sizes), max(steps)), np.int64)
+    for i, (places, one) in enumerate(shapes):
+        for first in range(0, steps[i], len(one)):  # an epoch; the last one may be cut short
+            part = slice(first, min(first + len(one), steps[i]))
+            count = part.stop - first
+            index[i, part], rows[i, part] = next(orders)[places[:count]], one[:count]
     return Batches(index, rows)
 
 
-def _client_batches(n: int, key: Key, local: Local, width: int) -> tuple[np.ndarray, np.ndarray]:
-    batch = min(local.batch, n) if local.batch else n
-    per_epoch = -(-n // batch)
-    steps = local.steps or local.epochs * per_epoch
-    epochs = -(-steps // per_epoch)
-    rows = np.full(per_epoch, batch, np.int64)
-    rows[-1] = n - batch * (per_epoch - 1)
+@lru_cache(maxsize=256)
+def _epoch(n: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which place of a random order of n examples stands at each place of an epoch's batches, and their rows."""
+    rows = np.full(-(-n // batch), batch, np.int64)
+    rows[-1] = n - batch * (len(rows) - 1)
     # position j of a batch with r examples is its own example j mod r
-    places = np.arange(per_epoch)[:, None] * batch + np.arange(width) % rows[:, None]
-    orders = [key.fold("epoch", epoch).permutation(n).numpy()[places] for epoch in range(epochs)]
-    return np.concatenate(orders)[:steps], np.tile(rows, epochs)[:steps]
+    return np.arange(len(rows))[:, None] * batch + np.arange(width) % rows[:, None], rows

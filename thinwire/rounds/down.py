@@ -8,10 +8,11 @@ codec.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
-from thinwire.core.tree import restrict, to_device
+from thinwire.core.tree import bring, restrict
 from thinwire.errors import WireError
 from thinwire.rounds.advance import advance
 from thinwire.rounds.lanes import EVERYONE, expect_lanes, raw, unpack_step, unraw
@@ -28,7 +29,8 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         server: the server's state.
         versions: the version that each client of the cohort holds.
     """
-    made = {version: _cheapest_way(contract, server, version) for version in set(versions.values())}
+    way = _Ways(contract, server)
+    made = {version: way.cheapest(version) for version in set(versions.values())}
     return {client: made[version] for client, version in versions.items()}
 
 
@@ -40,48 +42,62 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
     total = sum(len(data) for data in messages.values())
     if contract.method.link == "snapshot":
         return total, 0
-    ordinary = len(_cheapest_way(contract, server, max(0, server.public.version - 1)))
+    ordinary = len(_Ways(contract, server).cheapest(max(0, server.public.version - 1)))
     down = sum(min(len(data), ordinary) for data in messages.values())
     return down, total - down
 
 
-def _cheapest_way(contract: Contract, server: ServerState, version: int) -> bytes:
-    """The missed entries or the changed state, whichever is shorter."""
-    now = server.public.version
-    if contract.method.link == "snapshot":
-        return _state_message(contract, server, version)
-    entries = server.ledger.since(version)
-    ask = _ask(contract, server)
-    steps = None if entries is None else wire.pack(wire.STEPS, now, (*entries, ask), contract.schema)
-    if steps is not None and version >= now - 1:
-        return steps  # one entry is never longer than the state it makes; do not build the state to find out
-    state = _state_message(contract, server, version)
-    return state if steps is None or len(state) < len(steps) else steps
+class _Ways:
+    """The messages down of one round. What they have in common is made once."""
 
+    def __init__(self, contract: Contract, server: ServerState) -> None:
+        self.contract, self.server = contract, server
+        # the last body of every message: which blocks this round wants to hear of
+        self.ask = wire.pack_body(wire.Body(plan_round(contract, server).names), contract.schema)
+        self.states: dict[tuple[frozenset[str], bool], bytes] = {}
 
-def _state_message(contract: Contract, server: ServerState, version: int) -> bytes:
-    """The public state as far as it changed since `version`; on link 'snapshot', all coordinates through the codec."""
-    public, ledger, method = server.public, server.ledger, contract.method
-    touched = ledger.touched(version)
-    lanes = {}
-    if method.link == "snapshot":
-        peer = contract.peer(public.version, EVERYONE)
-        lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, contract.sendable.names), {}, peer)
-    else:
-        lanes[wire.COORDS] = raw(restrict(public.coords, touched))
-    if ledger.merged > version:
-        lanes[wire.BASE] = raw(public.base)
-    if public.shared:
-        lanes[wire.SHARED] = raw(public.shared)
-    if public.buffers:
-        lanes[wire.BUFFERS] = raw(public.buffers)
-    body = wire.pack_body(wire.Body(touched, lanes), contract.schema)
-    return wire.pack(wire.STATE, public.version, [body, _ask(contract, server)], contract.schema)
+    def cheapest(self, version: int) -> bytes:
+        """The missed entries or the changed state, whichever is shorter."""
+        contract, now = self.contract, self.server.public.version
+        if contract.method.link == "snapshot":
+            return self.state(version)
+        entries = self.server.ledger.since(version)
+        steps = None if entries is None else wire.pack(wire.STEPS, now, (*entries, self.ask), contract.schema)
+        if steps is not None and version >= now - 1:
+            return steps  # one entry is never longer than the state it makes; do not build the state to find out
+        state = self.state(version)
+        return state if steps is None or len(state) < len(steps) else steps
 
+    def state(self, version: int) -> bytes:
+        """The public state as far as it changed since `version`; on 'snapshot', all coordinates through the codec."""
+        ledger = self.server.ledger
+        which = ledger.touched(version), ledger.merged > version
+        if which not in self.states:
+            self.states[which] = self._state(*which)
+        return self.states[which]
 
-def _ask(contract: Contract, server: ServerState) -> bytes:
-    """The last body of every message down: which blocks this round wants to hear of."""
-    return wire.pack_body(wire.Body(plan_round(contract, server).names), contract.schema)
+    @cached_property
+    def public(self) -> Public:
+        """The public state on the CPU, where bytes are made."""
+        public = self.server.public
+        return Public(public.version, *bring(public[1:], "cpu"))
+
+    def _state(self, touched: frozenset[str], merged: bool) -> bytes:
+        contract, method, public = self.contract, self.contract.method, self.public
+        lanes = {}
+        if method.link == "snapshot":
+            peer = contract.peer(public.version, EVERYONE)
+            lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, contract.sendable.names), {}, peer)
+        else:
+            lanes[wire.COORDS] = raw(restrict(public.coords, touched))
+        if merged:
+            lanes[wire.BASE] = raw(public.base)
+        if public.shared:
+            lanes[wire.SHARED] = raw(public.shared)
+        if public.buffers:
+            lanes[wire.BUFFERS] = raw(public.buffers)
+        body = wire.pack_body(wire.Body(touched, lanes), contract.schema)
+        return wire.pack(wire.STATE, public.version, [body, self.ask], contract.schema)
 
 
 class Received(NamedTuple):
@@ -105,7 +121,8 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
         raise WireError("a client's message was sent to a client")
     ask = wire.unpack_body(message.bodies[-1], contract.schema)
     expect_lanes(ask, frozenset())
-    plan = Plan(frozenset(contract.coords.names) if ask.plan is None else ask.plan)
+    names = frozenset(contract.coords.names) if ask.plan is None else ask.plan
+    plan = Plan(names, contract.method.schedule.resamples(message.version))
     if message.kind == wire.STATE:
         return Received(*_take_state(contract, public, message), plan)
     entries = message.bodies[:-1]
@@ -135,19 +152,8 @@ def _take_state(contract: Contract, public: Public, message: wire.Message) -> tu
         coords = method.down.decode(body.lanes[wire.COORDS], contract.sendable, peer)
     else:
         coords = unraw(body.lanes[wire.COORDS], contract.coords.restrict(touched))
-    device = device_of(public)
-    base = public.base
-    if wire.BASE in body.lanes:
-        base = to_device(unraw(body.lanes[wire.BASE], contract.weights), device)
+    base = unraw(body.lanes[wire.BASE], contract.weights) if wire.BASE in body.lanes else public.base
     shared = unraw(body.lanes[wire.SHARED], contract.shared) if contract.shared.blocks else {}
     buffers = unraw(body.lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {}
-    return (
-        Public(
-            message.version,
-            base,
-            {**public.coords, **to_device(coords, device)},
-            to_device(shared, device),
-            to_device(buffers, device),
-        ),
-        touched,
-    )
+    base, coords, shared, buffers = bring((base, coords, shared, buffers), device_of(public))
+    return Public(message.version, base, {**public.coords, **coords}, shared, buffers), touched

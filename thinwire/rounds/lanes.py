@@ -6,7 +6,9 @@ numbers.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Set
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -15,14 +17,13 @@ from thinwire.codecs import message as wire
 from thinwire.codecs.base import Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, to_device
+from thinwire.core.tree import Tree, all_finite, bring
 from thinwire.errors import Diverged, WireError
 from thinwire.rounds.state import Contract
 from thinwire.schedules.base import Plan
 
 _RAW = Raw()
 _NOBODY = Peer(Key(0))  # Raw needs to know nothing of the other side
-_WEIGHT = Spec.of({"weight": torch.zeros(())})
 EVERYONE = -1  # the peer of a broadcast
 
 
@@ -57,33 +58,53 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     names = frozenset(contract.coords.names) if body.plan is None else body.plan
     if names != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
-    planned = contract.coords.restrict(plan.names)
-    shapes = contract.sendable.shapes()
-    _, report = method.correction.finish(
-        shapes, 1, method.client_opt.lr, method.correction.init_client(shapes), contract.shared.shapes()
-    )
-    noted = method.schedule.report(planned.shapes(), plan)
-    expected = {wire.COORDS}
-    expected |= {wire.WEIGHT} if method.weigh.sent else set()
-    expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expected |= {wire.SHARED} if report else set()
-    expected |= {wire.REPORT} if noted else set()
+    expected, spec, note = _expected(contract, plan)
     expect_lanes(body, expected)
-    lanes = body.lanes
-    code = method.up.decode(lanes[wire.COORDS], method.sketch.spec(planned), contract.peer(version, client))
-    weight = float(unraw(lanes[wire.WEIGHT], _WEIGHT)["weight"]) if method.weigh.sent else method.weigh.weight(0)
+    lanes, report = body.lanes, contract.report
+    code = method.up.decode(lanes[wire.COORDS], spec, contract.peer(version, client))
+    weight = _unpack_weight(lanes[wire.WEIGHT]) if method.weigh.sent else method.weigh.weight(0)
     said = Said(
         code,
         weight,
         unraw(lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
-        unraw(lanes[wire.SHARED], Spec.of(report)) if report else {},
-        unraw(lanes[wire.REPORT], Spec.of(noted)) if noted else {},
+        unraw(lanes[wire.SHARED], report) if report.blocks else {},
+        unraw(lanes[wire.REPORT], note) if note.blocks else {},
     )
     if not (0 < weight < float("inf")):
         raise WireError(f"client {client} says that it counts {weight}; expected a number above 0")
-    if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted)):
+    if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted) if tree):
         raise Diverged(f"client {client} sent a number that is not finite; try a smaller learning rate")
     return said
+
+
+@lru_cache(maxsize=16)
+def _expected(contract: Contract, plan: Plan) -> tuple[frozenset[int], Spec, Spec]:
+    """The lanes of a client's message, and what its code and its note for the schedule look like."""
+    method, planned = contract.method, contract.coords.restrict(plan.names)
+    note = Spec.of(method.schedule.report(planned.shapes(), plan))
+    lanes = {wire.COORDS}
+    lanes |= {wire.WEIGHT} if method.weigh.sent else set()
+    lanes |= {wire.BUFFERS} if contract.buffers.blocks else set()
+    lanes |= {wire.SHARED} if contract.report.blocks else set()
+    lanes |= {wire.REPORT} if note.blocks else set()
+    return frozenset(lanes), method.sketch.spec(planned), note
+
+
+def noted(contract: Contract, plan: Plan) -> Spec:
+    """What a client notes for the schedule; often nothing."""
+    return _expected(contract, plan)[2]
+
+
+def pack_weight(weight: float) -> bytes:
+    """A client's weight as a lane: one float32."""
+    return struct.pack("<f", weight)
+
+
+def _unpack_weight(data: bytes) -> float:
+    if len(data) != 4:
+        raise WireError(f"expected 4 bytes of raw numbers for a weight, got {len(data)}")
+    weight: float = struct.unpack("<f", data)[0]
+    return weight
 
 
 def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tuple[bytes, Tree]:
@@ -111,7 +132,7 @@ def unpack_step(contract: Contract, data: bytes, version: int, device: torch.dev
     code = contract.method.down.decode(body.lanes[wire.COORDS], spec, contract.peer(version, EVERYONE))
     shared = unraw(body.lanes[wire.SHARED], contract.shared) if contract.shared.blocks else {}
     buffers = unraw(body.lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {}
-    return Step(names, to_device(code, device), to_device(shared, device), to_device(buffers, device))
+    return Step(names, *bring((code, shared, buffers), device))
 
 
 def expect_lanes(body: wire.Body, expected: Set[int]) -> None:

@@ -2,7 +2,8 @@
 
     g = gradient of loss(expand(base, frame, coords));   g <- correction;   coords <- coords + optimiser(g)
 
-Both ways call the same step with the same batches, so they differ by rounding only.
+Both ways call the same step with the same batches, so they differ by rounding only. A third, `graphed`, replays a
+recording of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from thinwire.core.tree import Tree, add, repeat, stack, tmap, unstack
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import Public
 
-Vectorise = Literal["vmap", "loop"]
+Vectorise = Literal["graph", "vmap", "loop"]
 Mask: TypeAlias = "Tensor | None"
 Step: TypeAlias = Callable[..., tuple[Tree, Tree, Tree, Tensor]]
 
@@ -56,6 +57,11 @@ class Workload:
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """How many steps each client takes."""
+        return tuple((self.rows > 0).sum(1).tolist())
+
     def client(self, i: int) -> Workload:
         """The work of one client alone, without the steps in which it only waits for others."""
         steps = int((self.rows[i] > 0).sum())
@@ -72,6 +78,7 @@ class Trained(NamedTuple):
     buffers: Tree
     loss: Tensor  # (clients,) mean over all examples seen
     steps: tuple[int, ...]
+    opt: Tree  # the optimisers after the last step
 
 
 def local_train(
@@ -82,7 +89,8 @@ def local_train(
     start: Tree,
     mine: Tree,
     work: Workload,
-    how: Vectorise,
+    how: Literal["vmap", "loop"],
+    opt: Tree | None = None,
 ) -> Trained:
     """Train some clients from `start`.
 
@@ -95,26 +103,34 @@ def local_train(
         mine: stacked memory of the correction.
         work: which examples in which order.
         how: all clients in one program, or one after another.
+        opt: stacked states of the optimisers to go on with; fresh ones if not given.
     """
-    step = _make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)))
-    opt = method.client_opt_at(public.version).init(unstack(start, 0))
+    step = make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)))
+    clients = len(work)
+    if opt is None:
+        opt = repeat(method.client_opt_at(public.version).init(unstack(start, 0)), clients)
     if how == "vmap":
-        clients = len(work)
-        return _train(_together(step), start, repeat(opt, clients), repeat(public.buffers, clients), mine, work)
+        return _train(together(step), start, opt, repeat(public.buffers, clients), mine, work)
     runs = []
-    for i in range(len(work)):
-        one = _train(_alone(step), unstack(start, i), opt, public.buffers, unstack(mine, i), work.client(i))
+    for i in range(clients):
+        one = _train(_alone(step), unstack(start, i), unstack(opt, i), public.buffers, unstack(mine, i), work.client(i))
         runs.append(one)
     return Trained(
         stack([run.coords for run in runs]),
         stack([run.buffers for run in runs]),
         torch.cat([run.loss for run in runs]),
         tuple(steps for run in runs for steps in run.steps),
+        stack([run.opt for run in runs]),
     )
 
 
-def _make_step(method: Method, learner: Learner, public: Public, frame: Tree, private: frozenset[str]) -> Step:
-    """One step of one client, without a client axis. Private blocks have nothing to be corrected towards."""
+def make_step(
+    method: Method, learner: Learner, public: Public, frame: Tree, private: frozenset[str], factor: Tensor | None = None
+) -> Step:
+    """One step of one client, without a client axis. Private blocks have nothing to be corrected towards.
+
+    `factor` is multiplied onto every step, for what the method's rate would do.
+    """
     optimiser = method.client_opt_at(public.version)
 
     def expand(point: Tree) -> Tree:
@@ -138,12 +154,14 @@ def _make_step(method: Method, learner: Learner, public: Public, frame: Tree, pr
         bent = method.correction.gradient(spoken(grads), spoken(coords), spoken(start), mine, public.shared)
         grads = {**grads, **bent}
         change, opt = optimiser.update(grads, opt, coords)
+        if factor is not None:
+            change = tmap(lambda block: block * factor, change)
         return add(coords, change), opt, after, loss
 
     return step
 
 
-def _together(step: Step) -> Step:
+def together(step: Step) -> Step:
     """The step of all clients at once; batch and mask carry the client axis."""
 
     def call(*args: Any) -> tuple[Tree, Tree, Tree, Tensor]:
@@ -187,14 +205,14 @@ def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: 
             if (work.rows[:, s] == 0).any():
                 alive = rows[:, s] > 0
                 coords, opt, buffers = (
-                    _where(alive, now, old) for now, old in zip(new[:3], (coords, opt, buffers), strict=True)
+                    where(alive, now, old) for now, old in zip(new[:3], (coords, opt, buffers), strict=True)
                 )
             else:
                 coords, opt, buffers = new[:3]
             loss_sum = loss_sum + new[3].detach() * rows[:, s]
-    return Trained(coords, buffers, loss_sum / rows.sum(1), tuple(int(n) for n in (work.rows > 0).sum(1)))
+    return Trained(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
 
 
-def _where(alive: Tensor, new: Tree, old: Tree) -> Tree:
+def where(alive: Tensor, new: Tree, old: Tree) -> Tree:
     """The new blocks of clients that are alive, the old ones of those that are done."""
     return tmap(lambda n, o: torch.where(alive.view(-1, *(1,) * (n.dim() - 1)), n, o), new, old)

@@ -23,15 +23,31 @@ from torch import Tensor
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
+from thinwire.core.tree import (
+    Tree,
+    all_finite,
+    bring,
+    repeat,
+    restrict,
+    scale,
+    stack,
+    sub,
+    tmap,
+    to_device,
+    unstack,
+    weighted_mean,
+)
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.privacy.base import NoPrivacy
 from thinwire.rounds.advance import advance
-from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
+from thinwire.rounds.graphed import Recorder
+from thinwire.rounds.lanes import Step, noted, pack_step, pack_weight, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
+from thinwire.sketches.base import Identity
 
 
 class Reply(NamedTuple):
@@ -64,8 +80,9 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
-    if never and method.space.fresh_every:
-        raise _held_in_lost_frame(method, never)
+    waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
+    if waits and method.space.fresh_every:
+        raise _held_in_lost_frame(method, waits)
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
@@ -79,14 +96,17 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
 def begin(contract: Contract, public: Public) -> ServerState:
     """The server before the first round."""
     method = contract.method
-    return ServerState(
+    server = ServerState(
         public,
-        opt=method.server_opt.init(contract.code.zeros(device_of(public))),
-        correction=method.correction.init_server(restrict(public.coords, contract.sendable.names)),
+        opt=method.server_opt.init(contract.code.zeros()),
+        correction=to_device(method.correction.init_server(restrict(public.coords, contract.sendable.names)), "cpu"),
         schedule=method.schedule.init(contract.coords),
         codec=method.down.init(contract.code),
         ledger=Ledger(first=public.version),
     )
+    if not method.schedule.resamples(public.version + 1):  # blocks will wait: find out now what that breaks
+        _check_codes(contract, server, frozenset(contract.sendable.names[:1]))
+    return server
 
 
 def plan_round(contract: Contract, server: ServerState) -> Plan:
@@ -96,14 +116,20 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     silent = frozenset(contract.coords.names) - plan.names
     if silent and method.space.fresh_every:
         raise _held_in_lost_frame(method, silent)
-    alike = set(method.sketch.spec(contract.coords.restrict(plan.names))) <= set(contract.code)
+    _check_codes(contract, server, plan.names)
+    return plan
+
+
+def _check_codes(contract: Contract, server: ServerState, names: frozenset[str]) -> None:
+    """Refuse memories of codes that have another shape when only these blocks speak."""
+    method = contract.method
+    alike = set(method.sketch.spec(contract.coords.restrict(names))) <= set(contract.code)
     if not alike and (server.opt or server.codec or method.up.init(contract.code)):
         raise IncompatibleParts(
             f"{method.sketch!r} makes other codes when some blocks are silent, as {method.schedule!r} wants, but an "
             "optimiser or a codec remembers codes from round to round. Take a sketch that codes each block by itself, "
             "or parts without memory"
         )
-    return plan
 
 
 def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
@@ -122,7 +148,7 @@ def fresh_client(contract: Contract, public: Public) -> ClientState:
     method = contract.method
     return ClientState(
         version=0,
-        correction=method.correction.init_client(restrict(public.coords, contract.sendable.names)),
+        correction=to_device(method.correction.init_client(restrict(public.coords, contract.sendable.names)), "cpu"),
         codec=method.up.init(contract.code),
     )
 
@@ -144,6 +170,7 @@ def cohort_round(
     states: Sequence[ClientState],
     work: Workload,
     how: Vectorise,
+    recorder: Recorder | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -156,43 +183,68 @@ def cohort_round(
         clients: their numbers.
         states: their states, with outdated held blocks forgotten.
         work: their examples.
-        how: all in one program, or one after another.
+        how: all in one program, replayed from a recording or not, or one after another.
+        recorder: keeps the recordings of earlier rounds.
+
+    Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
-    method = contract.method
+    method, device = contract.method, device_of(public)
     lr = method.client_opt_at(public.version).lr
     states = [_in_this_frame(contract, state, public.version) for state in states]
     start = _starts(public.coords, states)
-    mine = stack([state.correction for state in states]) if states[0].correction else {}
-    trained = local_train(method, learner, public, frame, start, mine, work, how)
+    mine = to_device(stack([state.correction for state in states]), device)
+    kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
+    if how == "graph":
+        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept)
+    else:
+        trained = local_train(method, learner, public, frame, start, mine, work, how, kept)
+    goes_on = not method.schedule.resamples(public.version + 1)
+    delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
+    spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)
+    all_codes, all_noted = spoken, {}
+    if noted(contract, plan).blocks:
+        planned = restrict(delta, plan.names)
+        all_noted = stack([method.schedule.report(unstack(planned, i), plan) for i in range(len(clients))])
+    if not (isinstance(method.sketch, Identity) and isinstance(method.privacy, NoPrivacy)):
+        all_codes = stack([_code(contract, unstack(spoken, i), public.version, c) for i, c in enumerate(clients)])
+    silent = {name: block for name, block in delta.items() if name not in plan.names}
+    moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
+    loss = {"loss": trained.loss}
+    opts = trained.opt if goes_on else {}
+    all_codes, all_noted, silent, moved, buffers, shared, loss, opts = bring(
+        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
+    )
+    finite = all_finite(all_codes)
     messages, after = [], []
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
-        end, buffers = unstack(trained.coords, i), unstack(trained.buffers, i)
-        moved = restrict(sub(end, unstack(start, i)), contract.sendable.names)
-        memory, report = method.correction.finish(moved, trained.steps[i], lr, state.correction, public.shared)
-        delta = sub(end, public.coords)
-        spoken = restrict(delta if method.say == "delta" else end, plan.names)
-        code = method.privacy.bound(
-            method.sketch.encode(spoken, contract.sketch_key(public.version)),
-            contract.key.fold("privacy", public.version, client),
-        )
-        if not all_finite(code):  # before the codec: what it makes of a NaN is not defined
+        code, memory = unstack(all_codes, i), state.correction
+        report: Tree = {}
+        if contract.remembers:
+            memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
+        if not (finite or all_finite(code)):  # before the codec: what it makes of a NaN is not defined
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
-        peer = contract.peer(public.version, client)
-        payload, codec = method.up.encode(code, state.codec, peer)
+        payload, codec = method.up.encode(code, state.codec, contract.peer(public.version, client))
         lanes = {wire.COORDS: payload}
         if method.weigh.sent:
-            lanes[wire.WEIGHT] = raw({"weight": torch.tensor(method.weigh.weight(work.samples[i]))})
+            lanes[wire.WEIGHT] = pack_weight(method.weigh.weight(work.samples[i]))
         if buffers:
-            lanes[wire.BUFFERS] = raw(buffers)
+            lanes[wire.BUFFERS] = raw(unstack(buffers, i))
         if report:
             lanes[wire.SHARED] = raw(report)
-        if noted := method.schedule.report(restrict(delta, plan.names), plan):
-            lanes[wire.REPORT] = raw(noted)
+        if all_noted:
+            lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
-        held = {name: block for name, block in delta.items() if name not in plan.names}
-        after.append(ClientState(public.version, held, memory, codec))
-    return Reply(messages, after, trained.loss)
+        # of its own: a view would keep all clients' blocks alive
+        held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
+        after.append(ClientState(public.version, held, memory, codec, opt))
+    return Reply(messages, after, loss["loss"])
+
+
+def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
+    """What one client lets go, as numbers."""
+    code = contract.method.sketch.encode(spoken, contract.sketch_key(version))
+    return contract.method.privacy.bound(code, contract.key.fold("privacy", version, client))
 
 
 def _in_this_frame(contract: Contract, state: ClientState, version: int) -> ClientState:
@@ -206,9 +258,16 @@ def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
     """Stacked coordinates to start from: the public ones, plus what each client held back."""
     start = repeat(coords, len(states))
     for name in {name for state in states for name in state.held}:
-        zero = torch.zeros_like(coords[name])
-        start[name] = start[name] + torch.stack([state.held.get(name, zero) for state in states])
+        zero = torch.zeros_like(coords[name], device="cpu")
+        held = torch.stack([state.held.get(name, zero) for state in states])
+        start[name] = start[name] + held.to(coords[name].device)
     return start
+
+
+def _optimisers(method: Method, public: Public, states: Sequence[ClientState]) -> Tree:
+    """Stacked optimisers within a window: as the round before left them, or fresh for clients that were not there."""
+    fresh = to_device(method.client_opt.init(public.coords), "cpu")
+    return stack([state.opt if state.opt and state.version == public.version - 1 else fresh for state in states])
 
 
 # -- up, and the next version ------------------------------------------------------------------------------------------
@@ -225,6 +284,9 @@ def close_round(
         plan: the plan that the round was opened with.
         messages: one message a client, not trusted.
         registered: how many clients there are in all.
+
+    The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
+    device of the public state.
     """
     method, public = contract.method, server.public
     device = device_of(public)
@@ -232,17 +294,17 @@ def close_round(
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
     weights = [one.weight for one in said]
+    coords = to_device(restrict(public.coords, plan.names), "cpu")
     factors = [method.correction.factor(one.report) for one in said]
     codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
-    mean = to_device(weighted_mean(codes, weights), device)
+    mean = weighted_mean(codes, weights)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
-        mean = sub(mean, restrict(public.coords, plan.names))
+        mean = sub(mean, coords)
+    planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
+    decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
     schedule = method.schedule.observe(
-        server.schedule,
-        plan,
-        method.sketch.decode(mean, contract.coords.restrict(plan.names), contract.sketch_key(public.version)),
-        weighted_mean([one.noted for one in said], weights),
+        server.schedule, plan, decoded, weighted_mean([one.noted for one in said], weights)
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
@@ -252,7 +314,7 @@ def close_round(
         mean, weighted_mean([one.report for one in said], weights), fraction, mine
     )
     moving = method.server_opt_at(public.version)
-    change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), restrict(public.coords, plan.names))
+    change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
     opt = {**server.opt, **opt}
     step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
     codec = server.codec
@@ -260,7 +322,9 @@ def close_round(
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = unpack_step(contract, body, public.version, device)
-    after = advance(contract, public, step._replace(buffers=to_device(step.buffers, device)))
+    else:
+        step = Step(step.names, *bring((step.code, step.shared, step.buffers), device))
+    after = advance(contract, public, step)
     if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
@@ -270,7 +334,7 @@ def close_round(
     merge = contract.window(after.version) != contract.window(public.version)
     ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
     if merge:  # what was remembered of the old coordinates means nothing in the new ones
-        opt, codec = moving.init(contract.code.zeros(device)), method.down.init(contract.code)
+        opt, codec = moving.init(contract.code.zeros()), method.down.init(contract.code)
     return ServerState(
         after,
         opt=opt,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,17 +47,19 @@ class ClientState:
         held: the part of its change that it has told nobody, by block.
         correction: its memory of the correction.
         codec: its memory of the up codec.
+        opt: the state of its optimiser, kept only within a window of the schedule.
     """
 
     version: int = 0
     held: Tree = field(default_factory=dict)
     correction: Tree = field(default_factory=dict)
     codec: Tree = field(default_factory=dict)
+    opt: Tree = field(default_factory=dict)
 
     @property
     def blank(self) -> bool:
         """Whether there is nothing to keep but the version."""
-        return not (self.held or self.correction or self.codec)
+        return not (self.held or self.correction or self.codec or self.opt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,20 +80,37 @@ class Contract:
     buffers: Spec
     key: Key
     schema: Schema
+    _frame: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
-    @property
+    @cached_property
     def sendable(self) -> Spec:
         """The coordinates that are ever sent: all but the private ones."""
         return self.coords.restrict(frozenset(self.coords.names) - self.method.schedule.never(self.coords))
 
-    @property
+    @cached_property
+    def report(self) -> Spec:
+        """What a client's correction reports to the server; often nothing."""
+        method, shapes = self.method, self.sendable.shapes()
+        mine = method.correction.init_client(shapes)
+        return Spec.of(method.correction.finish(shapes, 1, method.client_opt.lr, mine, self.shared.shapes())[1])
+
+    @cached_property
+    def remembers(self) -> bool:
+        """Whether the correction does anything after local training: keep a memory, or report."""
+        return bool(self.report.blocks or self.method.correction.init_client(self.sendable.shapes()))
+
+    @cached_property
     def code(self) -> Spec:
         """What clients send and the server averages when all blocks speak that ever do."""
         return self.method.sketch.spec(self.sendable)
 
     def frame(self, version: int, device: Device) -> Tree:
-        """The frame in which the round from `version` trains."""
-        return self.method.space.frame(self.weights, self.key.fold("frame", self.window(version)), device)
+        """The frame in which the round from `version` trains; the newest is kept, for it is asked for often."""
+        window, device = self.window(version), torch.device(device or "cpu")
+        if self._frame.get("of") != (window, device):
+            frame = self.method.space.frame(self.weights, self.key.fold("frame", window), device)
+            self._frame.update(of=(window, device), frame=frame)
+        return dict(self._frame["frame"])
 
     def window(self, version: int) -> int:
         """The number of the frame in which the round from `version` trains; a merge lies between two windows."""

@@ -23,14 +23,16 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     """Build everything, train nothing. Raises what a run would raise.
 
     The bytes are those of messages that are made for the purpose, with zeros in them; what returning clients must
-    catch up comes on top. Where the length of a message depends on its contents, they are None.
+    catch up comes on top. They are of a round in which every block speaks that ever does. Where the length of a message
+    depends on its contents, they are None.
     """
     engine = LocalEngine("cpu", experiment.engine.vectorise, experiment.engine.chunk)
     job = build_job(experiment, data_dir)
     simulation = engine.prepare(job)
     contract, method = simulation.contract, job.method
     state = simulation.start()
-    plan = plan_round(contract, state.server)
+    plan_round(contract, state.server)  # refuses what cannot be
+    plan = Plan(frozenset(contract.sendable.names))
     planned = Spec.of(restrict(simulation.public.coords, plan.names))
     code = method.sketch.spec(planned)
     sizes = job.task.clients.sizes()
@@ -64,6 +66,8 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
     up = down = None
     if (size := method.up.size(code)) is not None:
         lanes = {wire.COORDS: bytes(size), **buffers, **({wire.WEIGHT: bytes(4)} if method.weigh.sent else {})}
+        if noted := method.schedule.report(contract.coords.restrict(plan.names).shapes(), plan):
+            lanes[wire.REPORT] = bytes(Spec.of(noted).nbytes)
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
         up = len(wire.pack(wire.UP, 0, [body], contract.schema))
     if method.link == "snapshot":

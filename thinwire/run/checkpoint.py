@@ -22,13 +22,14 @@ from thinwire.engines.local import RunState
 from thinwire.errors import CheckpointError
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.state import ClientState, Public, ServerState
+from thinwire.rounds.tally import Tally
 from thinwire.run.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 2
 _PUBLIC = ("base", "coords", "shared", "buffers")
 _SERVER = ("opt", "correction", "schedule", "codec")
-_CLIENT = ("held", "correction", "codec")
+_CLIENT = ("held", "correction", "codec", "opt")
 
 
 def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
@@ -54,6 +55,7 @@ def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
         "cohort": list(state.cohort),
         "how": state.how,
         "why": state.why,
+        "tally": {"syncs": dict(state.tally.syncs), "bytes_up": state.tally.bytes_up},
         "ledger": {
             "first": ledger.first,
             "lengths": [len(entry) for entry in ledger.entries],
@@ -82,7 +84,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunStat
     Args:
         folder: where checkpoints lie.
         config: digest of the experiment that it must belong to.
-        device: where its tensors are to lie.
+        device: where the public state is to lie; what server and clients remember lies on the CPU.
     """
     rounds = rounds_in(folder)
     if not rounds:
@@ -104,7 +106,8 @@ def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunStat
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = load(data)
         # the order of blocks is part of the contract, and safetensors keeps an order of its own
-        return _state(meta, {name: tensors[name].to(device or "cpu") for name in meta["names"]})
+        places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
+        return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}){older}") from error
 
@@ -149,7 +152,8 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         own = by_client.get(i, {})
         parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
         clients[int(i)] = ClientState(version, *parts)
-    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), meta["how"], meta["why"])
+    tally = Tally(**meta["tally"])
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), meta["how"], meta["why"], tally)
 
 
 def _checksum(meta: dict[str, Any]) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 from thinwire.core.spec import Spec
 from thinwire.engines.local import RoundRecord, RunState, Simulation
 from thinwire.errors import CheckpointError
+from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
 from thinwire.run.folder import RunFolder, Summary
+from thinwire.run.layers import layers_of
 from thinwire.run.network import seconds_by_link
 from thinwire.run.records import totals
 
@@ -56,7 +58,7 @@ def execute(
         state = state or simulation.start()
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round)
-        summary = summarise(experiment.name, experiment.task.kind, simulation, records)
+        summary = summarise(experiment.name, experiment.task.kind, simulation, records, state.tally)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
@@ -84,7 +86,9 @@ def _rounds(
         records.append(record)
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
-            folder.write_environment({"device": experiment.engine.device, **facts})
+            engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
+            facts |= {"convolutions": "im2col" if simulation.model.products and state.how != "loop" else "torch"}
+            folder.write_environment({**engine, **facts})
         if on_round:
             on_round(record)
         if state.round % experiment.checkpoint.every == 0 or state.round == experiment.rounds:
@@ -92,7 +96,7 @@ def _rounds(
     return state, records
 
 
-def summarise(name: str, task: str, simulation: Simulation, records: Sequence[RoundRecord]) -> Summary:
+def summarise(name: str, task: str, simulation: Simulation, records: Sequence[RoundRecord], tally: Tally) -> Summary:
     """The totals of a run."""
     lines = [record._asdict() for record in records]
     return {
@@ -104,4 +108,5 @@ def summarise(name: str, task: str, simulation: Simulation, records: Sequence[Ro
         "trainable": Spec.of(simulation.public.coords).size,
         **totals(lines),
         "seconds_by_link": seconds_by_link(lines),
+        "layers": layers_of(simulation.contract.coords, tally),
     }

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.engines.local import Job, LocalEngine, Mode, RoundRecord, Simulation, Tap
+from thinwire.engines.local import Job, LocalEngine, Mode, Precision, RoundRecord, Simulation, Tap
 from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
@@ -45,8 +45,8 @@ class Run:
         history: one record a round.
         weights: the final trainable weights by name.
         buffers: the final floating-point buffers by name.
-        trained_by: `vmap` or `loop`.
-        because: why not by vmap, if so.
+        trained_by: `graph`, `vmap` or `loop`.
+        because: why so, if not by the fastest.
         path: the run directory, if one was written.
     """
 
@@ -108,6 +108,7 @@ def simulate(
     device: str = "cpu",
     vectorise: Mode = "auto",
     chunk: int = 0,
+    precision: Precision = "float32",
     eval_every: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
     tap: Tap | None = None,
@@ -127,8 +128,9 @@ def simulate(
         loss: `loss(outputs, targets)`, one number an example or their mean; cross entropy by default.
         local: how much a client trains in a round; one epoch of batches of 32 by default.
         device: `cpu` or `cuda`.
-        vectorise: `auto`, `vmap` or `loop`.
+        vectorise: `auto`, `graph`, `vmap` or `loop`.
         chunk: clients trained together; 0 means the whole cohort.
+        precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact.
         eval_every: rounds between two evaluations.
         on_round: is called with every record: the place for a progress bar, or for a tracker (docs/reports.md).
         tap: is shown every message: `tap(round, "up" or "down", client, message)`.
@@ -153,7 +155,7 @@ def simulate(
         seed,
         eval_every,
     )
-    simulation = LocalEngine(device, vectorise, chunk).prepare(job)
+    simulation = LocalEngine(device, vectorise, chunk, precision).prepare(job)
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
     state = simulation.start()
     history = []
@@ -170,7 +172,7 @@ def simulate(
         buffers = {name: block.detach().cpu() for name, block in public.buffers.items()}
         if folder:
             folder.write_environment({"device": device, "clients_trained_by": state.how, "because": state.why})
-            folder.finish(summarise(label, OWN_TASK, simulation, history), {**final, **buffers})
+            folder.finish(summarise(label, OWN_TASK, simulation, history, state.tally), {**final, **buffers})
     return Run(
         history, final, buffers, state.how, state.why, copy.deepcopy(model).cpu(), folder.path if folder else None
     )

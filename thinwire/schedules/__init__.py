@@ -3,3 +3,4 @@
 from thinwire.schedules.base import Every as Every
 from thinwire.schedules.base import Plan as Plan
 from thinwire.schedules.base import Schedule as Schedule
+from thinwire.schedules.lama import FedLAMA as FedLAMA

@@ -20,7 +20,8 @@ class Plan:
 
     Args:
         names: the blocks that speak; may be empty.
-        resample: whether the cohort may change at the start of this round.
+        resample: whether a window begins with this round: the cohort may change, and clients begin with fresh
+            optimisers. Within a window both stay.
     """
 
     names: frozenset[str]
@@ -40,6 +41,10 @@ class Schedule(Protocol):
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """The plan of the round that starts at `version`."""
+        ...
+
+    def resamples(self, version: int) -> bool:
+        """The `resample` of the plan of that round. It depends on the version alone, so it is never sent."""
         ...
 
     def report(self, delta: Tree, plan: Plan) -> Tree:
@@ -78,6 +83,10 @@ class Every:
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """All blocks but the private ones."""
         return Plan(frozenset(coords.names) - self.never(coords))
+
+    def resamples(self, version: int) -> bool:
+        """Always."""
+        return True
 
     def report(self, delta: Tree, plan: Plan) -> Tree:
         """Nothing."""

@@ -95,15 +95,15 @@ class Images:
         """Bytes to numbers."""
         x = pixels.to(torch.float32).div_(255)
         if self.mean != (0.0,) or self.std != (1.0,):
-            mean, std = self._scale
+            mean, std = self._numbers
             x = x.sub_(mean).div_(std)
         return x
 
     @cached_property
-    def _scale(self) -> tuple[Tensor, Tensor]:
-        """`mean` and `std` where the pixels are: a copy to a GPU in every batch would hold it up."""
-        mean, std = (torch.tensor(values, device=self.pixels.device).view(-1, 1, 1) for values in (self.mean, self.std))
-        return mean, std
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation beside the pixels: sending them along with every batch would make the device wait."""
+        shape, device = (len(self.mean), 1, 1), self.pixels.device
+        return torch.tensor(self.mean, device=device).view(shape), torch.tensor(self.std, device=device).view(shape)
 
     def to(self, device: Device) -> Images:
         """The same pictures on another device."""

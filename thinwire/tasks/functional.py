@@ -8,7 +8,8 @@ weight is one weight.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from torch.func import functional_call, vmap
 from thinwire.core.rng import Device
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
+from thinwire.tasks.convolve import by_products
 from thinwire.tasks.examples import Examples, Inputs
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +45,8 @@ class Functional:
     Args:
         module: a private copy of the user's module, on the device where it computes.
         criterion: `criterion(outputs, targets)`, either one number an example, or their mean.
+        products: whether training does convolutions as products of matrices, see `convolve`.
+        half: whether training computes in bfloat16; weights and their changes stay as they are.
 
     >>> model = Functional.of(nn.Linear(2, 3))
     >>> list(model.weights()), model.buffers()
@@ -51,6 +55,8 @@ class Functional:
 
     module: nn.Module
     criterion: Loss
+    products: bool = False
+    half: bool = False
 
     @classmethod
     def of(cls, module: nn.Module, criterion: Loss = cross_entropy, device: Device = None) -> Functional:
@@ -98,14 +104,25 @@ class Functional:
         """Mean training loss over the examples that the mask counts, and the next buffers."""
         self.module.train()
         buffers = tmap(torch.clone, buffers)
-        outputs = self.outputs(weights, buffers, inputs)
-        value = self.criterion(outputs, targets)
+        with self._arithmetic(targets.device):
+            outputs = self.outputs(weights, buffers, inputs)
+            value = self.criterion(outputs, targets)
         if mask is None:
             return value.mean(), buffers
         if value.dim() == 0:  # a criterion that averages: ask it about one example at a time
             value = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, targets)
         each = value.flatten(1).mean(1) if value.dim() > 1 else value
         return (each * mask).sum() / mask.sum().clamp(min=1), buffers
+
+    @contextmanager
+    def _arithmetic(self, device: torch.device) -> Iterator[None]:
+        """How training computes."""
+        with ExitStack() as stack:
+            if self.half:
+                stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
+            if self.products:
+                stack.enter_context(by_products())
+            yield
 
     @torch.no_grad()
     def evaluate(
@@ -123,13 +140,13 @@ class Functional:
         numbers = torch.arange(len(examples)) if which is None else torch.from_numpy(which)
         device = next(iter(weights.values())).device
         self.module.eval()
-        loss = torch.zeros((), dtype=torch.float64, device="cpu")
+        loss = torch.zeros((), dtype=torch.float64, device=device)
         right: list[Tensor] = []
         answers = 0
         for index in torch.split(numbers.to(device), batch):
             inputs, targets = examples.gather(index)
             outputs = self.outputs(weights, dict(buffers), inputs)
-            loss += self.criterion(outputs, targets).mean().cpu().double() * len(index)
+            loss += self.criterion(outputs, targets).mean().double() * len(index)
             if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
                 right.append((outputs.argmax(-1) == targets).sum())
                 answers += targets.numel()

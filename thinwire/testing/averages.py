@@ -81,6 +81,8 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
         )
         assert plan.names <= set(spec.names), f"planned blocks do not exist: {sorted(plan.names - set(spec.names))}"
         assert not plan.names & never, f"private blocks are planned: {sorted(plan.names & never)}"
+        foretold = schedule.resamples(version)
+        assert plan.resample == foretold, f"the plan of version {version} and resamples({version}) do not agree"
         planned = spec.restrict(plan.names)
         shapes = {block.name: block.shape for block in planned}
         deltas = [numbers(shapes, KEY.fold("delta", version, i)) for i in range(2)]

@@ -1,0 +1,77 @@
+"""Replayed steps: the same training as by vmap, also where batches are short, clients end early and frames change."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.engines.test_local import METHODS, job, play
+from tests.federation import digits_task, same_public
+from thinwire.engines import LocalEngine
+from thinwire.optim import SGD, Adam
+from thinwire.rounds import Local, Method
+from thinwire.rounds.graphed import KEPT, CannotRecord
+from thinwire.spaces import MAPO, FedPara
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
+MORE = {
+    "adam": Method(client_opt=Adam(0.01)),
+    "momentum": Method(client_opt=SGD(0.05, momentum=0.9)),
+    "mapo": Method(space=MAPO(k=32)),
+    "mapo for 2 rounds": Method(space=MAPO(k=32, fresh_every=2)),
+    "fedpara": Method(space=FedPara()),
+}
+
+
+@pytest.mark.parametrize("method", {**METHODS, **MORE}.values(), ids={**METHODS, **MORE})
+def test_replays_train_as_vmap_does(method):
+    run = job(method, rounds=4, cohort=4)  # clients of different sizes: short batches, and clients that are done early
+    (_, by_graph, records), (_, by_vmap, others) = (
+        play(run, LocalEngine(DEVICE, vectorise)) for vectorise in ("graph", "vmap")
+    )
+    assert by_graph[-1].how == "graph"
+    for a, b in zip(records, others, strict=True):
+        assert (a.bytes_up, a.bytes_down, a.bytes_catchup) == (b.bytes_up, b.bytes_down, b.bytes_catchup)
+        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+    for x, y in zip(by_graph[-1].server.public[1:], by_vmap[-1].server.public[1:], strict=True):
+        for name in x:
+            assert float((x[name] - y[name]).abs().max()) < 1e-5
+
+
+def test_replays_give_the_same_bits_twice_and_after_a_pause():
+    run = job(MORE["momentum"], rounds=4)
+    (simulation, first, _), (_, second, _) = (play(run, LocalEngine(DEVICE, "graph")) for _ in range(2))
+    assert same_public(first[-1].server.public, second[-1].server.public)
+    state = first[2]
+    other = LocalEngine(DEVICE, "graph").prepare(run)  # as a resumed run would: with nothing recorded
+    for _ in range(2):
+        state, _ = other.round(state)
+    assert same_public(state.server.public, first[-1].server.public)
+    assert len(simulation.recorder._kept) == 1
+
+
+def test_chunks_of_different_sizes_have_recordings_of_their_own_and_the_oldest_make_room():
+    simulation, states, _ = play(job(cohort=5), LocalEngine(DEVICE, "graph", chunk=2))
+    whole = play(job(cohort=5), LocalEngine(DEVICE, "vmap"))[1]
+    assert len(simulation.recorder._kept) == 2
+    for name, block in states[-1].server.public.coords.items():
+        assert float((block - whole[-1].server.public.coords[name]).abs().max()) < 1e-5
+    everything = job(local=Local(batch=0), cohort=1, rounds=30)  # one width for each size of a client
+    simulation = play(everything, LocalEngine(DEVICE, "graph"))[0]
+    assert 1 < len(simulation.recorder._kept) <= KEPT
+
+
+def test_a_model_with_running_statistics_keeps_them():
+    task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)))
+    by_graph, by_vmap = (play(job(task=task), LocalEngine(DEVICE, how))[1][-1] for how in ("graph", "vmap"))
+    assert float(by_graph.server.public.buffers["2.running_mean"].abs().max()) > 0
+    for name, block in by_graph.server.public.buffers.items():
+        assert float((block - by_vmap.server.public.buffers[name]).abs().max()) < 1e-5
+
+
+def test_a_model_that_draws_random_numbers_is_not_recorded():
+    task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
+    with pytest.raises(CannotRecord, match="draws random numbers"):
+        play(job(task=task), LocalEngine(DEVICE, "graph"))
+    simulation = LocalEngine(DEVICE).prepare(job(task=task))
+    state, _ = simulation.round(simulation.start()._replace(how="graph"))
+    assert (state.how, state.why) == ("vmap", "graph failed: the model draws random numbers while it trains")

@@ -1,0 +1,190 @@
+"""One local step of all clients of a chunk, recorded once as a CUDA graph and replayed in every step of every round.
+
+A small model's step is a hundred short kernels, and starting them one by one from Python takes far longer than running
+them. A graph starts all of them at once. What it reads and writes must always lie in the same place: coordinates,
+optimiser state, buffers, the correction's memories, base and frame are copied there when a round begins, the numbers
+of the next batch before each step; examples are fetched by these numbers inside the graph.
+
+There are two recordings of a step: one for batches that count in full, and one with a mask, for short batches and for
+clients that are done before others. On the CPU nothing is recorded: the very same step is called instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree, repeat, tmap, unstack
+from thinwire.optim.rates import Constant
+from thinwire.rounds.local import Learner, Trained, Workload, make_step, together, where
+from thinwire.rounds.method import Method
+from thinwire.rounds.state import Public
+
+KEPT = 8  # recordings for so many different shapes of a chunk; the one that was not used for longest makes room
+WARM = 3  # steps before a recording, in which libraries choose their kernels and take their memory
+
+
+class CannotRecord(Exception):
+    """This step would not be the same when replayed; says why."""
+
+
+class Recorder:
+    """The recordings of a simulation, kept from round to round."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple, _Recording] = {}
+
+    def train(
+        self,
+        method: Method,
+        learner: Learner,
+        public: Public,
+        frame: Tree,
+        start: Tree,
+        mine: Tree,
+        work: Workload,
+        opt: Tree | None = None,
+    ) -> Trained:
+        """As `local_train`, by replaying."""
+        clients, _, width = work.index.shape
+        # all else that a step depends on follows from the method and the model, or is copied
+        key = (id(method), id(learner), work.gather, clients, width, tuple(mine))
+        recording = self._kept.pop(key, None)
+        if recording is None:
+            while len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            recording = _Recording(method, learner, public, frame, start, mine, work)
+        self._kept[key] = recording
+        return recording.train(public, frame, start, mine, work, opt)
+
+
+class _Recording:
+    """The places that a step reads and writes, and its recordings."""
+
+    def __init__(
+        self, method: Method, learner: Learner, public: Public, frame: Tree, start: Tree, mine: Tree, work: Workload
+    ) -> None:
+        self.method, self.learner, self.gather = method, learner, work.gather  # held, so that their ids stay theirs
+        self.device = device = work.index.device
+        clients, _, width = work.index.shape
+        if any(block.device != device for tree in (frame, public.base) for block in tree.values()):
+            raise CannotRecord(f"{method.space!r} looks at numbers on the host in every step")
+        changing = method.rate != Constant()
+        if changing and method.penalty.active:
+            raise CannotRecord(f"{method.penalty!r} depends on a step size that changes from round to round")
+        self.base, self.frame, self.shared = (_places(tree) for tree in (public.base, frame, public.shared))
+        self.first_opt = repeat(method.client_opt.init(unstack(start, 0)), clients)
+        self.coords, self.start, self.mine, self.opt, self.buffers = (
+            _places(tree) for tree in (start, start, mine, self.first_opt, repeat(public.buffers, clients))
+        )
+        self.batch = torch.zeros((clients, width + 1), dtype=torch.int64, device=device)
+        self.batch[:, -1] = width  # the last column says how many of the others count
+        self.loss = torch.zeros(clients, device=device)
+        private = method.schedule.never(Spec.of(public.coords))
+        known = Public(0, self.base, {}, self.shared, {})
+        # what a rate does to a step is multiplied onto it, since a number of the program cannot change in a recording
+        self.factor = torch.ones((), device=device) if changing else None
+        steady = replace(method, rate=Constant())
+        self.step = together(make_step(steady, learner, known, self.frame, private, self.factor))
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.replay: dict[bool, Callable[[], None]] = {}
+        self.loaded: dict[str, Tree] = {}
+
+    def train(self, public: Public, frame: Tree, start: Tree, mine: Tree, work: Workload, opt: Tree | None) -> Trained:
+        """All steps of a workload."""
+        clients, steps, width = work.index.shape
+        masked: list[bool] = np.any(work.rows < width, axis=0).tolist()
+        for kind in sorted(set(masked)):  # before anything is loaded: recording moves what lies in the places
+            if kind not in self.replay:
+                self.replay[kind] = self._record(kind)
+        self._load_once("base", self.base, public.base)
+        self._load_once("frame", self.frame, frame)
+        _copy(
+            (self.shared, self.coords, self.start, self.mine, self.opt, self.buffers),
+            (public.shared, start, start, mine, opt or self.first_opt, repeat(public.buffers, clients)),
+        )
+        if self.factor is not None:
+            self.factor.fill_(self.method.rate.factor(public.version))
+        self.loss.zero_()
+        rows = torch.from_numpy(work.rows).to(self.device)
+        batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1).contiguous()
+        for s in range(steps):
+            self.batch.copy_(batches[s])
+            self.replay[masked[s]]()
+        coords, buffers, opt = (tmap(torch.clone, tree) for tree in (self.coords, self.buffers, self.opt))
+        return Trained(coords, buffers, self.loss / rows.sum(1), work.steps, opt)
+
+    def _load_once(self, name: str, places: Tree, tree: Tree) -> None:
+        """Copy a tree that seldom changes, unless it is the one that was copied last; blocks are never changed."""
+        last = self.loaded.get(name)
+        if last is None or any(last[key] is not block for key, block in tree.items()):
+            _copy((places,), (tree,))
+            self.loaded[name] = dict(tree)
+
+    def _record(self, masked: bool) -> Callable[[], None]:
+        """A function that does one step: on a GPU the replay of a graph, else the step itself."""
+
+        def step() -> None:
+            self._step(masked)
+
+        if self.device.type != "cuda":
+            _refuse_chance(step, self.device)
+            return step
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM):
+                    _refuse_chance(step, self.device)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # recordings share memory for what lives within a step: nothing in it is read after the step is done
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                step()
+        return graph.replay
+
+    def _step(self, masked: bool) -> None:
+        """One step from the places to the places."""
+        index, rows = self.batch[:, :-1], self.batch[:, -1]
+        inputs, targets = self.gather(index)
+        mask = None
+        if masked:
+            mask = (torch.arange(index.shape[1], device=self.device) < rows[:, None]).to(torch.float32)
+        now = (self.coords, self.opt, self.buffers)
+        *new, loss = self.step(*now, self.start, self.mine, inputs, targets, mask)
+        if masked:
+            new = [where(rows > 0, after, before) for after, before in zip(new, now, strict=True)]
+        _copy(now, new)
+        self.loss.add_(loss.detach() * rows)
+
+
+def _places(tree: Tree) -> Tree:
+    """Room for a tree, filled with zeros."""
+    return tmap(lambda block: torch.zeros(block.shape, dtype=block.dtype, device=block.device), tree)
+
+
+def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
+    """Copy trees into their places, all blocks in one go."""
+    into = [block for tree in places for block in tree.values()]
+    blocks = [tree[name] for place, tree in zip(places, trees, strict=True) for name in place]
+    if into:
+        torch._foreach_copy_(into, blocks)
+
+
+def _refuse_chance(step: Callable[[], None], device: torch.device) -> None:
+    """Do a step; raise CannotRecord if it drew random numbers: a replay would draw them from another place."""
+    cuda = device.type == "cuda"
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
+
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        before = states()
+        step()
+        if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
+            raise CannotRecord("the model draws random numbers while it trains")

@@ -1,0 +1,196 @@
+"""Convolutions of many clients at once, each with kernels of its own, as products of matrices.
+
+vmap turns them into one grouped convolution, for which GPU libraries have slow kernels. Here the pictures are laid out
+so that one batched product does the work:
+
+    columns[client] = all patches of its pictures, one a row;    outputs[client] = columns[client] kernel[client]
+
+Both ways differ by rounding only. Inside `by_products()` every ordinary `conv2d` is done this way; dilated and grouped
+ones are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Pair: TypeAlias = tuple[int, int]
+
+_SPLIT = 1 << 10  # rows of patches in one piece of a kernel's gradient: long sums are cut so that they run side by side
+
+
+class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
+    """A context in which `conv2d` is a product of matrices.
+
+    >>> x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)
+    >>> with by_products():
+    ...     torch.conv2d(x, w, padding=1)[0, 0, 0].tolist()
+    [4.0, 6.0, 4.0]
+    """
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every call of a torch function inside the context."""
+        kwargs = kwargs or {}
+        if func is torch.conv2d and (call := _arguments(*args, **kwargs)):
+            return convolve(*call)
+        return func(*args, **kwargs)
+
+
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    """The convolution of pictures (n, channels, height, width) with a kernel (out, channels, height, width)."""
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
+        x, kernel, bias = x.to(kind), kernel.to(kind), None if bias is None else bias.to(kind)
+    out, _ = _Convolve.apply(x, kernel, stride, padding)  # type: ignore[no-untyped-call]
+    return out if bias is None else out + bias[:, None, None]  # type: ignore[no-any-return]
+
+
+def _arguments(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
+    """The arguments of `convolve`, or None for a convolution that it does not do."""
+    if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
+        return None
+    return x, weight, bias, _pair(stride), _pair(padding)
+
+
+def _pair(value: Any) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+# -- with a leading client axis: x (c, n, i, h, w), kernel (c, o, i, kh, kw), columns (c, n oh ow, kh kw i) ------------
+
+
+def _forward(x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    c, n = x.shape[:2]
+    kh, kw = kernel.shape[-2:]
+    x = x.permute(0, 1, 3, 4, 2)  # channels last: the patches then consist of long runs
+    if any(padding):
+        x = torch.nn.functional.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    patches = x.unfold(2, kh, stride[0]).unfold(3, kw, stride[1]).permute(0, 1, 2, 3, 5, 6, 4)
+    oh, ow = patches.shape[2:4]
+    columns = patches.reshape(c, n * oh * ow, -1)
+    out = torch.bmm(columns, _flat(kernel).mT)
+    return out.view(c, n, oh, ow, -1).permute(0, 1, 4, 2, 3), columns
+
+
+def _kernel_gradient(grad: Tensor, columns: Tensor, size: Pair) -> Tensor:
+    c, n, o, oh, ow = grad.shape
+    rows = n * oh * ow
+    # cut at whole pictures, so that pieces are equal
+    pieces = next((p for p in range(max(1, rows // _SPLIT), 0, -1) if n % p == 0), 1)
+    g = grad.permute(0, 1, 3, 4, 2).reshape(c * pieces, rows // pieces, o)
+    made = torch.bmm(g.mT, columns.reshape(c * pieces, rows // pieces, -1))
+    made = made.view(c, pieces, o, *size, -1).sum(1) if pieces > 1 else made.view(c, o, *size, -1)
+    return made.permute(0, 1, 4, 2, 3)
+
+
+def _input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    c, n, o, oh, ow = grad.shape
+    i, kh, kw = kernel.shape[-3:]
+    h, w = size[0] + 2 * padding[0], size[1] + 2 * padding[1]
+    g = grad.permute(0, 1, 3, 4, 2).reshape(c, n * oh * ow, o)
+    patches = torch.bmm(g, _flat(kernel)).view(c, n, oh, ow, kh, kw, i).permute(0, 1, 2, 3, 6, 4, 5)
+    rows: Tensor = torch.ops.aten.unfold_backward(patches, (c, n, oh, w, i, kh), 3, kw, stride[1])
+    x: Tensor = torch.ops.aten.unfold_backward(rows, (c, n, h, w, i), 2, kh, stride[0])
+    x = x[:, :, padding[0] : h - padding[0], padding[1] : w - padding[1]]
+    return x.permute(0, 1, 4, 2, 3)
+
+
+def _flat(kernel: Tensor) -> Tensor:
+    """(c, o, i, kh, kw) -> (c, o, kh kw i)."""
+    return kernel.permute(0, 1, 3, 4, 2).flatten(2)
+
+
+# -- the same under autograd and vmap ----------------------------------------------------------------------------------
+
+
+def _lead(value: Tensor, dim: int | None, clients: int) -> Tensor:
+    """With the client axis first; repeated where there is none."""
+    return value.expand(clients, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def _part(value: Tensor, clients: int) -> Tensor:
+    """Cut the first axis into equal parts, one a client."""
+    return value.unflatten(0, (clients, -1))  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Convolve(torch.autograd.Function):
+    """The convolution; its columns come along, for the gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+        out, columns = _forward(x[None], kernel[None], stride, padding)
+        return out[0], columns[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        x, kernel, ctx.stride, ctx.padding = inputs
+        ctx.size, ctx.kernel_size = tuple(x.shape[-2:]), tuple(kernel.shape[-2:])
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(kernel, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:  # type: ignore[override]
+        kernel, columns = ctx.saved_tensors
+        need_x, need_kernel = ctx.needs_input_grad[:2]
+        x = _InputGradient.apply(grad, kernel, ctx.size, ctx.stride, ctx.padding) if need_x else None  # type: ignore[no-untyped-call]
+        k = _KernelGradient.apply(grad, columns, ctx.kernel_size) if need_kernel else None  # type: ignore[no-untyped-call]
+        return x, k, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> tuple:
+        c = info.batch_size
+        x = _lead(x, in_dims[0], c)
+        if in_dims[1] is None:  # one kernel for everybody: one long product
+            out, columns = _forward(x.flatten(0, 1)[None], kernel[None], stride, padding)
+            return (_part(out[0], c), _part(columns[0], c)), (0, 0)
+        return _forward(x, _lead(kernel, in_dims[1], c), stride, padding), (0, 0)
+
+
+class _KernelGradient(torch.autograd.Function):
+    """The gradient by the kernel."""
+
+    @staticmethod
+    def forward(grad: Tensor, columns: Tensor, size: Pair) -> Tensor:
+        return _kernel_gradient(grad[None], columns[None], size)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, grad: Tensor, columns: Tensor, size: Pair) -> tuple:
+        c = info.batch_size
+        return _kernel_gradient(_lead(grad, in_dims[0], c), _lead(columns, in_dims[1], c), size), 0
+
+
+class _InputGradient(torch.autograd.Function):
+    """The gradient by the pictures."""
+
+    @staticmethod
+    def forward(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+        return _input_gradient(grad[None], kernel[None], size, stride, padding)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple:
+        c = info.batch_size
+        grad = _lead(grad, in_dims[0], c)
+        if in_dims[1] is None:
+            made = _input_gradient(grad.flatten(0, 1)[None], kernel[None], size, stride, padding)
+            return _part(made[0], c), 0
+        return _input_gradient(grad, _lead(kernel, in_dims[1], c), size, stride, padding), 0
