@@ -49,7 +49,9 @@ def test_the_page_of_real_runs(real_runs, tmp_path):
     assert not {"script", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
     assert not re.findall(r"https?://|url\(|@import", text)
     charts = [attrs for attrs in page.all("svg") if attrs.get("role") == "img"]
-    assert len(charts) == 2 * 4  # two curves, the bars of one target that was reached, the dots; wide and narrow
+    assert (
+        len(charts) == 2 * 6
+    )  # wide and narrow: two curves, bars of the target that was reached, dots, layers of both
     for chart in charts:
         assert set(chart["aria-labelledby"].split()) <= set(page.ids)
     assert len(page.all("table")) == len(page.all("caption")) == 7
