@@ -195,6 +195,8 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("list", "method"), "did you mean 'methods'"),
         (("compare", "fedavg", "mapoo"), "unknown method 'mapoo'"),
         (("report", "nowhere"), "not a run directory"),
+        (("compare", "fedavg", "--html", "no/page.html"), "there is no folder no"),
+        (("compare", "fedavg", "--html", "page.html", "--target", "80"), "such as 0.8"),
         (("watch", "nowhere"), "not a run directory"),
         (("run", "fedavg", "--log", "tensorbord"), "did you mean 'tensorboard'"),
         (("check", "fedavg", "--set", "method.schedule.private=['nothing*']"), "matches no block"),

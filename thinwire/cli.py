@@ -203,9 +203,11 @@ def compare(
     from thinwire.run.compare import table
     from thinwire.run.execute import default_folder, execute
     from thinwire.run.presets import presets
+    from thinwire.run.report import check_page
     from thinwire.run.report import report as write_report
     from thinwire.terminal import progress, show_comparison
 
+    check_page([html] if html else [], target or ())
     if not methods:
         known = presets("methods")
         methods = [name for name in TOUR if name in known]

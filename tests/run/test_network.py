@@ -56,7 +56,7 @@ def test_catch_up_is_received_and_slow_uploads_only_slow_the_upload():
     assert seconds([record], Link("x", 8.0, 8.0)) == 300.5
     by_link = seconds_by_link([record])
     assert list(by_link) == [known.name for known in LINKS]
-    assert by_link["2 Mbps, uploads 16x slower"] > by_link["2 Mbps"]
+    assert by_link["2 Mbps (uploads 16x slower)"] > by_link["2 Mbps"]
 
 
 def test_energy_is_proportional_to_bytes_and_an_unknown_link_is_one_line():

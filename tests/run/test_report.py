@@ -10,6 +10,7 @@ import pytest
 
 import thinwire as tw
 from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots
+from thinwire.run.report import summaries
 from thinwire.run.style import BACKGROUNDS, DARK, LIGHT
 
 VOID = {"meta", "link"}
@@ -102,8 +103,8 @@ def test_layers_are_drawn_where_they_were_counted(write_run, tmp_path):
     tw.report([write_run("a", layers=layers), write_run("b", layers=mixed), write_run("c")], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "a: bytes up by layer, the 16 largest of 20" in text
-    assert "block19" in text
-    assert "block3<" not in text
+    assert "block19 (3)" in text
+    assert "block3 (" not in text
     assert "b: synchronisations by layer" in text
     assert "c: bytes" not in text
     assert "c: sync" not in text
@@ -115,6 +116,15 @@ def test_a_task_without_accuracy_is_shown_by_its_loss(write_run, tmp_path):
     file.write_text(re.sub(r'"accuracy": [^,]+', '"accuracy": null', file.read_text()))
     tw.report([run], tmp_path / "page.html")
     assert "Training loss against bytes" in (tmp_path / "page.html").read_text()
+
+
+def test_two_tasks_have_chapters_of_their_own(write_run, real_runs, tmp_path):
+    lines = tw.report([write_run("fedavg"), real_runs], md=tmp_path / "page.md")
+    assert [line.label for line in lines] == ["fedavg", "fedavg", "mapo"]
+    text = (tmp_path / "page.md").read_text()
+    assert "## letters: What accuracy cost" in text
+    assert "## digits: What accuracy cost" in text
+    assert {row["method"] for row in summaries(lines)} == {"letters: fedavg", "digits: fedavg", "digits: mapo"}
 
 
 def test_bad_input_is_one_line(write_run, tmp_path):

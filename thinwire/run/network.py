@@ -43,7 +43,7 @@ class Link(NamedTuple):
 
 
 LINKS = tuple(
-    Link(f"{mbps} Mbps{', uploads 16x slower' if slower > 1 else ''}", mbps * 1e6 / slower, mbps * 1e6)
+    Link(f"{mbps} Mbps{' (uploads 16x slower)' if slower > 1 else ''}", mbps * 1e6 / slower, mbps * 1e6)
     for slower in (1, SLOWER)
     for mbps in (2, 10, 50)
 )
@@ -78,7 +78,7 @@ def seconds(records: Iterable[Mapping[str, Any]], link: Link, compute: float | N
         compute: seconds that a client trains in a round; by default the measured ones, divided by the clients.
 
     >>> line = {"clients": 10, "seconds": 5.0, "bytes_up": 2.5e6, "bytes_down": 2e6, "bytes_catchup": 0.5e6}
-    >>> seconds([line, line], link("2 Mbps")), seconds([line], link("2 Mbps, uploads 16x slower"), compute=0.0)
+    >>> seconds([line, line], link("2 Mbps")), seconds([line], link("2 Mbps (uploads 16x slower)"), compute=0.0)
     (5.0, 17.0)
     """
     total = 0.0

@@ -50,9 +50,7 @@ def report(
         compute: seconds that a client trains in a round, instead of those measured on this machine.
         joules_per_megabyte: of the energy model.
     """
-    for target in targets:
-        if not 0 < target <= 1:
-            raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}")
+    check_page([file for file in (html, md) if file is not None], targets)
     if compute is not None and compute < 0:
         raise ConfigError(f"compute must be 0 or more seconds, not {compute}")
     joules = JOULES_PER_BYTE if joules_per_megabyte is None else joules_per_megabyte / 1e6
@@ -63,9 +61,9 @@ def report(
     recorded = [run for run in recorded if run.records]
     if not recorded:
         raise ConfigError("nothing to report: no round of these runs is recorded yet")
-    lines = group(recorded)
     choices = Choices(tuple(targets), compute, joules)
     tasks = list(dict.fromkeys(run.task for run in recorded))
+    lines = [line for task in tasks for line in group([run for run in recorded if run.task == task])]
     chapters = []
     for task in tasks:
         prefix = f"{task}: " if len(tasks) > 1 else ""
@@ -74,18 +72,31 @@ def report(
     title = " and ".join(tasks)
     for file, text in ((html, as_html), (md, as_markdown)):
         if file is not None:
-            path = Path(file)
-            if not path.parent.is_dir():
-                raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
-            write_atomically(path, text(f"thinwire: {title}", chapters).encode())
-            path.chmod(0o644)
+            write_atomically(Path(file), text(f"thinwire: {title}", chapters).encode())
+            Path(file).chmod(0o644)  # others may read it
     return lines
+
+
+def check_page(files: Sequence[Path | str], targets: Sequence[float]) -> None:
+    """Refuse what cannot be written, before hours are spent on what would be in it."""
+    for target in targets:
+        if not 0 < target <= 1:
+            raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}")
+    for path in map(Path, files):
+        if not path.parent.is_dir() or path.is_dir():
+            why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise ConfigError(f"{path} cannot be written: {why}; name a file such as page.html")
 
 
 def summaries(lines: Sequence[Line], compute: float | None = None) -> list[dict[str, Any]]:
     """The totals of every run under the label of its line, as `compare` takes them."""
+    several = len({line.runs[0].task for line in lines}) > 1
     return [
-        {**totals(run.records), "method": line.label, "seconds_by_link": seconds_by_link(run.records, compute)}
+        {
+            **totals(run.records),
+            "method": f"{run.task}: {line.label}" if several else line.label,
+            "seconds_by_link": seconds_by_link(run.records, compute),
+        }
         for line in lines
         for run in line.runs
     ]
@@ -319,16 +330,29 @@ def _layers(task: str, lines: Sequence[Line]) -> Chapter | None:
         key, text = ("bytes_up", human_bytes) if known else ("syncs", lambda count: f"{count:,}")
         ranked = sorted(layers, key=lambda row: -(row.get(key) or 0))[:MOST_LAYERS]
         shown = [row for row in layers if row in ranked]
-        drawn = [Bar(str(row["layer"]), text(row.get(key) or 0), i, [(float(row.get(key) or 0), 1.0)]) for row in shown]
+        drawn = [
+            Bar(_spoke(row, summary), text(row.get(key) or 0), i, [(float(row.get(key) or 0), 1.0)]) for row in shown
+        ]
         what = "bytes up" if known else "synchronisations"
         rest = f", the {MOST_LAYERS} largest of {len(layers)}" if len(layers) > MOST_LAYERS else ""
         title = f"{line.label}: {what} by layer{rest}, {task}"
         about = "; ".join(f"{bar.label}: {bar.value}" for bar in drawn) + "."
         frame = Frame(title, about, what, ident=f"{_ident(task)}-layers-{i}")
-        seed = f"Of seed {line.seeds[0]}." if len(line.runs) > 1 else ""
-        figure = Figure(title, seed, bars(drawn, frame), bars(drawn, frame._replace(width=NARROW)))
+        seed = f"Of seed {line.seeds[0]}. " if len(line.runs) > 1 else ""
+        figure = Figure(
+            title,
+            f"{seed}In brackets: rounds in which it spoke.",
+            bars(drawn, frame),
+            bars(drawn, frame._replace(width=NARROW)),
+        )
         pieces.append(figure)
     return Chapter("Layers", pieces) if pieces else None
+
+
+def _spoke(row: dict[str, Any], summary: dict[str, Any]) -> str:
+    """A layer, and in how many rounds it spoke."""
+    of = f" of {summary['rounds']}" if "rounds" in summary else ""
+    return f"{row['layer']} ({row['syncs']}{of})" if isinstance(row.get("syncs"), int) else str(row["layer"])
 
 
 def _settings(lines: Sequence[Line]) -> Chapter:
