@@ -9,9 +9,10 @@ from torch import nn
 
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, same
+from thinwire.errors import Drifted
 from thinwire.rounds import Local, Method
 from thinwire.rounds.batches import plan_batches
-from thinwire.rounds.down import open_round, receive
+from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.local import Workload
 from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
 from thinwire.rounds.state import Public
@@ -78,12 +79,19 @@ class Federation:
         self.states = {i: fresh_client(self.contract, first) for i in clients}
         self.asked: dict[int, Plan] = {}
         self.losses: list[float] = []
+        self.drifted: list[int] = []
 
     def hear(self, client: int) -> bytes:
         """Bring one client to the current version, as it would get there."""
         held = self.public[client].version
         data = open_round(self.contract, self.server, {client: held})[client]
-        self.public[client], touched, self.asked[client] = receive(self.contract, self.public[client], data)
+        try:
+            heard = receive(self.contract, self.public[client], data)
+        except Drifted:
+            self.drifted.append(client)
+            answer = repair(self.contract, self.server, say_lost(self.contract, held))
+            heard = receive(self.contract, self.first._replace(version=held), answer)
+        self.public[client], touched, self.asked[client] = heard
         self.states[client] = forget(self.states[client], touched)
         return data
 

@@ -91,6 +91,22 @@ def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
     assert rows[0]["ratio"] == 1.0
     assert rows[0]["seeds"] == 2
     assert rows[0]["final_accuracy"].keys() == {"mean", "std"}
+    assert {row["accounting"] for row in rows} == {"honest"}
+
+
+def test_compare_shows_both_totals_and_says_by_which_it_compares(thinwire):
+    fast = ("fedavg", "mapo", *FAST, "--cohort", "2")
+    code, out, _ = thinwire("compare", *fast)
+    assert code == 0
+    head = next(line for line in out.splitlines() if "catch-up" in line)
+    assert head.split()[-4:] == ["total", "ideal", "fewer", "seconds"]
+    assert "by total (honest accounting)" in " ".join(out.split())
+    code, out, _ = thinwire("compare", *fast, "--accounting", "ideal")
+    assert "by ideal (ideal accounting)" in " ".join(out.split())
+    rows = json.loads(thinwire("compare", *fast, "--accounting", "ideal", "--json")[1])
+    for row in rows:
+        assert row["bytes_total"] == row["bytes_total_ideal"] == row["bytes_up"] + row["bytes_down"]
+        assert row["ratio"] == rows[0]["bytes_total_ideal"] / row["bytes_total_ideal"]
 
 
 def test_compare_report_and_watch_speak_of_the_same_runs(thinwire, tmp_path):
@@ -158,7 +174,7 @@ def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
     facts = json.loads(out)
     assert code == 0
     assert facts["trainable"] == facts["parameters"] == 4810
-    assert facts["bytes_up_per_client"] == 4 * 4810 + 26
+    assert facts["bytes_up_per_client"] == 4 * 4810 + 25
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,7 +186,7 @@ def test_check_foretells_the_bytes_of_a_run(thinwire, method):
     assert code == 0
     assert summary["bytes_up"] == 2 * 20 * facts["bytes_up_per_client"]
     nothing_new = summary["bytes_down"] - 20 * facts["bytes_down_per_client"]
-    assert 0 < nothing_new <= 20 * 20  # the first round has nothing to tell
+    assert 0 < nothing_new <= 20 * 24  # the first round has nothing to tell
 
 
 def test_check_leaves_nothing_behind(thinwire, tmp_path):

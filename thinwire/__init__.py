@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thinwire.errors import ConfigError as ConfigError
     from thinwire.errors import DataError as DataError
     from thinwire.errors import Diverged as Diverged
+    from thinwire.errors import Drifted as Drifted
     from thinwire.errors import IncompatibleParts as IncompatibleParts
     from thinwire.errors import ThinwireError as ThinwireError
     from thinwire.errors import UnknownName as UnknownName
@@ -100,6 +101,7 @@ _HOMES = {
         "ConfigError",
         "DataError",
         "Diverged",
+        "Drifted",
         "IncompatibleParts",
         "ThinwireError",
         "UnknownName",

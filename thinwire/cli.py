@@ -37,6 +37,12 @@ Clients = Annotated[int | None, typer.Option(help="How many clients there are.")
 CohortSize = Annotated[int | None, typer.Option("--cohort", help="How many clients take part in a round.")]
 Seed = Annotated[int | None, typer.Option(help="The root of all randomness.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Account = Annotated[
+    str | None,
+    typer.Option(
+        "--accounting", help="Which bytes count in totals: honest (all) or ideal (no catch-up, as in papers)."
+    ),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key; may be repeated.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", envvar="THINWIRE_DATA", help="The folder that holds the data sets.")
@@ -64,6 +70,7 @@ def run(
     cohort: CohortSize = None,
     seed: Seed = None,
     device: Device = None,
+    accounting: Account = None,
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
     data_dir: DataDir = None,
@@ -80,7 +87,7 @@ def run(
     """
     from thinwire.run.execute import default_folder
 
-    experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_)
+    experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_, accounting)
     _execute(experiment, out or default_folder(experiment), data_dir, log, as_json, quiet, again=again)
 
 
@@ -184,6 +191,7 @@ def compare(
     cohort: CohortSize = None,
     seed: Seed = None,
     device: Device = None,
+    accounting: Account = None,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="The folder of the run directories; finished runs are used again.")] = Path(
         "runs"
@@ -213,7 +221,7 @@ def compare(
         methods = [name for name in TOUR if name in known]
     first = seed or 0
     experiments = [
-        _resolve(method, on, rounds, clients, cohort, s, device, set_)
+        _resolve(method, on, rounds, clients, cohort, s, device, set_, accounting)
         for method in methods
         for s in range(first, first + seeds)
     ]
@@ -221,7 +229,7 @@ def compare(
     for experiment in experiments:
         label = f"{experiment.name} seed {experiment.seed}"
         path = default_folder(experiment, out)
-        with progress(label, experiment.rounds, quiet) as on_round:
+        with progress(label, experiment.rounds, quiet, experiment.accounting) as on_round:
             summary = execute(experiment, path, data_dir=data_dir, resume=True, again=again, on_round=on_round)
         summaries.append(summary)
     rows = table(summaries)
@@ -317,6 +325,7 @@ def _resolve(
     seed: int | None,
     device: str | None,
     set_: list[str] | None,
+    accounting: str | None = None,
 ) -> Experiment:
     from thinwire.run.config import parse_overrides, resolve
 
@@ -326,6 +335,7 @@ def _resolve(
         "cohort.size": cohort,
         "seed": seed,
         "engine.device": device,
+        "accounting": accounting,
     }
     given = {key: value for key, value in flags.items() if value is not None}
     return resolve(what, on, {**given, **parse_overrides(set_ or [])})
@@ -345,7 +355,8 @@ def _execute(
     from thinwire.terminal import err, progress, show_facts
 
     try:
-        with progress(experiment.name, experiment.rounds, quiet) as show, tracker(log, path) as tell:
+        counted = experiment.accounting
+        with progress(experiment.name, experiment.rounds, quiet, counted) as show, tracker(log, path) as tell:
 
             def on_round(record: RoundRecord) -> None:
                 show(record)

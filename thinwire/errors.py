@@ -6,6 +6,7 @@
     ├── IncompatibleParts      two parts of a method cannot work together (says what to write instead)
     ├── DataError              a data file is missing, truncated or not what its format says
     ├── WireError              bytes from the wire are refused: corrupt, too long, for another method
+    ├── Drifted                a client's public state is no longer the server's; it asks for the whole state
     ├── CheckpointError        a run directory or checkpoint is damaged or belongs to another run
     └── Diverged               training produced a number that is not finite
 
@@ -51,6 +52,10 @@ class DataError(ThinwireError):
 
 class WireError(ThinwireError):
     """Bytes from the wire are refused."""
+
+
+class Drifted(ThinwireError):
+    """A client's public state is no longer the server's."""
 
 
 class CheckpointError(ThinwireError):

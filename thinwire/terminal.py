@@ -31,7 +31,9 @@ out, err = _console(), _console(stderr=True)
 
 
 @contextmanager
-def progress(label: str, rounds: int, quiet: bool = False) -> Iterator[Callable[[RoundRecord], None]]:
+def progress(
+    label: str, rounds: int, quiet: bool = False, accounting: str = "honest"
+) -> Iterator[Callable[[RoundRecord], None]]:
     """Show the rounds of a run as they come: a bar in a terminal, about twenty lines elsewhere."""
     if quiet:
         yield lambda record: None
@@ -41,9 +43,9 @@ def progress(label: str, rounds: int, quiet: bool = False) -> Iterator[Callable[
 
     def news(record: RoundRecord) -> str:
         nonlocal total, accuracy
-        total += record.bytes_up + record.bytes_down + record.bytes_catchup
+        total += record.bytes_up + record.bytes_down + (record.bytes_catchup if accounting == "honest" else 0)
         accuracy = accuracy if record.accuracy is None else record.accuracy
-        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)}"
+        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)} {accounting}"
 
     if not err.is_terminal:
         step = max(1, rounds // 20)
@@ -114,28 +116,36 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
 
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    heads = ["method", "final %", "best %", "up", "down", "catch-up", "total", "fewer", "at 2 Mbps"]
-    roomy = out.width >= 90
+    heads = ["method", "final %", "best %", "up", "down", "catch-up", "total", "ideal", "fewer"]
+    roomy = out.width >= 100
     if roomy:
-        heads.insert(-1, "seconds")
+        heads += ["seconds", "at 2 Mbps"]
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3g}x"
-        ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total)
+        ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total_honest, row.bytes_total_ideal)
         table.add_row(
             row.method,
             spread(row.final_accuracy),
             spread(row.best_accuracy),
             *(human_bytes(way) for way in ways),
             ratio,
-            *([f"{row.seconds:.1f}"] if roomy else []),
-            human_seconds(row.seconds_by_link["2 Mbps"]) if row.seconds_by_link else "-",
+            *([f"{row.seconds:.1f}", _at(row, "2 Mbps")] if roomy else []),
         )
     out.print(table)
-    out.print(f"accuracy at the end and at best; bytes of all messages; how many times fewer than {yardstick};")
-    out.print(f"{'seconds here, and ' if roomy else ''}the time that it would take over links of 2 Mbps")
+    by = "total" if rows[0].accounting == "honest" else "ideal"
+    out.print(
+        f"accuracy at the end and at best; bytes of all messages (total), and without catch-up (ideal); how many times "
+        f"fewer than {yardstick}, by {by} ({rows[0].accounting} accounting)"
+    )
+    if roomy:
+        out.print("seconds here, and the time that it would take over links of 2 Mbps")
+
+
+def _at(row: Row, link: str) -> str:
+    return human_seconds(row.seconds_by_link[link]) if row.seconds_by_link else "-"
 
 
 def standing_line(now: Standing) -> str:

@@ -10,6 +10,7 @@ from thinwire.codecs.bits import read_varint, varint
 from thinwire.codecs.message import (
     BUFFERS,
     COORDS,
+    LOST,
     STATE,
     STEPS,
     UP,
@@ -25,7 +26,7 @@ from thinwire.errors import WireError
 
 BLOCKS = tuple(f"block{i}" for i in range(11))
 SCHEMA = Schema(bytes(range(1, 9)), BLOCKS)
-GOLDEN = "5457010101020304ac0201010502010301020302040000803f6cde8509"
+GOLDEN = "5457010101020304ac02010502010301020302040000803fe5a1e3b8"
 
 plans = st.one_of(st.none(), st.frozensets(st.sampled_from(BLOCKS)))
 lanes = st.dictionaries(st.integers(0, 255), st.binary(max_size=300), max_size=6)
@@ -42,7 +43,7 @@ def example() -> bytes:
         pack_body(Body(frozenset(BLOCKS[:3]), {COORDS: b"abcdef", BUFFERS: b"xyz"}), SCHEMA),
         pack_body(Body(None, {COORDS: b"", WEIGHT: b"1234"}), SCHEMA),
     ]
-    return pack(STEPS, 1000, entries, SCHEMA)
+    return pack(STEPS, 1000, entries, SCHEMA, behind=7)
 
 
 @given(bodies)
@@ -53,21 +54,23 @@ def test_a_body_comes_back(body):
     assert back.lanes == body.lanes
 
 
-@given(st.lists(bodies, min_size=1, max_size=4), st.integers(0, (1 << 35) - 1))
-def test_a_message_comes_back(content, version):
+@given(st.lists(bodies, max_size=4), st.integers(4, (1 << 35) - 1), st.integers(0, 4))
+def test_a_message_comes_back(content, version, behind):
     packed = [pack_body(body, SCHEMA) for body in content]
-    kinds = {1: (UP, STEPS), 2: (STEPS, STATE)}.get(len(packed), (STEPS,))
-    for kind in kinds:
-        data = pack(kind, version, packed, SCHEMA)
-        message = unpack(data, SCHEMA)
-        assert (message.kind, message.version, list(message.bodies)) == (kind, version, packed)
+    for kind, least, most in ((UP, 1, 1), (STEPS, min(behind, 1) + 1, behind + 1), (STATE, 2, 2), (LOST, 0, 0)):
+        if least <= len(packed) <= most:
+            data = pack(kind, version, packed, SCHEMA, behind)
+            message = unpack(data, SCHEMA)
+            assert (message.kind, message.version, list(message.bodies)) == (kind, version, packed)
+            assert message.behind == (behind if kind in (STEPS, STATE) else 0)
 
 
 @given(st.lists(bodies, min_size=1, max_size=3), st.integers(0, 1 << 20), st.data())
 @settings(max_examples=200)
 def test_each_message_has_exactly_one_encoding(content, version, data):
     """Whatever mutation still unpacks, packs to the mutated bytes again: no two byte strings mean the same."""
-    payload = bytearray(pack(STEPS, version, [pack_body(body, SCHEMA) for body in content], SCHEMA)[:-4])
+    packed = [pack_body(body, SCHEMA) for body in content]
+    payload = bytearray(pack(STEPS, version + 5, packed, SCHEMA, behind=5)[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(8, len(payload) - 1))] = data.draw(st.integers(0, 255))
     forged = sealed(bytes(payload))
@@ -76,7 +79,7 @@ def test_each_message_has_exactly_one_encoding(content, version, data):
     except WireError:
         return
     again = [pack_body(unpack_body(body, SCHEMA), SCHEMA) for body in message.bodies]
-    assert pack(message.kind, message.version, again, SCHEMA) == forged
+    assert pack(message.kind, message.version, again, SCHEMA, message.behind) == forged
 
 
 def test_the_order_in_which_lanes_were_given_does_not_matter():
@@ -113,17 +116,19 @@ def test_every_truncation_is_refused():
     for n in range(len(data)):
         with pytest.raises(WireError):
             unpack(data[:n], SCHEMA)
-        if n >= 4:
-            with pytest.raises(WireError):
-                unpack(sealed(data[:-4][: n - 4]), SCHEMA)
+    for n in range(len(data) - 4):  # also with a checksum that fits
+        with pytest.raises(WireError):
+            unpack(sealed(data[:n]), SCHEMA)
 
 
 def test_trailing_bytes_are_refused():
     data = example()
     with pytest.raises(WireError, match="checksum"):
         unpack(data + b"\0", SCHEMA)
-    with pytest.raises(WireError, match="1 bytes follow the last body"):
+    with pytest.raises(WireError, match="end inside a length"):
         unpack(sealed(data[:-4] + b"\0"), SCHEMA)
+    with pytest.raises(WireError, match="has 1 bodies, this one has 2"):
+        unpack(sealed(pack(UP, 0, [pack_body(Body(), SCHEMA)], SCHEMA)[:-4] + b"\0\0"), SCHEMA)
     with pytest.raises(WireError, match="2 bytes follow the end of a body"):
         unpack_body(pack_body(Body(None, {COORDS: b"a"}), SCHEMA) + b"\0\0", SCHEMA)
 
@@ -170,11 +175,20 @@ def test_another_schema_is_refused_even_if_its_first_half_agrees():
         unpack(example(), other)
 
 
-@pytest.mark.parametrize(("kind", "count"), [(UP, 0), (UP, 2), (STATE, 1), (STATE, 3), (STEPS, 0)])
-def test_every_kind_has_its_number_of_bodies(kind, count):
+@pytest.mark.parametrize(
+    ("kind", "behind", "count"),
+    [(UP, 0, 0), (UP, 0, 2), (STATE, 0, 1), (STATE, 9, 3), (STEPS, 0, 0), (STEPS, 0, 2), (STEPS, 2, 1), (STEPS, 2, 4)]
+    + [(LOST, 0, 1)],
+)
+def test_every_kind_has_its_number_of_bodies(kind, behind, count):
     body = pack_body(Body(), SCHEMA)
     with pytest.raises(WireError, match=f"bodies, this one has {count}"):
-        unpack(pack(kind, 1, [body] * count, SCHEMA), SCHEMA)
+        unpack(pack(kind, 9, [body] * count, SCHEMA, behind), SCHEMA)
+
+
+def test_no_way_begins_before_version_0():
+    with pytest.raises(WireError, match="to version 3 cannot start 4 versions before it"):
+        unpack(pack(STEPS, 3, [pack_body(Body(), SCHEMA)] * 2, SCHEMA, behind=4), SCHEMA)
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 16383, 16384, (1 << 32) - 1, (1 << 35) - 1])
@@ -220,12 +234,7 @@ def test_malformed_bodies_are_refused(body, says):
     with pytest.raises(WireError, match=says):
         unpack_body(body, SCHEMA)
     with pytest.raises(WireError):
-        unpack(sealed(example()[:8] + b"\x00\x01" + body), SCHEMA)
-
-
-def test_a_message_that_announces_many_bodies_costs_nothing():
-    with pytest.raises(WireError, match="body should begin"):
-        unpack(sealed(example()[:8] + b"\x00\xff\xff\xff\xff\x7f"), SCHEMA)
+        unpack(sealed(example()[:8] + b"\x01\x01" + (body or b"\x00")), SCHEMA)
 
 
 def test_a_model_without_blocks_has_one_plan():

@@ -18,6 +18,7 @@ from thinwire.rounds import Local
 from thinwire.run.config import from_table, resolve, to_table
 from thinwire.run.execute import execute
 from thinwire.run.folder import RunFolder
+from thinwire.testing import check_rate
 
 S = torch.optim.lr_scheduler
 PAIRS = [
@@ -44,12 +45,12 @@ def test_twelve_rounds_have_the_rates_of_torch(mine, theirs):
         scheduler.step()
 
 
-def test_every_rate_is_above_zero_for_ever():
-    for entry in entries("rate").values():
-        for version in (0, 1, 99, 100, 10**6):
-            factor = entry.make().factor(version)
-            assert 0 < factor <= 1
-            assert at_rate(tw.Adam(0.1), entry.make(), version).lr == pytest.approx(0.1 * factor)
+def test_rates_keep_their_contract():
+    for rate in (*(entry.make() for entry in entries("rate").values()), tw.Decay(0.1), tw.Steps(tuple(range(1, 40)))):
+        check_rate(rate)
+        for version in (0, 1, 100, 10**6):
+            assert rate.factor(version) <= 1
+            assert at_rate(tw.Adam(0.1), rate, version).lr == pytest.approx(0.1 * rate.factor(version))
 
 
 def test_a_round_trains_with_the_rate_of_its_version():

@@ -17,7 +17,7 @@ from thinwire.core.tree import add, same
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.optim import SGD, FedDyn, Scaffold
 from thinwire.rounds import Local, Method, Uniform
-from thinwire.rounds.down import open_round, receive, split_down
+from thinwire.rounds.down import open_round, receive, repair, say_lost, split_down
 from thinwire.rounds.protocol import agree, begin, close_round, forget, plan_round
 from thinwire.rounds.state import ClientState
 from thinwire.schedules import Every, Plan
@@ -205,8 +205,8 @@ def test_a_lossy_snapshot_is_what_clients_train_from():
         assert not torch.equal(federation.public[2].coords[name], block)
 
 
-def test_the_cheapest_way_is_entries_or_state():
-    """In random directions an entry is short and the state long, in the whole model they are alike."""
+def test_the_cheapest_way_is_entries_or_where_they_lead():
+    """In fresh directions an entry is short and the state long; in the whole model one is as long as the other."""
     few = Federation(Method(space=Drift(k=1), client_opt=SGD(0.5)))
     for _ in range(6):
         few.round((0, 1))
@@ -217,7 +217,8 @@ def test_the_cheapest_way_is_entries_or_state():
     for _ in range(6):
         whole.round((0, 1))
     message = wire.unpack(whole.hear(5), whole.contract.schema)
-    assert (message.kind, message.version) == (wire.STATE, 6)
+    assert (message.kind, message.version, message.behind, len(message.bodies)) == (wire.STEPS, 6, 6, 2)
+    assert set(wire.unpack_body(message.bodies[0], whole.contract.schema).lanes) == {wire.VALUES}
     assert same_public(whole.public[5], whole.server.public)
 
 
@@ -233,11 +234,12 @@ def test_a_state_replaces_entries_once_they_are_longer():
     assert kinds[-1] == wire.STATE
 
 
-def test_who_is_up_to_date_hears_sixteen_bytes():
-    federation = Federation(Method())
+@pytest.mark.parametrize(("guard", "size"), [(False, 16), (True, 22)])
+def test_who_is_up_to_date_hears_a_few_bytes(guard, size):
+    federation = Federation(Method(guard=guard))
     federation.round((0, 1))
     federation.hear(0)
-    assert len(federation.hear(0)) == 16
+    assert len(federation.hear(0)) == size
 
 
 def test_clients_hear_which_blocks_the_round_wants():
@@ -269,7 +271,7 @@ def test_bytes_of_missed_rounds_are_counted_apart():
 def test_fedavg_sends_four_bytes_a_weight_and_little_else(weigh):
     federation = Federation(Method(weigh=weigh) if weigh else Method())
     up = federation.round(EVERYBODY)
-    assert {len(data) for data in up.values()} == {4 * D + (19 if weigh else 25)}
+    assert {len(data) for data in up.values()} == {4 * D + (18 if weigh else 24)}
     federation.round((0,))
     assert 4 * D < len(federation.hear(1)) <= 4 * D + 64
 
@@ -297,7 +299,7 @@ def test_lanes_are_those_that_the_method_needs():
 
 def test_half_precision_halves_the_bytes():
     up = Federation(Method(up=Half(), weigh=Uniform())).round((0,))[0]
-    assert len(up) == 2 * D + 19
+    assert len(up) == 2 * D + 18
 
 
 # -- what stays at home ------------------------------------------------------------------------------------------------
@@ -445,7 +447,9 @@ def opened():
     return federation, plan, federation.answer(0)
 
 
-def forged(federation: Federation, data: bytes, version=None, kind=wire.UP, plan=None, **lanes: bytes | None) -> bytes:
+def forged(
+    federation: Federation, data: bytes, version=None, kind=None, plan=None, behind=None, **lanes: bytes | None
+) -> bytes:
     """The same message with some of it replaced, and a checksum that fits."""
     schema = federation.contract.schema
     message = wire.unpack(data, schema)
@@ -458,7 +462,13 @@ def forged(federation: Federation, data: bytes, version=None, kind=wire.UP, plan
             content[lane] = payload
     packed = wire.pack_body(wire.Body(plan or body.plan, content), schema)
     bodies = [packed, *message.bodies[1:]]  # the ask, if it has one, stays
-    return wire.pack(kind, message.version if version is None else version, bodies, schema)
+    return wire.pack(
+        kind or message.kind,
+        message.version if version is None else version,
+        bodies,
+        schema,
+        message.behind if behind is None else behind,
+    )
 
 
 def number(value: float) -> bytes:
@@ -520,12 +530,20 @@ def test_a_round_without_answers_says_so(opened):
         close_round(federation.contract, federation.server, plan, {}, 6)
 
 
-def test_messages_of_another_method_model_or_seed_are_refused(opened):
+def elsewhere(model: nn.Module, name: str) -> nn.Module:
+    """The same model with one number a little larger."""
+    model.state_dict()[name].view(-1)[0] += 1e-6
+    return model
+
+
+def test_messages_of_another_method_model_start_or_seed_are_refused(opened):
     federation, plan, data = opened
     others = [
         Federation(Method(client_opt=SGD(0.2)), WITH_NORM()),
         Federation(Method(), digits_task(perceptron(norm=True, hidden=13))),
         Federation(Method(), WITH_NORM(), seed=1),
+        Federation(Method(), digits_task(elsewhere(perceptron(norm=True), "0.bias"))),
+        Federation(Method(), digits_task(elsewhere(perceptron(norm=True), "1.running_mean"))),
     ]
     for other in others:
         with pytest.raises(WireError, match="another method or model"):
@@ -541,19 +559,56 @@ def test_clients_refuse_what_does_not_continue_their_version(opened):
     contract, server = federation.contract, federation.server
     with pytest.raises(WireError, match="client's message was sent to a client"):
         receive(contract, federation.first, data)
+    with pytest.raises(WireError, match="client's message was sent to a client"):
+        receive(contract, federation.first, say_lost(contract, 0))
     steps = open_round(contract, server, {0: server.public.version - 1})[0]
-    with pytest.raises(WireError, match="steps from version 4 do not continue version 0"):
-        receive(contract, federation.first, steps)
-    with pytest.raises(WireError, match="do not continue"):
-        receive(contract, server.public, steps)
-    state = open_round(contract, server, {0: 0})[0]
+    state = repair(contract, server, say_lost(contract, 2))
     assert wire.unpack(state, contract.schema).kind == wire.STATE
-    newer = server.public._replace(version=server.public.version + 1)
-    with pytest.raises(WireError, match="older than version"):
-        receive(contract, newer, state)
-    for lanes in ({"BASE": b""}, {"WEIGHT": number(1.0)}, {"BUFFERS": None}, {"COORDS": None}):
+    for message, start in ((steps, 4), (state, 2)):
+        with pytest.raises(WireError, match=f"from version {start} cannot continue version 0"):
+            receive(contract, federation.first, message)
+        with pytest.raises(WireError, match="cannot continue version 5"):
+            receive(contract, server.public, message)
+    whole = repair(contract, server, say_lost(contract, 0))
+    assert same_public(receive(contract, federation.first, whole).public, server.public)
+    for lanes in ({"BASE": b""}, {"WEIGHT": number(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
         with pytest.raises(WireError, match=r"lanes .* expected"):
-            receive(contract, federation.first, forged(federation, state, kind=wire.STATE, **lanes))
+            receive(contract, federation.first, forged(federation, whole, **lanes))
+
+
+def test_a_server_answers_only_those_who_say_that_they_are_lost(opened):
+    federation, _, data = opened
+    with pytest.raises(WireError, match="kind 'up' asks for no state"):
+        repair(federation.contract, federation.server, data)
+    with pytest.raises(WireError, match="lost at version 9, the server is at 1"):
+        repair(federation.contract, federation.server, say_lost(federation.contract, 9))
+
+
+def test_ways_that_do_not_lead_to_their_version_are_refused():
+    federation = Federation(Method(space=Drift(k=2, fresh_every=3), client_opt=SGD(0.5)))
+    contract = federation.contract
+    for _ in range(8):
+        federation.round((0,))
+    data = open_round(contract, federation.server, {1: 1})[1]
+    message = wire.unpack(data, contract.schema)
+    lanes = [set(body.lanes) for body in lanes_of(federation, data)]
+    assert lanes == [{wire.VALUES}, {wire.VALUES}, {wire.VALUES}, {wire.GUARD}]  # to 3, to 6, to 8, and the ask
+    at = federation.first._replace(version=1)
+
+    def built(*bodies: bytes) -> bytes:
+        return wire.pack(wire.STEPS, 8, bodies, contract.schema, 7)
+
+    one, two, three, ask = message.bodies
+    with pytest.raises(WireError, match="steps to version 8 end at version 6"):
+        receive(contract, at, built(one, two, ask))
+    with pytest.raises(WireError, match="lead on beyond version 8"):
+        receive(contract, at, built(one, two, three, three, ask))
+    with pytest.raises(WireError, match=r"lanes .* expected"):
+        receive(contract, at, built(one, two, three))
+    with pytest.raises(WireError, match=r"lanes .* expected"):
+        receive(contract, at, forged(federation, data, COORDS=b"abcd"))
+    with pytest.raises(WireError, match="bytes of raw numbers"):
+        receive(contract, at, forged(federation, data, VALUES=b"abcd"))
 
 
 def test_entries_with_other_lanes_are_refused():
@@ -563,7 +618,7 @@ def test_entries_with_other_lanes_are_refused():
     steps = open_round(contract, federation.server, {1: 0})[1]
     for lanes in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": number(1.0)}):
         with pytest.raises(WireError, match=r"lanes .* expected"):
-            receive(contract, federation.first, forged(federation, steps, kind=wire.STEPS, **lanes))
+            receive(contract, federation.first, forged(federation, steps, **lanes))
 
 
 def test_training_that_diverges_is_named_before_it_is_sent():

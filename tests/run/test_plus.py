@@ -151,7 +151,15 @@ def test_every_pair_of_presets_is_ready_to_train_or_refused_in_one_line():
 
 @pytest.mark.parametrize(
     "expression",
-    ["mapo+fedadam", "fedpara+scaffold", "mapo+int8", "sparse+fedavgm", "ef+topk+int4", "lora+feddyn+int8"],
+    [
+        "mapo+fedadam",
+        "fedpara+scaffold",
+        "mapo+int8",
+        "sparse+fedavgm",
+        "ef+topk+int4",
+        "lora+feddyn+int8",
+        "fedlama+topk+int8",
+    ],
 )
 def test_joined_methods_train(expression, tmp_path):
     summary = execute(resolve(expression, overrides={"rounds": 3}), tmp_path / "run")

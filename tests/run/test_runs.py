@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from safetensors.torch import load_file
 
 from thinwire.core.tree import same
 from thinwire.engines.local import RunState
-from thinwire.errors import CheckpointError
-from thinwire.rounds.ledger import Ledger
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState
 from thinwire.rounds.tally import Tally
 from thinwire.run.checkpoint import load_checkpoint, rounds_in, save_checkpoint
+from thinwire.run.compare import table
 from thinwire.run.config import resolve
 from thinwire.run.execute import execute
 
@@ -77,6 +79,7 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
         {"method.server_opt.momentum": 0.9},
         {"method.schedule.private": ["*.bias"]},
         {"method.link": "snapshot"},
+        {"method.space": {"kind": "mapo", "k": 8, "fresh_every": 2}, "cohort.size": 2, "task.clients": 6},
         {"method.client_opt.momentum": 0.9, "method.weigh": "uniform", "engine.vectorise": "loop"},
         {"method.schedule": {"kind": "fedlama", "phi": 2}, "method.client_opt.momentum": 0.5},
     ],
@@ -98,6 +101,34 @@ def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
     assert summary["bytes_total"] == sum(
         line["bytes_up"] + line["bytes_down"] + line["bytes_catchup"] for line in metrics(tmp_path / "whole")
     )
+
+
+def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
+    space = {"kind": "mapo", "k": 8, "fresh_every": 3}
+    known = {"method.space": space, "cohort.size": 2, "task.clients": 9, "rounds": 6}
+    honest = execute(quick(**known), tmp_path / "run")
+    assert honest["accounting"] == "honest"
+    assert honest["bytes_catchup"] > 0
+    assert (
+        honest["bytes_total"] == honest["bytes_total_honest"] == honest["bytes_total_ideal"] + honest["bytes_catchup"]
+    )
+    rounds = []
+    ideal = execute(quick(**known, accounting="ideal"), tmp_path / "run", on_round=rounds.append)
+    assert rounds == [], "it is the same run, counted otherwise"
+    assert ideal == {**honest, "accounting": "ideal", "bytes_total": honest["bytes_total_ideal"]}
+    again = execute(quick(**known, accounting="ideal"), tmp_path / "other")
+    assert {**again, "seconds": 0} == {**ideal, "seconds": 0}
+    for summaries, accounting in (([ideal, again], "ideal"), ([ideal, honest], "honest")):
+        (row,) = table(summaries)
+        assert (row.accounting, row.bytes_total) == (accounting, honest[f"bytes_total_{accounting}"])
+        assert (row.bytes_total_honest, row.bytes_total_ideal) == (
+            honest["bytes_total_honest"],
+            ideal["bytes_total_ideal"],
+        )
+    with pytest.raises(ConfigError, match="accounting 'free': Known: honest, ideal"):
+        quick(accounting="free")
+    with pytest.raises(ConfigError, match="accounting must be one of honest, ideal, not 'free'"):
+        replace(quick(), accounting="free")
 
 
 def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):
@@ -155,7 +186,8 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
         return {f"{prefix}.{i}": torch.randn(3 + i) for i in (1, 0)}  # not in alphabetical order
 
     public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
-    ledger = Ledger(5, (b"abc", b""), {"coords.1": 7}, 3)
+    past = (Window(1, 3, (), b"where it ended"), Window(3, 5, (b"x", b"yz"), b""))
+    ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
     clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
     tally = Tally({"coords.1": 7}, None)

@@ -1,19 +1,46 @@
 """The wire format: one header, some bodies, one checksum. Nothing is pickled, named or described.
 
-    message                                        body: what one version adds, or what one client says
+    message                                        body
       2  magic "TW"                                  1  plan: 0 all blocks; 1 a bitmap of ceil(blocks / 8) bytes follows
       1  format, now 1                               v  number of lanes
-      1  kind: 1 up, 2 steps, 3 state                   per lane, ids ascending: 1 id, v length, payload
+      1  kind: 1 up, 2 steps, 3 state, 4 lost           per lane, ids ascending: 1 id, v length, payload
       4  schema: method and model, hashed
       v  version                                   v = unsigned LEB128 in its shortest form, at most 5 bytes;
-      v  number of bodies                          block i of the plan is bit i % 8 of byte i // 8
-         bodies
+      v  behind (steps and state only)             block i of the plan is bit i % 8 of byte i // 8;
+         bodies, up to the checksum                raw = the blocks one after another, as they are, little endian
       4  CRC-32 (that of zlib, little endian) of the full 8-byte schema and all that stands before
 
-An `up` message has one body: a client's change, trained from `version`. `steps` carries the bodies of the versions
-`version - n` to `version - 1`, the way of a client from there to `version` (n = 0: "you are up to date"). `state`
-carries one body: the blocks that changed since the client's version, whole. Both end in one more body, the *ask*,
-which has no lanes: its plan says which blocks the round that they open wants to hear of.
+The schema is a hash of the method with all its settings, the names, shapes and types of all blocks, the initial weights
+and buffers, and the seed.
+
+**up**, from a client: what it has to say, trained from `version`. One body; its plan is that of the round.
+
+**steps** and **state**, to a client that holds version `version - behind`, and to no other: they bring it to `version`.
+Their last body is the *ask*; what stands before it is the way.
+
+- steps: each body leads on from where the one before it ended, the last to `version`. With lane 1 it is the *entry* of
+  one version. With lane 7 it is a *stretch*: the blocks of its plan as they are at the end of the window that it begins
+  in, or at `version`, whichever comes first, and before any merge. A window is the rounds of one frame, from a multiple
+  of `fresh_every` up to the next (one window for ever if that is 0). Where a window ends, the receiver merges. There is
+  no such body for a client that is up to date (behind = 0).
+- state: one body, the whole public state. Its plan names the blocks that were synchronised since the client's version;
+  its lanes hold them all.
+- the ask: its plan says which blocks the round wants to hear of. Its lanes are what is new besides coordinates.
+
+**lost**, from a client that holds `version` and found that it is not the server's: no body. The answer is a state.
+
+    lane           in               payload
+    1  coords      up, entry        the code of the plan's blocks, through the codec of that direction
+                   state            all blocks that are ever sent: raw; on link 'snapshot', through the down codec
+    2  weight      up               how much the client counts in the mean, float32, where the weighing sends it
+    3  buffers     up               all buffers after training, raw, if the model has any
+                   ask              those of `version`, in a state or if behind > 0
+    4  shared      up               what the correction tells the server, raw, if it does
+                   ask              its shared memory at `version`, raw, if it has one; in a state or if behind > 0
+    5  report      up               what the schedule wants to know, raw, if anything
+    6  base        state            the base, raw, if it was ever merged into (`version` is in a later window than 0)
+    7  values      stretch          the plan's blocks, raw
+    8  guard       ask              float32, on link 'ledger' unless guard = false: see `rounds/guard.py`
 
 Every length is checked against the bytes that are there before anything is made, each message has exactly one
 encoding, and whatever else arrives is refused with a WireError.
@@ -30,11 +57,11 @@ from thinwire.errors import WireError
 
 MAGIC = b"TW"
 FORMAT = 1
-UP, STEPS, STATE = 1, 2, 3
-KINDS = {UP: "up", STEPS: "steps", STATE: "state"}
+UP, STEPS, STATE, LOST = 1, 2, 3, 4
+KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 
 # Lanes: payloads of different meaning in one body. Their ids are part of the format.
-COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE = 1, 2, 3, 4, 5, 6
+COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, GUARD = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 @dataclass(frozen=True)
@@ -64,6 +91,7 @@ class Message:
 
     kind: int
     version: int
+    behind: int  # how many versions the receiver is behind; 0 in what a client sends
     bodies: tuple[bytes, ...]
 
 
@@ -84,23 +112,23 @@ def unpack_body(data: bytes, schema: Schema) -> Body:
     return body
 
 
-def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema) -> bytes:
+def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behind: int = 0) -> bytes:
     """A whole message as bytes.
 
     >>> schema = Schema(b"12345678", ("w",))
     >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema)
     >>> len(data), unpack_body(unpack(data, schema).bodies[0], schema).lanes
-    (22, {1: b'abcd'})
+    (21, {1: b'abcd'})
     """
-    head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version) + varint(len(bodies))
-    data = head + b"".join(bodies)
+    head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version)
+    data = b"".join((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
     return data + _checksum(data, schema)
 
 
 def unpack(data: bytes, schema: Schema) -> Message:
     """A message from bytes that may come from anywhere."""
-    if len(data) < 14:
-        raise WireError(f"{len(data)} bytes are too few for a message (at least 14)")
+    if len(data) < 13:
+        raise WireError(f"{len(data)} bytes are too few for a message (at least 13)")
     if data[:2] != MAGIC:
         raise WireError(f"not a thinwire message: it starts with {data[:2].hex()}, expected {MAGIC.hex()}")
     if data[2] != FORMAT:
@@ -113,21 +141,23 @@ def unpack(data: bytes, schema: Schema) -> Message:
         )
     if data[-4:] != _checksum(data[:-4], schema):
         raise WireError("checksum does not match: the message was damaged on its way")
-    payload = data[:-4]
+    kind, payload = data[3], data[:-4]
     version, position = read_varint(payload, 8)
-    count, position = read_varint(payload, position)
+    behind = 0
+    if kind in (STEPS, STATE):
+        behind, position = read_varint(payload, position)
+        if behind > version:
+            raise WireError(f"a message to version {version} cannot start {behind} versions before it")
     bodies = []
-    for _ in range(count):
+    while position < len(payload):
         _, end = _read_body(payload, position, schema)
         bodies.append(payload[position:end])
         position = end
-    if position != len(payload):
-        raise WireError(f"{len(payload) - position} bytes follow the last body")
-    wanted = {UP: (1, 1), STATE: (2, 2), STEPS: (1, count)}[data[3]]
-    if not wanted[0] <= count <= wanted[1]:
-        more = " or more" if data[3] == STEPS else ""
-        raise WireError(f"a message of kind {KINDS[data[3]]!r} has {wanted[0]}{more} bodies, this one has {count}")
-    return Message(data[3], version, tuple(bodies))
+    least, most = {UP: (1, 1), STEPS: (min(behind, 1) + 1, behind + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
+    if not least <= len(bodies) <= most:
+        wanted = f"{least}" if least == most else f"{least} to {most}"
+        raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {len(bodies)}")
+    return Message(kind, version, behind, tuple(bodies))
 
 
 def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:

@@ -52,6 +52,7 @@ class RoundRecord(NamedTuple):
     seconds: float
     own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
     rate: float | None = None  # the clients' step size in this round
+    drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,12 +285,18 @@ class Simulation:
         known: dict[int, ClientState],
         down: dict[int, bytes],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
-        """Train the cohort chunk by chunk. Clients of a chunk received the same state."""
+        """Train the cohort chunk by chunk. All clients start from the same public state."""
         public = state.server.public
         frame = self.contract.frame(public.version, self.device)
         replies: list[tuple[Reply, tuple[int, ...]]] = []
         loss = examples = 0.0
-        for chunk, seen in self._chunks(cohort, public, down):
+        seen = public  # on link 'ledger' every client reaches it, bit for bit, so nothing is replayed here
+        if self.job.method.link == "snapshot":  # and here all of them read the same coordinates
+            before = self.public._replace(version=known[cohort[0]].version)
+            seen = receive(self.contract, before, down[cohort[0]]).public
+        size = self.engine.chunk or len(cohort)
+        for start in range(0, len(cohort), size):
+            chunk = cohort[start : start + size]
             work = self._workload(state.round, chunk)
             states = [known[i] for i in chunk]
             args = (seen, frame, plan, chunk, states, work)
@@ -310,25 +317,6 @@ class Simulation:
             for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
-
-    def _chunks(
-        self, cohort: tuple[int, ...], public: Public, down: dict[int, bytes]
-    ) -> Iterator[tuple[tuple[int, ...], Public]]:
-        """Cut the cohort into chunks that start from the same public state.
-
-        On link 'ledger' every client reaches the server's own public state, bit for bit, so nothing is replayed here.
-        """
-        groups: dict[bytes, list[int]] = {}
-        snapshot = self.job.method.link == "snapshot"
-        for i in cohort:
-            groups.setdefault(down[i] if snapshot else b"", []).append(i)
-        for data, ids in groups.items():
-            seen = public
-            if snapshot:
-                seen = receive(self.contract, self.public, data).public
-            size = self.engine.chunk or len(ids)
-            for start in range(0, len(ids), size):
-                yield tuple(ids[start : start + size]), seen
 
     def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The examples of some clients in a round, by their numbers in the pool."""

@@ -1,22 +1,28 @@
-"""From one public version to the next: the same function on the server and on every client."""
+"""From one public version to a later one: the same functions on the server and on every client."""
 
 from __future__ import annotations
 
-from thinwire.core.tree import add, restrict
+from thinwire.core.tree import Tree, add, restrict
 from thinwire.rounds.lanes import Step
 from thinwire.rounds.state import Contract, Public, device_of
 
 
-def advance(contract: Contract, public: Public, step: Step) -> Public:
-    """public(v) -> public(v + 1): the same function on the server and on every client."""
-    method = contract.method
+def moved(contract: Contract, public: Public, step: Step) -> Tree:
+    """All coordinates after one entry, still in the frame in which they were trained."""
     planned = contract.coords.restrict(step.names)
-    change = method.sketch.decode(step.code, planned, contract.sketch_key(public.version))
-    coords = {**public.coords, **add(restrict(public.coords, step.names), change)}
-    shared = {**public.shared, **add(restrict(public.shared, step.shared), step.shared)}
-    base, version = public.base, public.version + 1
+    change = contract.method.sketch.decode(step.code, planned, contract.sketch_key(public.version))
+    return {**public.coords, **add(restrict(public.coords, step.names), change)}
+
+
+def advance(contract: Contract, public: Public, coords: Tree, version: int) -> Public:
+    """public(v) -> public(version), which ends in these coordinates; shared memory and buffers stay for the caller.
+
+    No frame ends between the two, but one may end at `version`: then the coordinates are merged into the base and
+    begin anew. Base and coordinates are a function of where the coordinates ended, whichever way they came there.
+    """
+    space, base = contract.method.space, public.base
     if contract.window(version) != contract.window(public.version):
         frame = contract.frame(public.version, device_of(public))
-        base = method.space.expand(base, frame, coords)
-        coords = method.space.init(base, frame, contract.key.fold("init", version))
-    return Public(version, base, coords, shared, step.buffers or public.buffers)
+        base = space.expand(base, frame, coords)
+        coords = space.init(base, frame, contract.key.fold("init", version))
+    return Public(version, base, coords, public.shared, public.buffers)

@@ -1,8 +1,11 @@
 """The way down: the shortest message that brings a client from its version to the current one, and its reading.
 
-On link 'ledger' that is the missed entries, or the blocks that changed, whichever is shorter. Version 0 is never sent:
-everybody derives it from method, model and seed. On link 'snapshot' it is always the coordinates, through the down
-codec.
+On link 'ledger' each window (the rounds of one frame) that a client missed costs the missed entries or the coordinates
+at its end, whichever is shorter; and all of it never more than the whole state. Version 0 is never sent: everybody
+derives it from method, model and seed. On link 'snapshot' it is always the coordinates, through the down codec.
+
+A client that arrives and finds that its state is not the server's (`Drifted`) says so with `say_lost`; the server
+answers with `repair`, the whole state.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from functools import cached_property
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
-from thinwire.core.tree import bring, restrict
+from thinwire.core.tree import bring, restrict, to_device
 from thinwire.errors import WireError
-from thinwire.rounds.advance import advance
-from thinwire.rounds.lanes import EVERYONE, expect_lanes, raw, unpack_step, unraw
+from thinwire.rounds.advance import advance, moved
+from thinwire.rounds.guard import check_guard, pack_guard
+from thinwire.rounds.lanes import EVERYONE, Stretch, expect_lanes, pack_stretch, raw, read_step, read_stretch, unraw
 from thinwire.rounds.protocol import plan_round
 from thinwire.rounds.state import Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
+
+# -- on the server -----------------------------------------------------------------------------------------------------
 
 
 def open_round(contract: Contract, server: ServerState, versions: Mapping[int, int]) -> dict[int, bytes]:
@@ -29,8 +35,8 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         server: the server's state.
         versions: the version that each client of the cohort holds.
     """
-    way = _Ways(contract, server)
-    made = {version: way.cheapest(version) for version in set(versions.values())}
+    opening = _Opening(contract, server)
+    made = {version: opening.shortest(version) for version in set(versions.values())}
     return {client: made[version] for client, version in versions.items()}
 
 
@@ -42,39 +48,70 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
     total = sum(len(data) for data in messages.values())
     if contract.method.link == "snapshot":
         return total, 0
-    ordinary = len(_Ways(contract, server).cheapest(max(0, server.public.version - 1)))
+    ordinary = len(_Opening(contract, server).shortest(max(0, server.public.version - 1)))
     down = sum(min(len(data), ordinary) for data in messages.values())
     return down, total - down
 
 
-class _Ways:
-    """The messages down of one round. What they have in common is made once."""
+def repair(contract: Contract, server: ServerState, data: bytes) -> bytes:
+    """The whole state, for a client that said it was lost.
+
+    Args:
+        contract: the contract.
+        server: the server's state.
+        data: what the client said (`say_lost`), not trusted.
+    """
+    message = wire.unpack(data, contract.schema)
+    if message.kind != wire.LOST:
+        raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
+    if message.version > server.public.version:
+        raise WireError(f"a client is lost at version {message.version}, the server is at {server.public.version}")
+    return _Opening(contract, server).state(message.version)
+
+
+class _Opening:
+    """The messages that open one round; what they share is made at most once."""
 
     def __init__(self, contract: Contract, server: ServerState) -> None:
         self.contract, self.server = contract, server
-        # the last body of every message: which blocks this round wants to hear of
-        self.ask = wire.pack_body(wire.Body(plan_round(contract, server).names), contract.schema)
-        self.states: dict[tuple[frozenset[str], bool], bytes] = {}
 
-    def cheapest(self, version: int) -> bytes:
-        """The missed entries or the changed state, whichever is shorter."""
-        contract, now = self.contract, self.server.public.version
+    def shortest(self, version: int) -> bytes:
+        """The shortest message to a client that holds this version."""
+        contract = self.contract
         if contract.method.link == "snapshot":
             return self.state(version)
-        entries = self.server.ledger.since(version)
-        steps = None if entries is None else wire.pack(wire.STEPS, now, (*entries, self.ask), contract.schema)
-        if steps is not None and version >= now - 1:
-            return steps  # one entry is never longer than the state it makes; do not build the state to find out
-        state = self.state(version)
-        return state if steps is None or len(state) < len(steps) else steps
+        past = self.server.ledger.past_way(version)
+        if past is None:
+            return self.state(version)
+        steps = self.steps(version, past)
+        if (
+            contract.window(self.server.public.version)
+            and len(steps) > contract.weights.nbytes + contract.coords.nbytes
+        ):
+            return min(steps, self.state(version), key=len)
+        return steps  # before the first merge no state is shorter: do not build it to find out
+
+    def steps(self, version: int, past: tuple[bytes, ...]) -> bytes:
+        """The way over entries and stretches."""
+        now = self.server.public.version
+        bodies = (*past, *self._open_window(version), self._ask(news=now > version))
+        return wire.pack(wire.STEPS, now, bodies, self.contract.schema, now - version)
 
     def state(self, version: int) -> bytes:
-        """The public state as far as it changed since `version`; on 'snapshot', all coordinates through the codec."""
-        ledger = self.server.ledger
-        which = ledger.touched(version), ledger.merged > version
-        if which not in self.states:
-            self.states[which] = self._state(*which)
-        return self.states[which]
+        """The whole state. Its plan says which blocks were synchronised since the client's version."""
+        now = self.server.public.version
+        body = wire.pack_body(wire.Body(self.server.ledger.touched(version), self._state), self.contract.schema)
+        return wire.pack(wire.STATE, now, (body, self._ask(news=True)), self.contract.schema, now - version)
+
+    def _open_window(self, version: int) -> tuple[bytes, ...]:
+        """From a version, or else from the beginning of the open window, to now."""
+        contract, ledger = self.contract, self.server.ledger
+        start = max(version, ledger.opened)
+        entries, touched = ledger.since(start), ledger.touched(start)
+        if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
+            return entries
+        stretch = pack_stretch(contract, Stretch(touched, restrict(self.public.coords, touched)))
+        return (stretch,) if entries is None or len(stretch) < sum(map(len, entries)) else entries
 
     @cached_property
     def public(self) -> Public:
@@ -82,22 +119,41 @@ class _Ways:
         public = self.server.public
         return Public(public.version, *bring(public[1:], "cpu"))
 
-    def _state(self, touched: frozenset[str], merged: bool) -> bytes:
-        contract, method, public = self.contract, self.contract.method, self.public
-        lanes = {}
-        if method.link == "snapshot":
-            peer = contract.peer(public.version, EVERYONE)
-            lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, contract.sendable.names), {}, peer)
-        else:
-            lanes[wire.COORDS] = raw(restrict(public.coords, touched))
-        if merged:
-            lanes[wire.BASE] = raw(public.base)
-        if public.shared:
-            lanes[wire.SHARED] = raw(public.shared)
-        if public.buffers:
-            lanes[wire.BUFFERS] = raw(public.buffers)
-        body = wire.pack_body(wire.Body(touched, lanes), contract.schema)
-        return wire.pack(wire.STATE, public.version, [body, self.ask], contract.schema)
+    @cached_property
+    def _state(self) -> dict[int, bytes]:
+        contract, public = self.contract, self.public
+        coords = restrict(public.coords, contract.sendable.names)
+        if contract.method.link == "snapshot":
+            return {wire.COORDS: contract.method.down.encode(coords, {}, contract.peer(public.version, EVERYONE))[0]}
+        base = {wire.BASE: raw(public.base)} if contract.window(public.version) else {}
+        return {wire.COORDS: raw(coords), **base}
+
+    @cached_property
+    def _news(self) -> dict[int, bytes]:
+        public = self.public
+        lanes = {wire.SHARED: public.shared, wire.BUFFERS: public.buffers}
+        return {lane: raw(tree) for lane, tree in lanes.items() if tree}
+
+    @cached_property
+    def _guard(self) -> dict[int, bytes]:
+        contract = self.contract
+        return {wire.GUARD: pack_guard(contract, self.server.public)} if _guarded(contract) else {}
+
+    @cached_property
+    def _plan(self) -> frozenset[str]:
+        return plan_round(self.contract, self.server).names
+
+    def _ask(self, *, news: bool) -> bytes:
+        lanes = {**(self._news if news else {}), **self._guard}
+        return wire.pack_body(wire.Body(self._plan, lanes), self.contract.schema)
+
+
+def _guarded(contract: Contract) -> bool:
+    """Whether messages down carry a guard: on link 'snapshot' there is nothing to come apart."""
+    return contract.method.guard and contract.method.link == "ledger"
+
+
+# -- on the clients ----------------------------------------------------------------------------------------------------
 
 
 class Received(NamedTuple):
@@ -111,49 +167,81 @@ class Received(NamedTuple):
 def receive(contract: Contract, public: Public, data: bytes) -> Received:
     """A client's way to the current version: replay the entries, or take over the state.
 
+    Raises Drifted where that does not lead to the server's state. The client then sends `say_lost`, and reads the
+    answer as one who knows nothing but the first state: `receive(contract, first._replace(version=...), answer)`.
+
     Args:
         contract: the contract.
         public: the public state that the client holds.
         data: the message, not trusted.
     """
     message = wire.unpack(data, contract.schema)
-    if message.kind == wire.UP:
+    if message.kind not in (wire.STEPS, wire.STATE):
         raise WireError("a client's message was sent to a client")
+    if (start := message.version - message.behind) != public.version:
+        raise WireError(
+            f"{wire.KINDS[message.kind]} from version {start} cannot continue version {public.version}, which we hold"
+        )
     ask = wire.unpack_body(message.bodies[-1], contract.schema)
-    expect_lanes(ask, frozenset())
+    expected = {wire.GUARD} if _guarded(contract) else set()
+    if message.behind or message.kind == wire.STATE:
+        expected |= {wire.SHARED} if contract.shared.blocks else set()
+        expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
+    expect_lanes(ask, expected)
+    read = _take_state if message.kind == wire.STATE else _take_steps
+    public, touched = read(contract, public, message)
+    device = device_of(public)
+    if wire.SHARED in ask.lanes:
+        public = public._replace(shared=to_device(unraw(ask.lanes[wire.SHARED], contract.shared), device))
+    if wire.BUFFERS in ask.lanes:
+        public = public._replace(buffers=to_device(unraw(ask.lanes[wire.BUFFERS], contract.buffers), device))
+    if wire.GUARD in ask.lanes:
+        check_guard(contract, public, ask.lanes[wire.GUARD])
     names = frozenset(contract.coords.names) if ask.plan is None else ask.plan
-    plan = Plan(names, contract.method.schedule.resamples(message.version))
-    if message.kind == wire.STATE:
-        return Received(*_take_state(contract, public, message), plan)
-    entries = message.bodies[:-1]
-    if message.version - len(entries) != public.version:
-        raise WireError(f"steps from version {message.version - len(entries)} do not continue version {public.version}")
+    return Received(public, touched, Plan(names, contract.method.schedule.resamples(message.version)))
+
+
+def say_lost(contract: Contract, version: int) -> bytes:
+    """What a client says that holds a version which is not the server's.
+
+    Args:
+        contract: the contract.
+        version: the version that it held before the message that it could not follow.
+    """
+    return wire.pack(wire.LOST, version, (), contract.schema)
+
+
+def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
     touched: frozenset[str] = frozenset()
-    for data in entries:
-        step = unpack_step(contract, data, public.version, device_of(public))
-        public = advance(contract, public, step)
-        touched |= step.names
-    return Received(public, touched, plan)
+    for data in message.bodies[:-1]:
+        if public.version == message.version:
+            raise WireError(f"steps lead on beyond version {message.version}")
+        body = wire.unpack_body(data, contract.schema)
+        if wire.VALUES in body.lanes:
+            stretch = read_stretch(contract, body, device_of(public))
+            end = contract.window_end(public.version)
+            version = message.version if end is None else min(message.version, end)
+            names, coords = stretch.names, {**public.coords, **stretch.values}
+        else:
+            step = read_step(contract, body, public.version, device_of(public))
+            names, coords, version = step.names, moved(contract, public, step), public.version + 1
+        public = advance(contract, public, coords, version)
+        touched |= names
+    if public.version != message.version:
+        raise WireError(f"steps to version {message.version} end at version {public.version}")
+    return public, touched
 
 
 def _take_state(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
-    method = contract.method
     body = wire.unpack_body(message.bodies[0], contract.schema)
-    touched = frozenset(contract.coords.names) if body.plan is None else body.plan
-    expected = {wire.COORDS}
-    expected |= {wire.SHARED} if contract.shared.blocks else set()
-    expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expected |= {wire.BASE} if contract.window(message.version) != contract.window(public.version) else set()
-    expect_lanes(body, expected)
-    if message.version < public.version:
-        raise WireError(f"a state of version {message.version} is older than version {public.version}, which we hold")
-    if method.link == "snapshot":
+    expect_lanes(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
+    if contract.method.link == "snapshot":
         peer = contract.peer(message.version, EVERYONE)
-        coords = method.down.decode(body.lanes[wire.COORDS], contract.sendable, peer)
+        coords = contract.method.down.decode(body.lanes[wire.COORDS], contract.sendable, peer)
     else:
-        coords = unraw(body.lanes[wire.COORDS], contract.coords.restrict(touched))
-    base = unraw(body.lanes[wire.BASE], contract.weights) if wire.BASE in body.lanes else public.base
-    shared = unraw(body.lanes[wire.SHARED], contract.shared) if contract.shared.blocks else {}
-    buffers = unraw(body.lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {}
-    base, coords, shared, buffers = bring((base, coords, shared, buffers), device_of(public))
-    return Public(message.version, base, {**public.coords, **coords}, shared, buffers), touched
+        coords = unraw(body.lanes[wire.COORDS], contract.sendable)
+    device = device_of(public)
+    base = to_device(unraw(body.lanes[wire.BASE], contract.weights), device) if wire.BASE in body.lanes else public.base
+    touched = frozenset(contract.coords.names) if body.plan is None else body.plan
+    coords = {**public.coords, **to_device(coords, device)}
+    return Public(message.version, base, coords, public.shared, public.buffers), touched

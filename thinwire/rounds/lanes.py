@@ -28,12 +28,17 @@ EVERYONE = -1  # the peer of a broadcast
 
 
 class Step(NamedTuple):
-    """What one version adds: the averaged code of the planned blocks, and the new shared memory and buffers."""
+    """What one version adds: the averaged code of the planned blocks."""
 
     names: frozenset[str]
     code: Tree
-    shared: Tree  # added to the shared memory
-    buffers: Tree  # replaces the buffers
+
+
+class Stretch(NamedTuple):
+    """Where some coordinates are after several versions of one frame."""
+
+    names: frozenset[str]
+    values: Tree
 
 
 class Said(NamedTuple):
@@ -110,29 +115,28 @@ def _unpack_weight(data: bytes) -> float:
 def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tuple[bytes, Tree]:
     """The entry that leads on from `version`, as it is broadcast, and the next state of the down codec."""
     payload, codec = contract.method.down.encode(step.code, codec, contract.peer(version, EVERYONE))
-    lanes = {wire.COORDS: payload}
-    if step.shared:
-        lanes[wire.SHARED] = raw(step.shared)
-    if step.buffers:
-        lanes[wire.BUFFERS] = raw(step.buffers)
-    return wire.pack_body(wire.Body(step.names, lanes), contract.schema), codec
+    return wire.pack_body(wire.Body(step.names, {wire.COORDS: payload}), contract.schema), codec
 
 
-def unpack_step(contract: Contract, data: bytes, version: int, device: torch.device) -> Step:
-    """An entry from bytes that may come from anywhere."""
-    body = wire.unpack_body(data, contract.schema)
+def pack_stretch(contract: Contract, stretch: Stretch) -> bytes:
+    """A stretch, as it is sent."""
+    return wire.pack_body(wire.Body(stretch.names, {wire.VALUES: raw(stretch.values)}), contract.schema)
+
+
+def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> Step:
+    """The entry that leads on from `version`, from a body that may come from anywhere."""
+    expect_lanes(body, {wire.COORDS})
     names = frozenset(contract.coords.names) if body.plan is None else body.plan
-    expect_lanes(
-        body,
-        {wire.COORDS}
-        | ({wire.BUFFERS} if contract.buffers.blocks else set())
-        | ({wire.SHARED} if contract.shared.blocks else set()),
-    )
     spec = contract.method.sketch.spec(contract.coords.restrict(names))
     code = contract.method.down.decode(body.lanes[wire.COORDS], spec, contract.peer(version, EVERYONE))
-    shared = unraw(body.lanes[wire.SHARED], contract.shared) if contract.shared.blocks else {}
-    buffers = unraw(body.lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {}
-    return Step(names, *bring((code, shared, buffers), device))
+    return Step(names, *bring((code,), device))
+
+
+def read_stretch(contract: Contract, body: wire.Body, device: torch.device) -> Stretch:
+    """A stretch, from a body that may come from anywhere."""
+    expect_lanes(body, {wire.VALUES})
+    names = frozenset(contract.coords.names) if body.plan is None else body.plan
+    return Stretch(names, *bring((unraw(body.lanes[wire.VALUES], contract.coords.restrict(names)),), device))
 
 
 def expect_lanes(body: wire.Body, expected: Set[int]) -> None:

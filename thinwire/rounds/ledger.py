@@ -1,67 +1,137 @@
 """What each version added, and the cheapest way for a client to catch up.
 
-The ledger holds the newest entries, as the very bytes that are sent. It never needs to hold more than one full state is
-long: a client that is further behind is better served by the state.
+Within one frame coordinates add up. So of a frame that is no longer used (a *window*) the ledger keeps where its
+coordinates ended, and of its entries only the newest, as far as they are shorter than that. A client that missed ten
+rounds of a window downloads one vector, and merges the very bits that the server merged.
 
->>> ledger = Ledger().append(b"aa", frozenset({"w"}), limit=4).append(b"bb", frozenset({"w"}), limit=4)
->>> ledger.since(1), ledger.append(b"cc", frozenset(), limit=4).since(0)
-((b'bb',), None)
+    version  0         3         6     8
+             |--- e ---|--- e ---| b b       e: the end of a past window;  b: an entry of the open one
+
+All are kept as the very bytes that are sent. The ledger never holds more than one full state is long (but always the
+newest entry): a client that is further behind is better served by the state.
+
+>>> ledger = Ledger().append(b"aa", frozenset({"w"}), limit=9, longest=9)
+>>> ledger = ledger.append(b"bb", frozenset({"w"}), limit=9, longest=9, end=b"sum")
+>>> ledger.past_way(0), ledger.past_way(1), ledger.past_way(2)
+((b'sum',), (b'bb',), ())
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+
+class Window(NamedTuple):
+    """The rounds of one frame that is no longer used."""
+
+    since: int  # the version that it began from
+    until: int  # the version that it led to
+    entries: tuple[bytes, ...]  # its newest entries; the last one leads to `until`
+    end: bytes  # where its coordinates ended; empty where all entries together are no longer than that
+
+    @property
+    def size(self) -> int:
+        """How many bytes are kept."""
+        return len(self.end) + sum(map(len, self.entries))
+
+    @property
+    def first(self) -> int:
+        """The oldest version from which it leads on."""
+        return self.since if self.end else self.until - len(self.entries)
+
+    def way(self, version: int) -> tuple[bytes, ...]:
+        """The shortest bodies from a version inside the window to its end."""
+        missed = self.until - version
+        return (self.end,) if self.end and missed > len(self.entries) else self.entries[len(self.entries) - missed :]
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The newest entries, and when each block was last synchronised.
+    """The newest entries, where past windows ended, and when each block was last synchronised.
 
     Args:
-        first: the version that the oldest kept entry starts from.
-        entries: the bodies of the versions first, first + 1, ...
+        version: the version that the newest entry leads to.
+        opened: the version that the open window began from: the last merge, or the first version.
+        entries: the newest bodies of the open window; the last one leads to `version`.
+        past: the windows before it, the oldest first, without gaps.
         synced: the version that the last synchronisation of a block led to; absent means never.
-        merged: the version that the last merge into the base led to; 0 means never.
     """
 
-    first: int = 0
+    version: int = 0
+    opened: int = 0
     entries: tuple[bytes, ...] = ()
+    past: tuple[Window, ...] = ()
     synced: Mapping[str, int] = field(default_factory=dict)
-    merged: int = 0
 
     @property
-    def version(self) -> int:
-        """The version that the newest entry leads to."""
-        return self.first + len(self.entries)
+    def first(self) -> int:
+        """The oldest version from which the ledger leads to the open window."""
+        return self.past[0].first if self.past else self.opened
 
-    def append(self, body: bytes, names: frozenset[str], *, limit: int, merge: bool = False) -> Ledger:
-        """A ledger with one more entry, without the oldest ones that make it longer than `limit` bytes.
+    def append(
+        self, body: bytes, names: frozenset[str], *, limit: int, longest: int, end: bytes | None = None
+    ) -> Ledger:
+        """A ledger with one more entry.
 
-        The newest entry always stays: it is what a client one round behind receives.
+        Args:
+            body: the entry.
+            names: the blocks that it synchronises.
+            limit: how many bytes may be kept in all; the oldest windows go first.
+            longest: how long entries of the open window may be together before its coordinates serve better.
+            end: closes the window: the body that says where its coordinates ended, or its only entry.
         """
+        version = self.version + 1
+        synced = {**self.synced, **dict.fromkeys(sorted(names), version)}
+        complete = len(self.entries) == self.version - self.opened
         entries = (*self.entries, body)
-        size, keep = 0, 0
-        for entry in reversed(entries):
-            size += len(entry)
-            if keep and size > limit:
+        if end is None:
+            entries = _newest(entries, longest) or (body,)
+            past, opened = self.past, self.opened
+        else:
+            if complete and sum(map(len, entries)) <= len(end):
+                end = b""
+            else:
+                entries = _newest(entries, len(end) - 1)
+            past, opened, entries = (*self.past, Window(self.opened, version, entries, end)), version, ()
+        size, keep = sum(map(len, entries)), 0
+        for window in reversed(past):
+            size += window.size
+            if size > limit and (keep or entries):
                 break
             keep += 1
-        version = self.version + 1
         return replace(
-            self,
-            first=version - keep,
-            entries=entries[len(entries) - keep :],
-            synced={**self.synced, **dict.fromkeys(sorted(names), version)},
-            merged=version if merge else self.merged,
+            self, version=version, opened=opened, entries=entries, past=past[len(past) - keep :], synced=synced
         )
 
     def since(self, version: int) -> tuple[bytes, ...] | None:
-        """The entries from that version to now, or None if some are no longer kept."""
+        """The entries of the open window from that version to now, or None if some are no longer kept."""
+        missed = self.version - version
+        return self.entries[len(self.entries) - missed :] if missed <= len(self.entries) else None
+
+    def past_way(self, version: int) -> tuple[bytes, ...] | None:
+        """The shortest bodies from that version to the beginning of the open window, or None if it is too long ago."""
+        if version >= self.opened:
+            return ()
         if version < self.first:
             return None
-        return self.entries[version - self.first :]
+        at = bisect_right(self.past, version, key=lambda window: window.until)
+        whole = (body for window in self.past[at + 1 :] for body in window.way(window.since))
+        return (*self.past[at].way(version), *whole)
 
     def touched(self, version: int) -> frozenset[str]:
         """The blocks that were synchronised since that version."""
         return frozenset(name for name, at in self.synced.items() if at > version)
+
+
+def _newest(entries: tuple[bytes, ...], longest: int) -> tuple[bytes, ...]:
+    """The newest entries that together are no longer than that."""
+    size, keep = 0, 0
+    for entry in reversed(entries):
+        size += len(entry)
+        if size > longest:
+            break
+        keep += 1
+    return entries[len(entries) - keep :]

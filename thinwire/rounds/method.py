@@ -52,6 +52,8 @@ class Method:
         correction: bends local steps.
         penalty: is added to the loss of local steps.
         privacy: what may leave a client.
+        guard: on link `ledger`, whether messages down let clients find out that their public state has come apart from
+            the server's; six bytes a message.
     """
 
     space: Space = Full()
@@ -69,6 +71,7 @@ class Method:
     correction: Correction = NoCorrection()
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
+    guard: bool = True
 
     def __post_init__(self) -> None:
         if self.link not in get_args(Link):

@@ -1,7 +1,7 @@
 """The round, as every engine calls it: open, train and answer, close; and `advance`, which both sides compute alike.
 
     server                                    client
-    open_round   ── steps or state ──►        receive        public(v), bit for bit
+    open_round   ── steps or state ──►        receive        public(v), bit for bit (`down.py`)
                                               cohort_round   train, keep what is not sent, encode
     close_round  ◄── change ──────────
     advance: public(v) -> public(v + 1)       (the client does the same when it next hears)
@@ -25,6 +25,7 @@ from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import (
     Tree,
+    add,
     all_finite,
     bring,
     repeat,
@@ -39,9 +40,9 @@ from thinwire.core.tree import (
 )
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.base import NoPrivacy
-from thinwire.rounds.advance import advance
+from thinwire.rounds.advance import advance, moved
 from thinwire.rounds.graphed import Recorder
-from thinwire.rounds.lanes import Step, noted, pack_step, pack_weight, raw, unpack_step, unpack_up
+from thinwire.rounds.lanes import Step, Stretch, noted, pack_step, pack_stretch, pack_weight, raw, read_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
@@ -88,6 +89,8 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
     for part in specs:
         h.update(part.digest())
+    for block in (*weights.values(), *buffers.values()):  # whoever starts elsewhere would be elsewhere for ever
+        h.update(raw({"": block}))
     h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
     return contract, Public(0, weights, coords, shared, buffers)
@@ -102,10 +105,11 @@ def begin(contract: Contract, public: Public) -> ServerState:
         correction=to_device(method.correction.init_server(restrict(public.coords, contract.sendable.names)), "cpu"),
         schedule=method.schedule.init(contract.coords),
         codec=method.down.init(contract.code),
-        ledger=Ledger(first=public.version),
+        ledger=Ledger(public.version, public.version),
     )
     if not method.schedule.resamples(public.version + 1):  # blocks will wait: find out now what that breaks
-        _check_codes(contract, server, frozenset(contract.sendable.names[:1]))
+        for names in (frozenset[str](), frozenset(contract.sendable.names[:1])):
+            _check_codes(contract, server, names)
     return server
 
 
@@ -316,24 +320,22 @@ def close_round(
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
     opt = {**server.opt, **opt}
-    step = Step(plan.names, change, shared, weighted_mean([one.buffers for one in said], weights))
+    step = Step(plan.names, change)
     codec = server.codec
     body = b""
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
-        step = unpack_step(contract, body, public.version, device)
-    else:
-        step = Step(step.names, *bring((step.code, step.shared, step.buffers), device))
-    after = advance(contract, public, step)
+        step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, device)
+    buffers = weighted_mean([one.buffers for one in said], weights)
+    code, shared, buffers = bring((step.code, shared, buffers), device)
+    reached = moved(contract, public, Step(step.names, code))
+    after = advance(contract, public, reached, public.version + 1)._replace(
+        shared={**public.shared, **add(restrict(public.shared, shared), shared)}, buffers=buffers or public.buffers
+    )
     if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
-    # entries longer than a full state serve nobody; where the space merges, that state holds the whole base
-    limit = contract.coords.nbytes + contract.shared.nbytes + contract.buffers.nbytes
-    limit += contract.weights.nbytes if method.space.fresh_every else 0
-    limit = limit if method.link == "ledger" else -1  # a snapshot replaces all entries: keep none but the last
-    merge = contract.window(after.version) != contract.window(public.version)
-    ledger = server.ledger.append(body, plan.names, limit=limit, merge=merge)
-    if merge:  # what was remembered of the old coordinates means nothing in the new ones
+    if contract.window(after.version) != contract.window(public.version):
+        # what was remembered of the old coordinates means nothing in the new ones
         opt, codec = moving.init(contract.code.zeros()), method.down.init(contract.code)
     return ServerState(
         after,
@@ -341,7 +343,25 @@ def close_round(
         correction={**server.correction, **mine},
         schedule=schedule,
         codec=codec,
-        ledger=ledger,
+        ledger=_append(contract, server, plan, body, reached),
+    )
+
+
+def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, coords: Tree) -> Ledger:
+    """The ledger with the entry that led to these coordinates."""
+    if contract.method.link == "snapshot":  # nobody replays: it only remembers when each block was synchronised
+        return server.ledger.append(b"", plan.names, limit=-1, longest=-1)
+    end = None
+    if server.public.version + 1 == contract.window_end(server.public.version):
+        alone = contract.method.space.fresh_every == 1  # one entry says it all
+        end = body if alone else pack_stretch(contract, Stretch(plan.names, coords))
+    # what is longer than the state that it makes serves nobody; after a merge that state holds the whole base
+    return server.ledger.append(
+        body,
+        plan.names,
+        limit=contract.coords.nbytes + contract.weights.nbytes,
+        longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
+        end=end,
     )
 
 

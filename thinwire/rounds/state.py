@@ -117,6 +117,11 @@ class Contract:
         every = self.method.space.fresh_every
         return version // every if every else 0
 
+    def window_end(self, version: int) -> int | None:
+        """The version at which the frame of the round from `version` is given up; None if it is kept for ever."""
+        every = self.method.space.fresh_every
+        return (version // every + 1) * every if every else None
+
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""
         return self.key.fold("sketch", version)

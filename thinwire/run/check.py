@@ -74,7 +74,8 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
         down = len(open_round(contract, state, {0: 0})[0])
     elif (size := method.down.size(code)) is not None:
         shared = {wire.SHARED: bytes(contract.shared.nbytes)} if contract.shared.blocks else {}
-        entry = wire.pack_body(wire.Body(plan.names, {wire.COORDS: bytes(size), **buffers, **shared}), contract.schema)
-        ask = wire.pack_body(wire.Body(plan.names), contract.schema)
-        down = len(wire.pack(wire.STEPS, 1, [entry, ask], contract.schema))
+        guard = {wire.GUARD: bytes(4)} if method.guard else {}
+        entry = wire.pack_body(wire.Body(plan.names, {wire.COORDS: bytes(size)}), contract.schema)
+        ask = wire.pack_body(wire.Body(plan.names, {**buffers, **shared, **guard}), contract.schema)
+        down = len(wire.pack(wire.STEPS, 1, [entry, ask], contract.schema, 1))
     return up, down

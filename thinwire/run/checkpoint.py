@@ -8,6 +8,7 @@ newest two are kept. Nothing is pickled.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ from thinwire.core.rng import Device
 from thinwire.core.tree import Tree
 from thinwire.engines.local import RunState
 from thinwire.errors import CheckpointError
-from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState
 from thinwire.rounds.tally import Tally
 from thinwire.run.files import write_atomically
@@ -57,10 +58,11 @@ def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
         "why": state.why,
         "tally": {"syncs": dict(state.tally.syncs), "bytes_up": state.tally.bytes_up},
         "ledger": {
-            "first": ledger.first,
+            "version": ledger.version,
+            "opened": ledger.opened,
             "lengths": [len(entry) for entry in ledger.entries],
+            "past": [[w.since, w.until, *(len(part) for part in (*w.entries, w.end))] for w in ledger.past],
             "synced": dict(ledger.synced),
-            "merged": ledger.merged,
         },
         "clients": {str(i): client.version for i, client in state.clients.items()},
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -122,9 +124,10 @@ def _tensors(state: RunState) -> Tree:
     for i, client in state.clients.items():
         for part in _CLIENT:
             out |= {f"client/{i}/{part}/{name}": block for name, block in getattr(client, part).items()}
-    entries = b"".join(state.server.ledger.entries)
-    if entries:
-        out["ledger"] = torch.frombuffer(bytearray(entries), dtype=torch.uint8)
+    ledger = state.server.ledger
+    data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
+    if data:
+        out["ledger"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return out
 
 
@@ -136,11 +139,7 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
 
     public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
     data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
-    entries, position = [], 0
-    for length in meta["ledger"]["lengths"]:
-        entries.append(data[position : position + length])
-        position += length
-    ledger = Ledger(meta["ledger"]["first"], tuple(entries), meta["ledger"]["synced"], meta["ledger"]["merged"])
+    ledger = _ledger(meta["ledger"], io.BytesIO(data))
     server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
     by_client: dict[str, Tree] = {}
     for name, block in tensors.items():
@@ -154,6 +153,16 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         clients[int(i)] = ClientState(version, *parts)
     tally = Tally(**meta["tally"])
     return RunState(meta["round"], server, clients, tuple(meta["cohort"]), meta["how"], meta["why"], tally)
+
+
+def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
+    """A ledger from its numbers and the bytes of its entries and ends, one after another."""
+    entries = tuple(data.read(length) for length in meta["lengths"])
+    past = []
+    for since, until, *lengths in meta["past"]:
+        *own, end = (data.read(length) for length in lengths)
+        past.append(Window(since, until, tuple(own), end))
+    return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])
 
 
 def _checksum(meta: dict[str, Any]) -> str:

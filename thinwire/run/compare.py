@@ -34,9 +34,12 @@ class Row(NamedTuple):
     bytes_up: float
     bytes_down: float
     bytes_catchup: float
-    bytes_total: float
-    ratio: float | None  # how many times fewer bytes than the yardstick
+    bytes_total: float  # by the accounting that was asked for
+    ratio: float | None  # how many times fewer bytes than the yardstick, by the same
     seconds: float
+    accounting: str
+    bytes_total_honest: float
+    bytes_total_ideal: float
     seconds_by_link: dict[str, float]  # see `network`; empty for runs of versions that did not know it
 
 
@@ -45,10 +48,13 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary["method"], []).append(summary)
-    yardstick = _mean(groups.get("fedavg") or next(iter(groups.values())), "bytes_total") if groups else 0.0
+    # what is counted in two ways is compared by the one that leaves nothing out
+    accounting = "ideal" if all(summary["accounting"] == "ideal" for summary in summaries) else "honest"
+    counted = f"bytes_total_{accounting}"
+    yardstick = _mean(groups.get("fedavg") or next(iter(groups.values())), counted) if groups else 0.0
     rows = []
     for method, group in groups.items():
-        total = _mean(group, "bytes_total")
+        total = _mean(group, counted)
         rows.append(
             Row(
                 method,
@@ -61,6 +67,9 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
                 total,
                 yardstick / total if total else None,
                 _mean(group, "seconds"),
+                accounting,
+                _mean(group, "bytes_total_honest"),
+                _mean(group, "bytes_total_ideal"),
                 _by_link(group),
             )
         )

@@ -28,6 +28,7 @@ from thinwire.run.parts import arguments, build, coerce, describe, named, plain
 from thinwire.run.plus import join
 from thinwire.run.plus import named as named_methods
 from thinwire.run.presets import layer, preset
+from thinwire.run.records import Accounting
 from thinwire.run.toml import Table, dumps, loads, parse_value
 from thinwire.tasks.partition import Split
 
@@ -116,7 +117,11 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides the numbers of a run; `name` is what tables call its method."""
+    """Everything that decides the numbers of a run; `name` is what tables call its method.
+
+    `accounting` says which bytes count in the total: all that were sent (`honest`), or, as in many papers, not those
+    with which returning clients catch up (`ideal`). It changes no run, only how one is summed up.
+    """
 
     name: str
     task: TaskChoice
@@ -128,15 +133,21 @@ class Experiment:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     seed: int = 0
     rounds: int = 10
+    accounting: Accounting = "honest"
+
+    def __post_init__(self) -> None:
+        if self.accounting not in get_args(Accounting):
+            raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
 
     def digest(self) -> str:
-        """A short name of the configuration: two experiments with one digest are the same."""
+        """A short name of the configuration: two experiments with one digest are the same run."""
         return digest(to_table(self))
 
 
 def digest(table: Table) -> str:
-    """A short name of a resolved configuration."""
-    return hashlib.sha256(dumps(table).encode()).hexdigest()[:12]
+    """A short name of a resolved configuration; how bytes are added up is no part of it."""
+    kept = {key: value for key, value in table.items() if key != "accounting"}
+    return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
 
 
 _SECTIONS: dict[str, Any] = {
@@ -146,7 +157,7 @@ _SECTIONS: dict[str, Any] = {
     "eval": Evaluation,
     "checkpoint": Checkpointing,
 }
-_TOP = ("name", "seed", "rounds")
+_TOP = ("name", "seed", "rounds", "accounting")
 
 
 def resolve(what: str, on: str | None = None, overrides: Table | None = None) -> Experiment:
@@ -244,12 +255,14 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    known = [*SLOTS, "link", "say"]
+    plain_types = {"link": str, "say": str, "guard": bool}
+    known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
         if key not in known:
             raise UnknownName("key in method", key, known)
-        given[key] = build(SLOTS[key], value, f"method.{key}") if key in SLOTS else coerce(value, str, f"method.{key}")
+        where = f"method.{key}"
+        given[key] = build(SLOTS[key], value, where) if key in SLOTS else coerce(value, plain_types[key], where)
     return Method(**given)
 
 
@@ -285,7 +298,7 @@ def method_table(method: Method, strict: bool = True) -> Table:
             return {"kind": repr(part)}
 
     slots = {slot: written(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
-    return {**slots, "link": method.link, "say": method.say}
+    return {**slots, "link": method.link, "say": method.say, "guard": method.guard}
 
 
 def _task(table: Table) -> TaskChoice:

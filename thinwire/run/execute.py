@@ -14,7 +14,7 @@ from thinwire.run.config import Experiment
 from thinwire.run.folder import RunFolder, Summary
 from thinwire.run.layers import layers_of
 from thinwire.run.network import seconds_by_link
-from thinwire.run.records import totals
+from thinwire.run.records import Accounting, byte_totals, totals
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -46,7 +46,10 @@ def execute(
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
-            return done
+            return {
+                **done,
+                **byte_totals(done["bytes_up"], done["bytes_down"], done["bytes_catchup"], experiment.accounting),
+            }
         if not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
     simulation = experiment.engine.prepare(build_job(experiment, data_dir))
@@ -58,7 +61,9 @@ def execute(
         state = state or simulation.start()
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round)
-        summary = summarise(experiment.name, experiment.task.kind, simulation, records, state.tally)
+        summary = summarise(
+            experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting
+        )
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
@@ -96,7 +101,14 @@ def _rounds(
     return state, records
 
 
-def summarise(name: str, task: str, simulation: Simulation, records: Sequence[RoundRecord], tally: Tally) -> Summary:
+def summarise(
+    name: str,
+    task: str,
+    simulation: Simulation,
+    records: Sequence[RoundRecord],
+    tally: Tally,
+    accounting: Accounting = "honest",
+) -> Summary:
     """The totals of a run."""
     lines = [record._asdict() for record in records]
     return {
@@ -106,7 +118,7 @@ def summarise(name: str, task: str, simulation: Simulation, records: Sequence[Ro
         "rounds": len(records),
         "parameters": simulation.model.parameters(),
         "trainable": Spec.of(simulation.public.coords).size,
-        **totals(lines),
+        **totals(lines, accounting),
         "seconds_by_link": seconds_by_link(lines),
         "layers": layers_of(simulation.contract.coords, tally),
     }

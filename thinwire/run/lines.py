@@ -157,8 +157,8 @@ def group(runs: Sequence[Recorded]) -> list[Line]:
 
 
 def without_seed(table: Table) -> Table:
-    """A configuration without the key in which the runs of a line may differ."""
-    return {key: value for key, value in table.items() if key != "seed"}
+    """A configuration without what the runs of a line may differ in: their seed, and how bytes are added up."""
+    return {key: value for key, value in table.items() if key not in ("seed", "accounting")}
 
 
 def flat(table: Table) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import CheckpointError
 from thinwire.run.toml import Table, loads
 
 Record = dict[str, Any]  # a line of metrics.jsonl
+Accounting = Literal["honest", "ideal"]
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
 
@@ -88,7 +89,7 @@ def read_records(file: Path) -> list[Record]:
     return records
 
 
-def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest") -> dict[str, Any]:
     """Rounds added up: the numbers of a summary that come from its records."""
     accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
     own = [record["own_accuracy"] for record in records if record.get("own_accuracy") is not None]
@@ -99,11 +100,26 @@ def totals(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "final_own_accuracy": own[-1] if own else None,
         "best_own_accuracy": max(own, default=None),
         "final_loss": records[-1]["loss"] if records else None,
+        **byte_totals(up, down, catchup, accounting),
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+    }
+
+
+def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dict[str, Any]:
+    """All sums of bytes: `honest` of all messages, `ideal` without what returning clients catch up.
+
+    >>> byte_totals(1, 2, 4, "ideal")["bytes_total"], byte_totals(1, 2, 4, "honest")["bytes_total"]
+    (3, 7)
+    """
+    both = {"honest": up + down + catchup, "ideal": up + down}
+    return {
         "bytes_up": up,
         "bytes_down": down,
         "bytes_catchup": catchup,
-        "bytes_total": up + down + catchup,
-        "seconds": round(sum(record["seconds"] for record in records), 3),
+        "bytes_total": both[accounting],
+        "accounting": accounting,
+        "bytes_total_honest": both["honest"],
+        "bytes_total_ideal": both["ideal"],
     }
 
 

@@ -79,6 +79,11 @@ class Run:
         return self.bytes_up + self.bytes_down + self.bytes_catchup
 
     @property
+    def bytes_ideal(self) -> int:
+        """The same as many papers count it: as if returning clients caught up for free."""
+        return self.bytes_up + self.bytes_down
+
+    @property
     def accuracy(self) -> float | None:
         """The accuracy at the end; None without test examples."""
         return self.history[-1].accuracy

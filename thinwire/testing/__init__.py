@@ -1,6 +1,7 @@
 """What the author of a part runs on it: each check asks whether a part keeps its contract, and says where it does not.
 
     check_space   check_sketch   check_schedule   check_codec   check_optimiser   check_correction   check_privacy
+    check_rate
 
 A check returns nothing, or raises an AssertionError that says what was expected. It needs no test framework, no data
 and about a second. All of them also ask that a part is its own configuration: a frozen dataclass, equal by value, whose
@@ -16,4 +17,5 @@ from thinwire.testing.averages import check_sketch as check_sketch
 from thinwire.testing.codecs import check_codec as check_codec
 from thinwire.testing.optimisers import check_correction as check_correction
 from thinwire.testing.optimisers import check_optimiser as check_optimiser
+from thinwire.testing.optimisers import check_rate as check_rate
 from thinwire.testing.spaces import check_space as check_space

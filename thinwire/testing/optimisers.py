@@ -9,6 +9,7 @@ from torch.func import vmap
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, repeat, restrict, same, stack, unstack
 from thinwire.optim.base import Correction, Optimiser
+from thinwire.optim.rates import Rate
 from thinwire.testing.common import (
     COORDS,
     KEY,
@@ -64,6 +65,20 @@ def check_optimiser(opt: Optimiser) -> None:
     change, after = opt.update(restrict(grads[0][0], some), part, restrict(coords[0], some))
     check_spec("the change of some blocks", change, spec.restrict(some))
     check_spec("the state after an update of some blocks", after, Spec.of(part))
+
+
+def check_rate(rate: Rate) -> None:
+    """Check that a rate is a pure function of the round, finite and above 0 for ever.
+
+    >>> from thinwire.optim import Cosine
+    >>> check_rate(Cosine(rounds=5))
+    """
+    check_part(rate)
+    for version in (0, 1, 2, 10, 99, 100, 10**6):
+        with hands_off("factor"):
+            once, again = rate.factor(version), rate.factor(version)
+        assert once == again, f"factor gives {once}, then {again}, for version {version}"
+        assert 0 < once < float("inf"), f"the factor of version {version} is {once}; expected a number above 0"
 
 
 def check_correction(correction: Correction) -> None:

@@ -1,0 +1,257 @@
+"""The law of combinations: any parts together train to a finite loss, or are refused before training. Nothing else.
+
+Every registered part has an entry here, with settings that suit a small model; a part that has none fails the test that
+walks them, with what to write. The walk covers all pairs: each pair of choices of two slots either stands in a row that
+trains, or is refused when everything else is as in FedAvg.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests import parts
+from tests.federation import Federation, digits_task, same_public
+from thinwire.core.registry import entries
+from thinwire.core.rng import Key
+from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.rounds import Local, Method
+from thinwire.rounds.method import Link, Say
+from thinwire.rounds.protocol import agree, begin, plan_round
+from thinwire.run.config import SLOTS
+from thinwire.tasks.base import Task
+from thinwire.tasks.functional import Functional
+
+Choice = dict[str, str]  # slot -> name of an entry
+
+# kind -> name -> a part. The name starts with the registered one; what follows "/" is a variant of it.
+ENTRIES: dict[str, dict[str, Any]] = {
+    "space": {
+        "full": tw.Full(),
+        "mapo": tw.MAPO(k=32),
+        "mapo/kept": tw.MAPO(k=32, fresh_every=0),
+        "mapo/2": tw.MAPO(k=32, fresh_every=2, entries="gaussian", layout="contiguous"),
+        "mapa": tw.MAPA(p=16),
+        "mapax": tw.MAPAX(segment=64, budget=32),
+        "fedpara": tw.FedPara(rank=2, activation="tanh"),
+        "fedpara/personal": tw.FedPara(rank=2, personal=True),
+        "lowrank": tw.LowRank(rank=2),
+        "pufferfish": tw.Pufferfish(ratio=0.5, first_dense=0),
+        "factorized-fl": tw.FactorizedFL(),
+        "lora": tw.LoRA(rank=2),
+        "lora/merged": tw.LoRA(rank=2, fresh_every=2),
+        "lora/frozen-a": tw.LoRA(rank=2, freeze_a=True),
+        "route": tw.Route((("*.bias", tw.Full()), ("*", tw.MAPO(k=8)))),
+        "frozen": tw.Route((("5.*", tw.Full()), ("*", tw.Frozen()))),  # alone it trains nothing
+    },
+    "sketch": {
+        "identity": tw.Identity(),
+        "test-project": parts.Project(),
+        "test-pool": parts.Pool(0.5),
+    },
+    "schedule": {
+        "every": tw.Every(),
+        "every/private": tw.Every(private=("1.*",)),
+        "fedlama": tw.FedLAMA(phi=2),
+        "fedlama/public": tw.FedLAMA(phi=2, rules="public", accelerate=True),
+        "test-turns": parts.Turns(2),
+    },
+    "codec": {
+        "raw": tw.Raw(),
+        "topk": tw.TopK(0.2),
+        "topk/block": tw.TopK(0.2, by="block", inner=tw.Quantise(8)),
+        "threshold": tw.Threshold(1e-4),
+        "randomk": tw.RandomK(0.5),
+        "quantise": tw.Quantise(8),
+        "quantise/sign": tw.Quantise(scheme="sign"),
+        "quantise/qsgd": tw.Quantise(8, scheme="qsgd"),
+        "quantise/fp16": tw.Quantise(scheme="fp16"),
+        "error-feedback": tw.ErrorFeedback(tw.TopK(0.2)),
+        "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantise(4))),
+        "route": tw.ByBlock((("*", tw.Quantise(8)),)),
+    },
+    "weigh": {"samples": tw.BySamples(), "uniform": tw.Uniform()},
+    "client_opt": {
+        "sgd": tw.SGD(0.05),
+        "sgd/momentum": tw.SGD(0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        "adam": tw.Adam(0.005),
+        "adamw": tw.AdamW(0.005),
+        "yogi": tw.Yogi(0.005),
+        "adagrad": tw.Adagrad(0.01),
+    },
+    "server_opt": {
+        "sgd": tw.SGD(1.0),
+        "sgd/momentum": tw.SGD(0.5, momentum=0.5),
+        "adam": tw.Adam(0.01, eps=1e-3, bias_correction=False),
+        "adamw": tw.AdamW(0.01),
+        "yogi": tw.Yogi(0.01),
+        "adagrad": tw.Adagrad(0.01),
+    },
+    "rate": {
+        "constant": tw.Constant(),
+        "decay": tw.Decay(0.9),
+        "steps": tw.Steps((1,), 0.5),
+        "cosine": tw.Cosine(3),
+        "warmup": tw.Warmup(2, then=tw.Decay(0.9)),
+    },
+    "correction": {
+        "none": tw.NoCorrection(),
+        "fedprox": tw.FedProx(),
+        "scaffold": tw.Scaffold(),
+        "feddyn": tw.FedDyn(),
+        "fednova": tw.FedNova(),
+    },
+    "penalty": {
+        "none": tw.NoPenalty(),
+        "norms": tw.Norms(l1=1e-4, l2=1e-3),
+        "jacobian": tw.Jacobian(0.1),
+    },
+    "privacy": {"none": tw.NoPrivacy(), "test-clip": parts.Clip()},
+    "link": {link: link for link in get_args(Link)},
+    "say": {say: say for say in get_args(Say)},
+}
+
+
+def missing() -> list[str]:
+    """What a new part or slot lacks here, in words that say what to write."""
+    out = []
+    for kind in sorted(set(SLOTS.values())):
+        for table in {slot if slot in ENTRIES else kind for slot, of in SLOTS.items() if of == kind}:
+            known = {name.split("/")[0] for name in ENTRIES.get(table, {})}
+            out += [
+                f'{kind} {name!r} is registered but not in tests/combinations.py: add "{name}": {entry.make.__name__}'
+                f"(settings for a model of some 400 weights) to ENTRIES[{table!r}]"
+                for name, entry in entries(kind).items()
+                if name not in known and entry.make.__module__.startswith("thinwire.")
+            ]
+    for field in dataclasses.fields(Method):
+        if field.name not in SLOTS and field.name not in ENTRIES:
+            out.append(f"Method.{field.name} is a slot that nobody walks: add ENTRIES[{field.name!r}]")
+    return out
+
+
+@cache
+def choices() -> dict[str, dict[str, Any]]:
+    """Slot -> name -> part; the first of a slot is FedAvg's."""
+    slots = [field.name for field in dataclasses.fields(Method)]
+    return {slot: ENTRIES[slot] if slot in ENTRIES else ENTRIES[SLOTS[slot]] for slot in slots}
+
+
+def plain() -> Choice:
+    """FedAvg."""
+    return {slot: next(iter(known)) for slot, known in choices().items()}
+
+
+def method_of(choice: Mapping[str, str]) -> Method:
+    """The method of a choice."""
+    return Method(**{slot: choices()[slot][name] for slot, name in choice.items()})
+
+
+@cache
+def task() -> Task:
+    """Digits with three clients of unequal sizes, and a network with a convolution, running statistics and a head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        conv = (nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        model = nn.Sequential(*conv, nn.Linear(36, 10))
+    return digits_task(model, sizes=(10, 7, 5), test=0)
+
+
+@cache
+def model() -> Functional:
+    """Its network as a function."""
+    return Functional.of(task().model, task().loss)
+
+
+COHORTS = ((0, 1), (1, 2), (0,))
+
+
+def refused(choice: Mapping[str, str]) -> str | None:
+    """Why a combination is refused before training; None if it is not. Any other error is a bug and comes through."""
+    try:
+        contract, public = agree(method_of(choice), model().weights(), model().buffers(), Key(0))
+        plan_round(contract, begin(contract, public))
+    except (IncompatibleParts, ConfigError) as error:
+        return str(error)
+    return None
+
+
+def train(choice: Mapping[str, str]) -> None:
+    """Three rounds over real messages, with clients that come and go; raises on anything but a finite loss."""
+    federation = Federation(method_of(choice), task(), Local(batch=8))
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for so small a network
+    try:
+        for cohort in COHORTS:
+            federation.round(cohort)
+    finally:
+        torch.backends.mkldnn.enabled = before
+    assert all(math.isfinite(loss) for loss in federation.losses), f"losses {federation.losses}"
+    if federation.method.link == "ledger":
+        federation.hear(2)
+        assert same_public(federation.public[2], federation.server.public), "a client that caught up is elsewhere"
+
+
+def reason(error: str) -> str:
+    """An error without names and settings of parts and blocks, to count by."""
+    while (shorter := re.sub(r"\b[A-Z]\w+(\([^()]*\))", "PART", re.sub(r"=\([^()]*\)", "=", error))) != error:
+        error = shorter
+    return re.sub(r"'[^']*[/*\d][^']*'", "BLOCK", error)
+
+
+def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], ...], str]]:
+    """Rows that together hold every pair of choices that can train; and the pairs that cannot, with the reason."""
+    draw = random.Random(seed)
+    known = choices()
+    levels = [(slot, name) for slot, names in known.items() for name in names]
+    base = plain()
+    no: dict[tuple[tuple[str, str], ...], str] = {}
+    open_pairs = set()
+    for a, b in itertools.combinations(levels, 2):
+        if a[0] != b[0]:
+            if why := refused({**base, **dict((a, b))}):
+                no[a, b] = why
+            else:
+                open_pairs.add((a, b))
+    clash = {pair for a, b in no for pair in ((a, b), (b, a))}
+    rows = []
+    while open_pairs:
+        first = min(open_pairs)
+        row = dict(first)
+        slots = [slot for slot in known if slot not in row]
+        draw.shuffle(slots)
+        for slot in slots:
+            fitting = [name for name in known[slot] if not any(((slot, name), item) in clash for item in row.items())]
+            gain = {name: _gain(open_pairs, row, (slot, name)) + draw.random() for name in fitting}
+            best = sorted(fitting, key=lambda name: -gain[name])
+            row[slot] = best[0]
+            if not slots.index(slot) % 4 or slot == slots[-1]:  # three parts may clash where no two do
+                row = _repair(row, base, first)
+        rows.append(row)
+        done = set(itertools.combinations(row.items(), 2))
+        open_pairs -= done | {pair[::-1] for pair in done}
+    return rows, no
+
+
+def _gain(open_pairs: set[Any], row: Choice, item: tuple[str, str]) -> int:
+    return sum((other, item) in open_pairs or (item, other) in open_pairs for other in row.items())
+
+
+def _repair(row: Choice, base: Choice, keep: Any) -> Choice:
+    """The row with as few of its choices set back to FedAvg's as let it train."""
+    if refused({**base, **row}) is None:
+        return row
+    out = dict(keep)
+    for slot, name in row.items():
+        trial = {**out, slot: name}
+        out[slot] = name if refused({**base, **trial}) is None else base[slot]
+    return out

@@ -1,0 +1,48 @@
+"""Any parts together train to a finite loss, or are refused before training."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests import combinations as law
+
+SHARDS = 4
+
+
+@cache
+def pairs():
+    return law.all_pairs()
+
+
+def test_every_registered_part_and_every_slot_is_walked():
+    assert not law.missing(), "\n".join(law.missing())
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_all_pairs_train_or_are_refused(shard):
+    """Each row that passes the check trains three rounds over real messages, and clients that missed some catch up."""
+    rows, _ = pairs()
+    for row in rows[shard::SHARDS]:
+        try:
+            assert law.refused(row) is None
+            law.train(row)
+        except Exception as error:
+            differs = {slot: name for slot, name in row.items() if name != law.plain()[slot]}
+            raise AssertionError(f"{type(error).__name__}: {error}; with {differs}") from error
+
+
+def test_every_choice_trains_with_something():
+    rows, _ = pairs()
+    for slot, known in law.choices().items():
+        assert {row[slot] for row in rows} == set(known)
+
+
+def test_refusals_are_one_line_that_says_what_to_write():
+    _, refused = pairs()
+    assert refused
+    for pair, why in refused.items():
+        assert "\n" not in why, pair
+        assert len(why) < 600, pair
+        assert any(word in why for word in ("Write", "Take", "write", "take", "let it", "the blocks are")), (pair, why)
