@@ -12,7 +12,10 @@ import typer
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 
 if TYPE_CHECKING:
+    from thinwire.engines.local import RoundRecord
     from thinwire.run.config import Experiment
+
+TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # of these, `compare` alone runs those that exist
 
 app = typer.Typer(
     name="thinwire",
@@ -46,6 +49,15 @@ DataDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Log = Annotated[
+    str | None,
+    typer.Option("--log", metavar="TRACKER", help="Also tell a tracker: tensorboard (into the run directory)."),
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts and tables.")]
+Target = Annotated[
+    list[float] | None,
+    typer.Option("--target", metavar="ACCURACY", help="What to reach, such as 0.8; may be repeated."),
+]
 Again = Annotated[bool, typer.Option("--again", help="Run anew although this very run was done before.")]
 
 
@@ -62,6 +74,7 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
     data_dir: DataDir = None,
+    log: Log = None,
     again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -75,13 +88,14 @@ def run(
     from thinwire.run.execute import default_folder
 
     experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_, accounting)
-    _execute(experiment, out or default_folder(experiment), data_dir, as_json, quiet, again=again)
+    _execute(experiment, out or default_folder(experiment), data_dir, log, as_json, quiet, again=again)
 
 
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
     data_dir: DataDir = None,
+    log: Log = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -91,7 +105,7 @@ def resume(
     """
     from thinwire.run.folder import RunFolder
 
-    _execute(RunFolder.open(run).experiment, run, data_dir, as_json, quiet, resume=True)
+    _execute(RunFolder.open(run).experiment, run, data_dir, log, as_json, quiet, resume=True)
 
 
 @app.command()
@@ -182,24 +196,33 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder of the run directories; finished runs are used again.")] = Path(
         "runs"
     ),
+    html: Html = None,
+    target: Target = None,
     data_dir: DataDir = None,
     again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods on the same clients and batches, and print one table.
+    """Run several methods on the same clients and batches, and print one table; with no method, a tour of them.
 
-    Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3
+    Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3 --html page.html
     """
     from thinwire.run.compare import as_json as plain
     from thinwire.run.compare import table
     from thinwire.run.execute import default_folder, execute
+    from thinwire.run.presets import presets
+    from thinwire.run.report import check_page
+    from thinwire.run.report import report as write_report
     from thinwire.terminal import progress, show_comparison
 
+    check_page([html] if html else [], target or ())
+    if not methods:
+        known = presets("methods")
+        methods = [name for name in TOUR if name in known]
     first = seed or 0
     experiments = [
         _resolve(method, on, rounds, clients, cohort, s, device, set_, accounting)
-        for method in methods or ["fedavg", "fedavgm", "mapo", "fedpara"]
+        for method in methods
         for s in range(first, first + seeds)
     ]
     summaries = []
@@ -216,6 +239,72 @@ def compare(
         task = experiments[0].task
         size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
         show_comparison(rows, f"{task.kind}: {size}")
+    if html:
+        write_report([default_folder(experiment, out) for experiment in experiments], html, targets=target or ())
+        _say_written(html)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")],
+    html: Html = None,
+    md: Annotated[Path | None, typer.Option("--md", metavar="FILE", help="Write its tables as Markdown.")] = None,
+    target: Target = None,
+    compute: Annotated[
+        float | None, typer.Option(help="Seconds a client trains in a round, for times; measured by default.")
+    ] = None,
+    joules: Annotated[float | None, typer.Option(help="Joules a megabyte costs, for energies; 360 by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs that are there, running ones included: accuracy against bytes, time and energy to a target.
+
+    Runs that differ by their seed only are one line.
+
+    Example: thinwire report runs --html page.html --target 0.9
+    """
+    from thinwire.run.compare import as_json as plain
+    from thinwire.run.compare import table
+    from thinwire.run.report import report as write_report
+    from thinwire.run.report import summaries
+    from thinwire.terminal import show_comparison
+
+    lines = write_report(runs, html, md, targets=target or (), compute=compute, joules_per_megabyte=joules)
+    rows = table(summaries(lines, compute))
+    if as_json:
+        _print_json(plain(rows))
+    else:
+        show_comparison(rows, ", ".join(dict.fromkeys(line.runs[0].task for line in lines)))
+    for file in (html, md):
+        if file:
+            _say_written(file)
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory; it is only read.")],
+    once: Annotated[bool, typer.Option("--once", help="Say it once and return.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Look on while a run goes on in another terminal, or on another machine; ends when the run does.
+
+    Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
+    """
+    from thinwire.run.watch import follow, standing
+
+    if once and as_json:
+        _print_json(standing(run).as_json())
+        return
+    if as_json:
+        for now in follow(run, every):
+            print(json.dumps(now.as_json()), flush=True)
+        return
+    from thinwire.terminal import watch_live
+
+    try:
+        watch_live([standing(run)] if once else follow(run, every))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def main() -> None:
@@ -253,13 +342,26 @@ def _resolve(
 
 
 def _execute(
-    experiment: Experiment, path: Path, data_dir: Path | None, as_json: bool, quiet: bool, **how: bool
+    experiment: Experiment,
+    path: Path,
+    data_dir: Path | None,
+    log: str | None,
+    as_json: bool,
+    quiet: bool,
+    **how: bool,
 ) -> None:
     from thinwire.run.execute import execute
+    from thinwire.run.trackers import tracker
     from thinwire.terminal import err, progress, show_facts
 
     try:
-        with progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as on_round:
+        counted = experiment.accounting
+        with progress(experiment.name, experiment.rounds, quiet, counted) as show, tracker(log, path) as tell:
+
+            def on_round(record: RoundRecord) -> None:
+                show(record)
+                tell(record)
+
             summary = execute(experiment, path, data_dir=data_dir, on_round=on_round, **how)
     except KeyboardInterrupt:
         err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
@@ -286,6 +388,10 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     show_facts(summary, str(path))
     if layers:
         show_layers(layers, summary["rounds"])
+
+
+def _say_written(file: Path) -> None:
+    print(f"wrote {file}", file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:
