@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from thinwire.schedules.base import Every as Every
     from thinwire.schedules.base import Plan as Plan
     from thinwire.sketches.base import Identity as Identity
+    from thinwire.sketches.evofed import EvoFed as EvoFed
     from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
     from thinwire.spaces.fedpara import FedPara as FedPara
     from thinwire.spaces.frozen import Frozen as Frozen
@@ -109,6 +110,7 @@ _HOMES = {
     "thinwire.run.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.sketches.base": ("Identity",),
+    "thinwire.sketches.evofed": ("EvoFed",),
     "thinwire.spaces.factorized": ("FactorizedFL",),
     "thinwire.spaces.fedpara": ("FedPara",),
     "thinwire.spaces.frozen": ("Frozen",),
