@@ -75,7 +75,7 @@ class Federation:
         self.first = first
         clients = range(len(self.task.clients))
         self.public = dict.fromkeys(clients, first)
-        self.states = {i: fresh_client(self.contract, first) for i in clients}
+        self.states = {i: fresh_client(self.contract, first, i) for i in clients}
         self.asked: dict[int, Plan] = {}
         self.losses: list[float] = []
 
@@ -83,7 +83,7 @@ class Federation:
         """Bring one client to the current version, as it would get there."""
         held = self.public[client].version
         data = open_round(self.contract, self.server, {client: held})[client]
-        self.public[client], touched, self.asked[client] = receive(self.contract, self.public[client], data)
+        self.public[client], touched, self.asked[client] = receive(self.contract, self.public[client], data, client)
         self.states[client] = forget(self.states[client], touched)
         return data
 

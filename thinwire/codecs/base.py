@@ -25,15 +25,23 @@ from thinwire.errors import WireError
 class Peer:
     """What both ends know of one client in one round, and a codec may use without sending it.
 
+    What a client can afford is known, too, but no codec asks: each tier of a `Budget` has codecs of its own.
+
     Args:
         key: shared randomness of this client in this round.
+        everyone: shared randomness of all clients in this round.
     """
 
     key: Key
+    everyone: Key = Key(0)
 
 
 class Codec(Protocol):
-    """Turns a tree into bytes and bytes into a tree."""
+    """Turns a tree into bytes and bytes into a tree.
+
+    A codec that can tell before the first message that it does not suit some blocks, because a selector matches none
+    of them for example, has a method `check(spec)`, too, which raises a ConfigError: see `check_fits`.
+    """
 
     def init(self, spec: Spec) -> Tree:
         """State that the sender keeps between messages (error feedback); often empty."""
@@ -50,6 +58,17 @@ class Codec(Protocol):
     def size(self, spec: Spec) -> int | None:
         """How many bytes `encode` makes, if it is always the same number."""
         ...
+
+
+def check_fits(codec: Codec, spec: Spec) -> None:
+    """Raise a ConfigError, before anything is trained, if a codec cannot send these blocks.
+
+    Codecs with others inside them ask those in turn.
+    """
+    check = getattr(codec, "check", None)
+    if check is not None:
+        check(spec)
+    codec.init(spec)
 
 
 @register("codec", "raw")

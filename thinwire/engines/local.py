@@ -81,6 +81,7 @@ class Job:
             raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        self.method.budget.check(clients)
 
 
 class RunState(NamedTuple):
@@ -192,7 +193,7 @@ class Simulation:
         cohort = state.cohort
         if plan.resample or not cohort:
             cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
-        known = {i: state.clients.get(i) or fresh_client(contract, server.public) for i in cohort}
+        known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         down = open_round(contract, server, {i: known[i].version for i in cohort})
         bytes_down, bytes_catchup = split_down(contract, server, down)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
@@ -288,14 +289,14 @@ class Simulation:
 
         On link 'ledger' every client reaches the server's own public state, bit for bit, so nothing is replayed here.
         """
-        groups: dict[bytes, list[int]] = {}
+        groups: dict[tuple[int, bytes], list[int]] = {}
         snapshot = self.job.method.link == "snapshot"
         for i in cohort:
-            groups.setdefault(down[i] if snapshot else b"", []).append(i)
-        for data, ids in groups.items():
+            groups.setdefault((self.contract.tier(i), down[i]) if snapshot else (0, b""), []).append(i)
+        for (_, data), ids in groups.items():
             seen = public
             if snapshot:
-                seen = receive(self.contract, self.public, data).public
+                seen = receive(self.contract, self.public, data, ids[0]).public
             size = self.engine.chunk or len(ids)
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen

@@ -28,8 +28,15 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         server: the server's state.
         versions: the version that each client of the cohort holds.
     """
-    made = {version: _cheapest_way(contract, server, version) for version in set(versions.values())}
-    return {client: made[version] for client, version in versions.items()}
+    made: dict[tuple[int, int], bytes] = {}
+    out = {}
+    for client, version in versions.items():
+        # on link 'ledger' all tiers hear the same
+        like = (version, contract.tier(client) if contract.method.link == "snapshot" else 0)
+        if like not in made:
+            made[like] = _cheapest_way(contract, server, version, client)
+        out[client] = made[like]
+    return out
 
 
 def split_down(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
@@ -40,33 +47,34 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
     total = sum(len(data) for data in messages.values())
     if contract.method.link == "snapshot":
         return total, 0
-    ordinary = len(_cheapest_way(contract, server, max(0, server.public.version - 1)))
+    ordinary = len(_cheapest_way(contract, server, max(0, server.public.version - 1), EVERYONE))
     down = sum(min(len(data), ordinary) for data in messages.values())
     return down, total - down
 
 
-def _cheapest_way(contract: Contract, server: ServerState, version: int) -> bytes:
+def _cheapest_way(contract: Contract, server: ServerState, version: int, client: int) -> bytes:
     """The missed entries or the changed state, whichever is shorter."""
     now = server.public.version
     if contract.method.link == "snapshot":
-        return _state_message(contract, server, version)
+        return _state_message(contract, server, version, client)
     entries = server.ledger.since(version)
     ask = _ask(contract, server)
     steps = None if entries is None else wire.pack(wire.STEPS, now, (*entries, ask), contract.schema)
     if steps is not None and version >= now - 1:
         return steps  # one entry is never longer than the state it makes; do not build the state to find out
-    state = _state_message(contract, server, version)
+    state = _state_message(contract, server, version, client)
     return state if steps is None or len(state) < len(steps) else steps
 
 
-def _state_message(contract: Contract, server: ServerState, version: int) -> bytes:
+def _state_message(contract: Contract, server: ServerState, version: int, client: int) -> bytes:
     """The public state as far as it changed since `version`; on link 'snapshot', all coordinates through the codec."""
     public, ledger, method = server.public, server.ledger, contract.method
     touched = ledger.touched(version)
     lanes = {}
     if method.link == "snapshot":
         peer = contract.peer(public.version, EVERYONE)
-        lanes[wire.COORDS], _ = method.down.encode(restrict(public.coords, contract.sendable.names), {}, peer)
+        sent = restrict(public.coords, contract.sendable.names)
+        lanes[wire.COORDS], _ = contract.down(client).encode(sent, {}, peer)
     else:
         lanes[wire.COORDS] = raw(restrict(public.coords, touched))
     if ledger.merged > version:
@@ -92,13 +100,14 @@ class Received(NamedTuple):
     plan: Plan  # which blocks the round wants to hear of
 
 
-def receive(contract: Contract, public: Public, data: bytes) -> Received:
+def receive(contract: Contract, public: Public, data: bytes, client: int = EVERYONE) -> Received:
     """A client's way to the current version: replay the entries, or take over the state.
 
     Args:
         contract: the contract.
         public: the public state that the client holds.
         data: the message, not trusted.
+        client: the number of the client; needed where tiers of clients hear different codecs.
     """
     message = wire.unpack(data, contract.schema)
     if message.kind == wire.UP:
@@ -107,7 +116,7 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
     expect_lanes(ask, frozenset())
     plan = Plan(frozenset(contract.coords.names) if ask.plan is None else ask.plan)
     if message.kind == wire.STATE:
-        return Received(*_take_state(contract, public, message), plan)
+        return Received(*_take_state(contract, public, message, client), plan)
     entries = message.bodies[:-1]
     if message.version - len(entries) != public.version:
         raise WireError(f"steps from version {message.version - len(entries)} do not continue version {public.version}")
@@ -119,7 +128,9 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
     return Received(public, touched, plan)
 
 
-def _take_state(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
+def _take_state(
+    contract: Contract, public: Public, message: wire.Message, client: int
+) -> tuple[Public, frozenset[str]]:
     method = contract.method
     body = wire.unpack_body(message.bodies[0], contract.schema)
     touched = frozenset(contract.coords.names) if body.plan is None else body.plan
@@ -132,7 +143,7 @@ def _take_state(contract: Contract, public: Public, message: wire.Message) -> tu
         raise WireError(f"a state of version {message.version} is older than version {public.version}, which we hold")
     if method.link == "snapshot":
         peer = contract.peer(message.version, EVERYONE)
-        coords = method.down.decode(body.lanes[wire.COORDS], contract.sendable, peer)
+        coords = contract.down(client).decode(body.lanes[wire.COORDS], contract.sendable, peer)
     else:
         coords = unraw(body.lanes[wire.COORDS], contract.coords.restrict(touched))
     device = device_of(public)

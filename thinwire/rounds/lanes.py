@@ -70,7 +70,8 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     expected |= {wire.REPORT} if noted else set()
     expect_lanes(body, expected)
     lanes = body.lanes
-    code = method.up.decode(lanes[wire.COORDS], method.sketch.spec(planned), contract.peer(version, client))
+    spec = method.sketch.spec(planned)
+    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client))
     weight = float(unraw(lanes[wire.WEIGHT], _WEIGHT)["weight"]) if method.weigh.sent else method.weigh.weight(0)
     said = Said(
         code,

@@ -20,6 +20,7 @@ from thinwire.optim.corrections import NoCorrection
 from thinwire.optim.penalties import NoPenalty, Penalty
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
+from thinwire.rounds.budget import Budget
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
 from thinwire.sketches.base import Identity, Sketch
@@ -49,6 +50,7 @@ class Method:
         correction: bends local steps.
         penalty: is added to the loss of local steps.
         privacy: what may leave a client.
+        budget: which clients have other codecs than `up` and `down`.
     """
 
     space: Space = Full()
@@ -64,12 +66,23 @@ class Method:
     correction: Correction = NoCorrection()
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
+    budget: Budget = Budget()
 
     def __post_init__(self) -> None:
         if self.link not in get_args(Link):
             raise ConfigError(f"link must be one of {', '.join(get_args(Link))}, not {self.link!r}")
         if self.say not in get_args(Say):
             raise ConfigError(f"say must be one of {', '.join(get_args(Say))}, not {self.say!r}")
+
+    @property
+    def ups(self) -> tuple[Codec, ...]:
+        """The up codec of each tier; one where all clients are alike."""
+        return tuple(tier.up or self.up for tier in self.budget.tiers) or (self.up,)
+
+    @property
+    def downs(self) -> tuple[Codec, ...]:
+        """The down codec of each tier."""
+        return tuple(tier.down or self.down for tier in self.budget.tiers) or (self.down,)
 
     def check(self, weights: Spec) -> None:
         """Raise IncompatibleParts, saying what to write instead, if the parts cannot work together on this model."""
@@ -83,9 +96,14 @@ class Method:
                 f"{self.space!r} merges its coordinates away, so link = 'snapshot' does not say all there is to know. "
                 "Write link = 'ledger', or keep the frame (fresh_every = 0)"
             )
-        if self.link == "snapshot" and self.down.init(Spec.of(probe)):
+        if self.link == "ledger" and any(down != self.down for down in self.downs):
             raise IncompatibleParts(
-                f"{self.down!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
+                "tiers of the budget have different down codecs, but on link = 'ledger' everybody replays the same "
+                "entries. Write link = 'snapshot', or leave down out of the tiers"
+            )
+        if self.link == "snapshot" and (deaf := [down for down in self.downs if down.init(Spec.of(probe))]):
+            raise IncompatibleParts(
+                f"{deaf[0]!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
                 "itself. Write link = 'ledger', or take a down codec without memory"
             )
         if self.space.fresh_every and remembers:

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import message as wire
+from thinwire.codecs.base import check_fits
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.advance import advance
-from thinwire.rounds.lanes import Step, pack_step, raw, unpack_step, unpack_up
+from thinwire.rounds.lanes import EVERYONE, Step, pack_step, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
@@ -73,6 +74,9 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
         h.update(part.digest())
     h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
+    for up, down in zip(method.ups, method.downs, strict=True):
+        check_fits(up, contract.code)
+        check_fits(down, contract.code if method.link == "ledger" else contract.sendable)
     return contract, Public(0, weights, coords, shared, buffers)
 
 
@@ -97,7 +101,7 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     if silent and method.space.fresh_every:
         raise _held_in_lost_frame(method, silent)
     alike = set(method.sketch.spec(contract.coords.restrict(plan.names))) <= set(contract.code)
-    if not alike and (server.opt or server.codec or method.up.init(contract.code)):
+    if not alike and (server.opt or server.codec or any(up.init(contract.code) for up in method.ups)):
         raise IncompatibleParts(
             f"{method.sketch!r} makes other codes when some blocks are silent, as {method.schedule!r} wants, but an "
             "optimiser or a codec remembers codes from round to round. Take a sketch that codes each block by itself, "
@@ -117,13 +121,19 @@ def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleP
 # -- on the clients ----------------------------------------------------------------------------------------------------
 
 
-def fresh_client(contract: Contract, public: Public) -> ClientState:
-    """The state of a client that was never asked before: it knows version 0 from the seed."""
+def fresh_client(contract: Contract, public: Public, client: int = EVERYONE) -> ClientState:
+    """The state of a client that was never asked before: it knows version 0 from the seed.
+
+    Args:
+        contract: the contract.
+        public: the public state of any version.
+        client: the number of the client; needed where tiers of clients have codecs of their own.
+    """
     method = contract.method
     return ClientState(
         version=0,
         correction=method.correction.init_client(restrict(public.coords, contract.sendable.names)),
-        codec=method.up.init(contract.code),
+        codec=contract.up(client).init(contract.code),
     )
 
 
@@ -178,7 +188,7 @@ def cohort_round(
         if not all_finite(code):  # before the codec: what it makes of a NaN is not defined
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         peer = contract.peer(public.version, client)
-        payload, codec = method.up.encode(code, state.codec, peer)
+        payload, codec = contract.up(client).encode(code, state.codec, peer)
         lanes = {wire.COORDS: payload}
         if method.weigh.sent:
             lanes[wire.WEIGHT] = raw({"weight": torch.tensor(method.weigh.weight(work.samples[i]))})

@@ -20,6 +20,7 @@ from thinwire.core.registry import lookup
 from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.rounds.batches import Local
+from thinwire.rounds.budget import Budget
 from thinwire.rounds.method import Method
 from thinwire.run.parts import arguments, build, coerce, describe, named, plain
 from thinwire.run.presets import layer, preset
@@ -211,12 +212,14 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    known = [*SLOTS, "link", "say"]
+    plainly = {"link": str, "say": str, "budget": Budget}
+    known = [*SLOTS, *plainly]
     given: Table = {}
     for key, value in table.items():
         if key not in known:
             raise UnknownName("key in method", key, known)
-        given[key] = build(SLOTS[key], value, f"method.{key}") if key in SLOTS else coerce(value, str, f"method.{key}")
+        where = f"method.{key}"
+        given[key] = build(SLOTS[key], value, where) if key in SLOTS else coerce(value, plainly[key], where)
     return Method(**given)
 
 
@@ -238,6 +241,7 @@ def to_table(experiment: Experiment) -> Table:
             **{slot: describe(kind, getattr(method, slot)) for slot, kind in SLOTS.items()},
             "link": method.link,
             "say": method.say,
+            **({"budget": plain(method.budget)} if method.budget.tiers else {}),
         },
     }
 

@@ -49,8 +49,10 @@ class EvoFed:
 
     >>> sketch, delta = EvoFed(population=4), {"w": torch.tensor([1.0, -1.0, 2.0])}
     >>> code = sketch.encode(delta, Key(0))
-    >>> code["fitness"].tolist() == sketch.encode(delta, Key(0))["fitness"].tolist(), sorted(code["fitness"][0].tolist())
-    (True, [-0.5, -0.1666666716337204, 0.1666666716337204, 0.5])
+    >>> sorted(round(f, 3) for f in code["fitness"][0].tolist())
+    [-0.5, -0.167, 0.167, 0.5]
+    >>> torch.dot(sketch.decode(code, Spec.of(delta), Key(0))["w"], delta["w"]) > 0    # on average, that way
+    tensor(True)
 
     Squares that are not shaped make the change (2 / n) sum z_j (z_j . delta), which is delta on average. Ranks and
     z-scores forget how large a change was: `server_opt` must know how far to go.
