@@ -14,6 +14,7 @@ from thinwire.rounds.batches import plan_batches
 from thinwire.rounds.down import open_round, receive
 from thinwire.rounds.local import Workload
 from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import Public
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
@@ -78,6 +79,7 @@ class Federation:
         self.states = {i: fresh_client(self.contract, first, i) for i in clients}
         self.asked: dict[int, Plan] = {}
         self.losses: list[float] = []
+        self.cohort = tuple(clients)
 
     def hear(self, client: int) -> bytes:
         """Bring one client to the current version, as it would get there."""
@@ -101,6 +103,7 @@ class Federation:
             [self.states[client]],
             work,
             how,
+            Circle(self.cohort, lambda i, j: f"{i} {j}".encode()),  # tests have no secrets
         )
         self.states[client] = reply.states[0]
         self.losses.append(float(reply.loss[0]))
@@ -109,6 +112,7 @@ class Federation:
     def round(self, cohort) -> dict[int, bytes]:
         """One round; gives what the clients said."""
         plan = plan_round(self.contract, self.server)
+        self.cohort = tuple(cohort)
         for client in cohort:
             self.hear(client)
         up = {client: self.answer(client) for client in cohort}

@@ -96,13 +96,37 @@ def test_one_scale_for_many_numbers_takes_few_bits_of_the_eight():
 
 
 def test_sign_sends_signs_and_their_mean_size():
-    x = torch.tensor([1.0, -2.0, 0.0, 1.0])
-    seen = {tuple(sent(Quantise(scheme="sign"), x, Peer(Key(i)))[1].tolist()) for i in range(20)}
-    assert seen == {(1.0, -1.0, 1.0, 1.0), (1.0, -1.0, -1.0, 1.0)}
-    data, _ = sent(Quantise(scheme="sign", block=2), x)
-    assert len(data) == 2 * 2 + 1
+    data, back = sent(Quantise(scheme="sign"), torch.tensor([1.0, -2.0, -0.5, 0.5]))
+    assert back.tolist() == [1.0, -1.0, -1.0, 1.0]
+    assert len(data) == 2 + 1 + 1  # scale, no zeros, signs
+    x = torch.tensor([1.0, -3.0, 0.5, 0.5])
+    data, back = sent(Quantise(scheme="sign", block=2), x)
+    assert back.tolist() == [2.0, -2.0, 0.5, 0.5]
+    assert len(data) == 2 * 2 + 1 + 1
     data, _ = sent(Quantise(scheme="sign", block=2, per="tree"), x)
-    assert len(data) == 2 + 1
+    assert len(data) == 2 + 1 + 1
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.1, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("per", ["block", "tree"])
+def test_the_sign_of_zero_is_zero(zeros, per):
+    x = Key(5).normal(5000) * (Key(6).uniform(5000) >= zeros)
+    data, back = sent(Quantise(scheme="sign", per=per), x)
+    assert torch.equal(torch.sign(back), torch.sign(x))
+    scales = 2 * (1 if per == "tree" else 20)
+    bound = 5000 * (1 if zeros in (0.0, 1.0) else 2) / 8  # where the zeros are: at most a bit a number
+    assert len(data) <= bound + scales + 8
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=60))
+def test_what_sign_loses_is_never_more_than_there_was(values):
+    """|x - C(x)|^2 = |x|^2 - (1 - e^2) |x|_1^2 / nonzeros, e < 2^-7 for a scale that is rounded up to bfloat16."""
+    x = torch.tensor(values, dtype=torch.float64)
+    _, back = sent(Quantise(scheme="sign", per="tree"), x)
+    lost, all_of_it = float((x - back).square().sum()), float(x.square().sum())
+    said = float(x.abs().sum()) ** 2 / max(1, int(x.count_nonzero()))
+    tiny = 1e-9 * all_of_it + 1e-60
+    assert all_of_it - said - tiny <= lost <= all_of_it - (1 - 2**-14) * said + tiny
 
 
 @pytest.mark.parametrize(("scheme", "half"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])

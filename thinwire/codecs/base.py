@@ -40,7 +40,9 @@ class Codec(Protocol):
     """Turns a tree into bytes and bytes into a tree.
 
     A codec that can tell before the first message that it does not suit some blocks, because a selector matches none
-    of them for example, has a method `check(spec)`, too, which raises a ConfigError: see `check_fits`.
+    of them for example, has a method `check(spec)`, too, which raises a ConfigError: see `check_fits`. A codec whose
+    bytes are plain numbers at the same places for all clients of a round has `adds = True`: such messages can be added
+    up as they are.
     """
 
     def init(self, spec: Spec) -> Tree:
@@ -82,6 +84,11 @@ class Raw:
     >>> data.hex(), Raw().decode(data, Spec.of(tree), peer)["w"].tolist()
     ('0000803f000000c0', [1.0, -2.0])
     """
+
+    @property
+    def adds(self) -> bool:
+        """Yes."""
+        return True
 
     def init(self, spec: Spec) -> Tree:
         """No state."""

@@ -64,6 +64,11 @@ class Chain:
             out = dataclasses.replace(part, inner=out)  # type: ignore[type-var]
         return out
 
+    @property
+    def adds(self) -> bool:
+        """As the nested codec."""
+        return getattr(self.codec, "adds", False)
+
     def check(self, spec: Spec) -> None:
         """Ask all of them."""
         check_fits(self.codec, spec)

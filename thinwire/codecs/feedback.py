@@ -53,6 +53,11 @@ class ErrorFeedback:
                 "in the memory of ErrorFeedback; write unbiased = False"
             )
 
+    @property
+    def adds(self) -> bool:
+        """As the inner codec: what was lost before is part of the numbers."""
+        return getattr(self.inner, "adds", False)
+
     def check(self, spec: Spec) -> None:
         """Ask the inner codec."""
         check_fits(self.inner, spec)

@@ -50,6 +50,11 @@ class RankSlice:
             raise ConfigError(f"rank must be 1 or more, not {self.rank}")
         refuse_memory(self, self.inner)
 
+    @property
+    def adds(self) -> bool:
+        """As the inner codec: all send the same ranks."""
+        return getattr(self.inner, "adds", False)
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError when a selector matches no block, or one that is no matrix."""
         for what, patterns in (("rows", self.rows), ("columns", self.columns)):

@@ -187,6 +187,11 @@ class RandomK:
         _check_density(self.density)
         refuse_memory(self, self.inner)
 
+    @property
+    def adds(self) -> bool:
+        """If all clients send the numbers at the same places."""
+        return self.shared and getattr(self.inner, "adds", False)
+
     def check(self, spec: Spec) -> None:
         """Ask the inner codec, which sees one block called `values`."""
         check_fits(self.inner, as_one_block(spec, spec.size))

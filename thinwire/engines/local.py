@@ -6,6 +6,7 @@ whatever the method: two methods run with one seed see the same clients and the 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import time
@@ -24,6 +25,7 @@ from thinwire.rounds.down import open_round, receive, split_down
 from thinwire.rounds.local import Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
@@ -82,6 +84,8 @@ class Job:
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         self.method.budget.check(clients)
+        if self.method.secure and self.cohort < 2:
+            raise ConfigError("secure = true hides a client among others: cohort must be 2 or more, not 1")
 
 
 class RunState(NamedTuple):
@@ -269,14 +273,15 @@ class Simulation:
             work = self._workload(state.round, chunk)
             states = [known[i] for i in chunk]
             args = (self.contract, self.model, seen, frame, plan, chunk, states, work)
+            circle = Circle(cohort, self._secret) if self.job.method.secure else None
             try:
-                reply = cohort_round(*args, state.how)
+                reply = cohort_round(*args, state.how, circle)
             except Exception as error:
                 # a model that vmap cannot take is found at the first chunk; training is pure, so nothing is half-done
                 if state.how == "loop" or self.engine.vectorise != "auto" or state.round or replies:
                     raise
                 state = state._replace(how="loop", why=f"vmap failed: {_first_line(error)}")
-                reply = cohort_round(*args, state.how)
+                reply = cohort_round(*args, state.how, circle)
             replies.append((reply, chunk))
             for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
                 loss, examples = loss + value * count, examples + count
@@ -300,6 +305,10 @@ class Simulation:
             size = self.engine.chunk or len(ids)
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
+
+    def _secret(self, i: int, j: int) -> bytes:
+        """What two clients share. The simulator deals secrets; clients of their own would agree on them."""
+        return hashlib.blake2b(f"{i} {j}".encode(), key=self.key.fold("secret").value.to_bytes(8, "little")).digest()
 
     def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The examples of some clients in a round, by their numbers in the pool."""

@@ -45,9 +45,8 @@ class Said(NamedTuple):
     noted: Tree
 
 
-def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> Said:
-    """What a client said, from bytes that may come from anywhere."""
-    method = contract.method
+def answer(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> wire.Body:
+    """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
     message = wire.unpack(data, contract.schema)
     if message.kind != wire.UP:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
@@ -57,6 +56,13 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     names = frozenset(contract.coords.names) if body.plan is None else body.plan
     if names != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
+    return body
+
+
+def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> Said:
+    """What a client said, from bytes that may come from anywhere."""
+    method = contract.method
+    body = answer(contract, plan, version, client, data)
     planned = contract.coords.restrict(plan.names)
     shapes = contract.sendable.shapes()
     _, report = method.correction.finish(

@@ -51,6 +51,7 @@ class Method:
         penalty: is added to the loss of local steps.
         privacy: what may leave a client.
         budget: which clients have other codecs than `up` and `down`.
+        secure: add up what clients say under masks that cancel, so that the server sees the sum only.
     """
 
     space: Space = Full()
@@ -67,6 +68,7 @@ class Method:
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
     budget: Budget = Budget()
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if self.link not in get_args(Link):

@@ -27,10 +27,11 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, repeat, restrict, scale, stack, sub, to_device, unstack, weighted_mean
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.advance import advance
-from thinwire.rounds.lanes import EVERYONE, Step, pack_step, raw, unpack_step, unpack_up
+from thinwire.rounds.lanes import EVERYONE, Said, Step, pack_step, raw, unpack_step, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
+from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
 
@@ -77,6 +78,8 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     for up, down in zip(method.ups, method.downs, strict=True):
         check_fits(up, contract.code)
         check_fits(down, contract.code if method.link == "ledger" else contract.sendable)
+    if method.secure:
+        check_secure(contract)
     return contract, Public(0, weights, coords, shared, buffers)
 
 
@@ -154,6 +157,7 @@ def cohort_round(
     states: Sequence[ClientState],
     work: Workload,
     how: Vectorise,
+    circle: Circle | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -167,6 +171,7 @@ def cohort_round(
         states: their states, with outdated held blocks forgotten.
         work: their examples.
         how: all in one program, or one after another.
+        circle: who is added up in this round and their secrets; needed where the method is secure.
     """
     method = contract.method
     start = _starts(public.coords, states)
@@ -189,9 +194,12 @@ def cohort_round(
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         peer = contract.peer(public.version, client)
         payload, codec = contract.up(client).encode(code, state.codec, peer)
+        weight = method.weigh.weight(work.samples[i])
+        if method.secure:
+            payload = hide_payload(payload, weight, public.version, client, circle)
         lanes = {wire.COORDS: payload}
-        if method.weigh.sent:
-            lanes[wire.WEIGHT] = raw({"weight": torch.tensor(method.weigh.weight(work.samples[i]))})
+        if method.weigh.sent and not method.secure:
+            lanes[wire.WEIGHT] = raw({"weight": torch.tensor(weight)})
         if buffers:
             lanes[wire.BUFFERS] = raw(buffers)
         if report:
@@ -233,9 +241,13 @@ def close_round(
     device = device_of(public)
     if not messages:
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
-    said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
+    if method.secure:
+        mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
+    else:
+        said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
+        mean = weighted_mean([one.code for one in said], [one.weight for one in said])
     weights = [one.weight for one in said]
-    mean = to_device(weighted_mean([one.code for one in said], weights), device)
+    mean = to_device(mean, device)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, restrict(public.coords, plan.names))

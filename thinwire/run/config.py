@@ -212,7 +212,7 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    plainly = {"link": str, "say": str, "budget": Budget}
+    plainly: dict[str, Any] = {"link": str, "say": str, "budget": Budget, "secure": bool}
     known = [*SLOTS, *plainly]
     given: Table = {}
     for key, value in table.items():
@@ -242,6 +242,7 @@ def to_table(experiment: Experiment) -> Table:
             "link": method.link,
             "say": method.say,
             **({"budget": plain(method.budget)} if method.budget.tiers else {}),
+            **({"secure": True} if method.secure else {}),
         },
     }
 
