@@ -188,10 +188,12 @@ def test_presets_learn_the_digits_in_fewer_bytes(name):
         perceptron(hidden=32),
         clients,
         name,
-        rounds=10 if name == "signsgd" else 6,
+        rounds=12 if name == "signsgd" else 6,
         test=(x[-300:], y[-300:]),
         local=tw.Local(epochs=4, batch=16),
     )
-    assert run.history[-1].loss < (0.92 if name == "signsgd" else 0.8) * run.history[0].loss
+    assert run.history[-1].loss < 0.8 * run.history[0].loss
+    if name == "signsgd":  # more often right than wrong, by five deviations of 300 fair coins
+        assert run.accuracy > 0.5 + 5 * (0.25 / 300) ** 0.5
     ratio = {"sparse": 0.2, "quantize": 0.3, "fedpaq": 0.25, "fedpaq-fp16": 0.52, "signsgd": 0.05}[name]
     assert run.history[0].bytes_up < ratio * 4 * 8 * (64 * 32 + 32 + 330) + 8 * 60

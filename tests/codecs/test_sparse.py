@@ -175,6 +175,23 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was(inner):
         assert torch.allclose(said[name] + state[f"rest/{name}"], true[name], atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    "inner", [TopK(0.1), Quantise(scheme="sign"), Quantise(scheme="sign", per="tree"), Quantise(4)], ids=repr
+)
+def test_what_is_kept_stays_bounded(inner):
+    """|e|^2 <= 4 (1 - q) / q^2 max |x|^2 if each message loses at most a share 1 - q (Karimireddy et al., lemma 3)."""
+    codec, state, q, most = ErrorFeedback(inner), ErrorFeedback(inner).init(Spec.of(TREE)), 1.0, 0.0
+    for i in range(60):
+        tree = {name: Key(i).fold(name).normal(*block.shape) * (block.abs() > 0.3) for name, block in TREE.items()}
+        wanted = add(tree, {name: state[f"rest/{name}"] for name in tree})
+        _, state = codec.encode(tree, state, PEER)
+        kept_back = sum(float(block.square().sum()) for block in state.values())
+        q = min(q, 1 - kept_back / sum(float(block.square().sum()) for block in wanted.values()))
+        most = max(most, sum(float(block.square().sum()) for block in tree.values()))
+        assert q > 0  # none loses more than it is given
+        assert kept_back <= 4 * (1 - q) / q**2 * most + 1e-6
+
+
 def test_silent_blocks_keep_their_rest():
     codec = ErrorFeedback(TopK(0.1))
     _, state = codec.encode(TREE, codec.init(Spec.of(TREE)), PEER)

@@ -71,7 +71,7 @@ class Quantise:
         if self.per not in get_args(Per):
             raise ConfigError(f"per must be one of {', '.join(get_args(Per))}, not {self.per!r}")
         if not 1 <= self.bits <= 32:
-            raise ConfigError(f"bits must be from 1 to 32, not {self.bits}")
+            raise ConfigError(f"bits must be from 1 to 32, not {self.bits}; write for example bits = 8")
         if self.block < 1:
             raise ConfigError(f"block must be 1 or more, not {self.block}")
         if self.scheme in ("block", "qsgd") and self.bits < 2:

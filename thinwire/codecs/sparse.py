@@ -248,7 +248,7 @@ def refuse_memory(outer: object, inner: Codec) -> None:
 
 def _check_density(density: float) -> None:
     if not 0 < density <= 1:
-        raise ConfigError(f"density must be above 0 and at most 1, not {density}")
+        raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
 def _largest(x: Tensor, k: int) -> np.ndarray:
