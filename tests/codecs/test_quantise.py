@@ -139,6 +139,15 @@ def test_half_precision_is_a_cast_that_stays_finite(scheme, half):
     assert large.tolist() == [torch.finfo(half).max, torch.finfo(half).min]
 
 
+@pytest.mark.parametrize(("scheme", "half"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_half_precision_takes_little_more_than_its_entropy(scheme, half):
+    layers = torch.tensor([1e-2, 1e-3, 1e-4, 1e-6]).repeat_interleave(100_000)  # layers move at different rates
+    x = Key(11).normal(400_000) * layers
+    data, _ = sent(Quantise(scheme=scheme), x)
+    p = x.to(half).view(torch.int16).unique(return_counts=True)[1].double() / len(x)
+    assert len(data) < 1.03 * -float((p * p.log2()).sum()) * len(x) / 8
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_very_large_and_very_small_numbers_stay_finite(scheme):
     for x in (torch.tensor([3.4e38, -3.4e38, 1.0]), torch.tensor([1e-45, -1e-45]), torch.tensor([1e-39])):
@@ -175,8 +184,8 @@ def test_levels_take_little_more_than_their_entropy(bits, n):
         (Quantise(4), "933e 7e04"),
         (Quantise(2), "0040 16"),
         (Quantise(8, "uniform"), "000000c0 00000040 ff804000"),
-        (Quantise(scheme="fp16"), "04 00000101 80007880"),
-        (Quantise(scheme="bf16"), "04 00000101 80007f80"),
+        (Quantise(scheme="fp16"), "04 00010001 80007880"),
+        (Quantise(scheme="bf16"), "04 00010001 80007f80"),
     ],
 )
 def test_bytes_of_a_small_message_are_fixed(codec, data):

@@ -271,24 +271,28 @@ def _decode_signs(data: bytes, n: int) -> np.ndarray:
 
 
 def _encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
-    """Length of the lower bytes, lower bytes, upper bytes, both squeezed."""
+    """Length of the lower bytes, lower bytes, upper bytes, both squeezed.
+
+    Lower bytes stand in the order of their upper bytes: the code then changes with the exponent, where it matters.
+    """
     limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
     word = vector.clamp(-limit, limit).to(half).view(torch.int16).numpy().view(np.uint16)
     # the sign to the end: the exponent, most of what is worth a code, then has the upper byte nearly for itself
     turned = (word << np.uint16(1)) | (word >> np.uint16(15))
-    low, high = (
-        squeeze(plane.astype(np.uint8).tobytes()) for plane in (turned & np.uint16(255), turned >> np.uint16(8))
-    )
-    return varint(len(low)) + low + high
+    high = (turned >> np.uint16(8)).astype(np.uint8)
+    low = turned.astype(np.uint8)[np.argsort(high, kind="stable")]
+    lower, upper = squeeze(low.tobytes()), squeeze(high.tobytes())
+    return varint(len(lower)) + lower + upper
 
 
 def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
-    planes = (expand(data[start : start + length], n), expand(data[start + length :], n))
-    low, high = (np.frombuffer(plane, np.uint8).astype(np.uint16) for plane in planes)
-    turned = high << np.uint16(8) | low
+    high = np.frombuffer(expand(data[start + length :], n), np.uint8)
+    low = np.empty(n, np.uint16)
+    low[np.argsort(high, kind="stable")] = np.frombuffer(expand(data[start : start + length], n), np.uint8)
+    turned = high.astype(np.uint16) << np.uint16(8) | low
     word = ((turned >> np.uint16(1)) | (turned << np.uint16(15))).view(np.int16)
     out = torch.from_numpy(word).view(half).float()
     if not bool(torch.isfinite(out).all()):
