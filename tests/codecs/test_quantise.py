@@ -186,6 +186,7 @@ def test_levels_take_little_more_than_their_entropy(bits, n):
         (Quantise(8, "uniform"), "000000c0 00000040 ff804000"),
         (Quantise(scheme="fp16"), "04 00010001 80007880"),
         (Quantise(scheme="bf16"), "04 00010001 80007f80"),
+        (Quantise(scheme="sign"), "d63f 01 02 0102 01"),  # scale 5 / 3, one zero, its position in two bytes, signs
     ],
 )
 def test_bytes_of_a_small_message_are_fixed(codec, data):
