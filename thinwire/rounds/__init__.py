@@ -1,6 +1,8 @@
 """Layer 2. The round: a method, the states of server and clients, and the functions that every engine calls."""
 
 from thinwire.rounds.batches import Local as Local
+from thinwire.rounds.budget import Budget as Budget
+from thinwire.rounds.budget import Tier as Tier
 from thinwire.rounds.method import Method as Method
 from thinwire.rounds.weigh import BySamples as BySamples
 from thinwire.rounds.weigh import Uniform as Uniform

@@ -21,6 +21,7 @@ from thinwire.optim.penalties import NoPenalty, Penalty
 from thinwire.optim.rates import Constant, Rate, at_rate
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
+from thinwire.rounds.budget import Budget
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
 from thinwire.sketches.base import Identity, Sketch
@@ -56,6 +57,8 @@ class Method:
         privacy: what may leave a client.
         guard: on link `ledger`, whether messages down let clients find out that their public state has come apart from
             the server's; six bytes a message.
+        budget: which clients have other codecs than `up` and `down`.
+        secure: add up what clients say under masks that cancel, so that the server sees the sum only.
     """
 
     space: Space = Full()
@@ -75,6 +78,8 @@ class Method:
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
     guard: bool = True
+    budget: Budget = Budget()
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if self.link not in get_args(Link):
@@ -89,6 +94,16 @@ class Method:
     def server_opt_at(self, version: int) -> Optimiser:
         """What moves them on the server in the round from `version`."""
         return at_rate(self.server_opt, self.server_rate, version)
+
+    @property
+    def ups(self) -> tuple[Codec, ...]:
+        """The up codec of each tier; one where all clients are alike."""
+        return tuple(tier.up or self.up for tier in self.budget.tiers) or (self.up,)
+
+    @property
+    def downs(self) -> tuple[Codec, ...]:
+        """The down codec of each tier."""
+        return tuple(tier.down or self.down for tier in self.budget.tiers) or (self.down,)
 
     def check(self, weights: Spec) -> None:
         """Raise IncompatibleParts, saying what to write instead, if the parts cannot work together on this model."""
@@ -115,9 +130,14 @@ class Method:
                 f"{self.space!r} merges its coordinates away, so link = 'snapshot' does not say all there is to know. "
                 "Write link = 'ledger', or keep the frame (fresh_every = 0)"
             )
-        if self.link == "snapshot" and self.down.init(Spec.of(probe)):
+        if self.link == "ledger" and any(down != self.down for down in self.downs):
             raise IncompatibleParts(
-                f"{self.down!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
+                "tiers of the budget have different down codecs, but on link = 'ledger' everybody replays the same "
+                "entries. Write link = 'snapshot', or leave down out of the tiers"
+            )
+        if self.link == "snapshot" and (deaf := [down for down in self.downs if down.init(Spec.of(probe))]):
+            raise IncompatibleParts(
+                f"{deaf[0]!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
                 "itself. Write link = 'ledger', or take a down codec without memory"
             )
         if self.space.fresh_every and remembers:
