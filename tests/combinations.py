@@ -129,6 +129,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "secure": {"no": False, "yes": True},
     "guard": {"on": True, "off": False},
+    "evaluate": {"server": "server", "client": "client"},
     "link": {link: link for link in get_args(Link)},
     "say": {say: say for say in get_args(Say)},
 }

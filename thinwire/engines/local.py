@@ -23,6 +23,7 @@ from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
 from thinwire.rounds.graphed import Recorder
+from thinwire.rounds.lanes import as_heard
 from thinwire.rounds.local import Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
@@ -208,7 +209,9 @@ class Simulation:
         return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
 
     def weights(self, public: Public) -> Tree:
-        """The model's weights at a public state."""
+        """The model's weights at a public state, as the server or a client has it (`method.evaluate`)."""
+        if self.job.method.evaluate == "client":
+            public = as_heard(self.contract, public, self.job.method.down)
         frame = self.contract.frame(public.version, self.device)
         return self.job.method.space.expand(public.base, frame, public.coords)
 

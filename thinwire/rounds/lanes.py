@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 
 from thinwire.codecs import message as wire
-from thinwire.codecs.base import Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, bring
+from thinwire.core.tree import Tree, all_finite, bring, restrict, to_device
 from thinwire.errors import Diverged, WireError
-from thinwire.rounds.state import Contract
+from thinwire.rounds.state import Contract, Public, device_of
 from thinwire.schedules.base import Plan
 
 _RAW = Raw()
@@ -160,6 +160,16 @@ def read_stretch(contract: Contract, body: wire.Body, device: torch.device, end:
         unraw(data, spec) if end is None else contract.method.settle.decode(data, spec, contract.peer(end, EVERYONE))
     )
     return Stretch(names, *bring((values,), device))
+
+
+def as_heard(contract: Contract, public: Public, down: Codec) -> Public:
+    """A public state as clients of a tier read it: on link 'snapshot' through its down codec, on a ledger as it is."""
+    if contract.method.link == "ledger" or isinstance(down, Raw):
+        return public
+    peer = contract.peer(public.version, EVERYONE)
+    coords = to_device(restrict(public.coords, contract.sendable.names), "cpu")
+    heard = down.decode(down.encode(coords, {}, peer)[0], contract.sendable, peer)
+    return public._replace(coords={**public.coords, **to_device(heard, device_of(public))})
 
 
 def expect_lanes(body: wire.Body, expected: Set[int]) -> None:

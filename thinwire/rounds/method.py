@@ -30,6 +30,7 @@ from thinwire.spaces.full import Full
 
 Link = Literal["ledger", "snapshot"]
 Say = Literal["delta", "value"]
+Evaluate = Literal["server", "client"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Method:
         guard: on link `ledger`, whether messages down let clients find out that their public state has come apart from
             the server's; six bytes a message.
         budget: which clients have other codecs than `up` and `down`.
+        evaluate: whose coordinates the model is made of that is tested and kept: the `server`'s, or those that a
+            `client` receives through `down` (link `snapshot`; on a ledger they are the same).
         secure: add up what clients say under masks that cancel, so that the server sees the sum only.
     """
 
@@ -79,6 +82,7 @@ class Method:
     privacy: Privacy = NoPrivacy()
     guard: bool = True
     budget: Budget = Budget()
+    evaluate: Evaluate = "server"
     secure: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +90,8 @@ class Method:
             raise ConfigError(f"link must be one of {', '.join(get_args(Link))}, not {self.link!r}")
         if self.say not in get_args(Say):
             raise ConfigError(f"say must be one of {', '.join(get_args(Say))}, not {self.say!r}")
+        if self.evaluate not in get_args(Evaluate):
+            raise ConfigError(f"evaluate must be one of {', '.join(get_args(Evaluate))}, not {self.evaluate!r}")
 
     def client_opt_at(self, version: int) -> Optimiser:
         """What moves the coordinates on a client in the round from `version`."""

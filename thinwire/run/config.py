@@ -257,7 +257,8 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "secure": bool}
+    plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "evaluate": str}
+    plain_types["secure"] = bool
     known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
@@ -302,6 +303,7 @@ def method_table(method: Method, strict: bool = True) -> Table:
     slots = {slot: written(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
     rare = {"budget": plain(method.budget)} if method.budget.tiers else {}
     rare |= {"secure": True} if method.secure else {}
+    rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
     return {**slots, "link": method.link, "say": method.say, "guard": method.guard, **rare}
 
 
