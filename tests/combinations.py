@@ -74,6 +74,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "topk": tw.TopK(0.2),
         "topk/block": tw.TopK(0.2, by="block", inner=tw.Quantise(8)),
         "threshold": tw.Threshold(1e-4),
+        "masked": tw.Masked(),
         "randomk": tw.RandomK(0.5),
         "randomk/shared": tw.RandomK(0.5, shared=True),
         "rank-slice": tw.RankSlice(1),  # of adapters
@@ -122,6 +123,12 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "jacobian": tw.Jacobian(0.1),
     },
     "privacy": {"none": tw.NoPrivacy(), "test-clip": parts.Clip()},
+    "mask": {
+        "none": tw.NoMask(),
+        "select": tw.Select(0.5),
+        "prune": tw.Prune(0.5),
+        "prune/slowly": tw.Prune(1.0, keep=0.7),
+    },
     "budget": {
         "none": tw.Budget(),
         "tiers": tw.Budget((tw.Tier(up=tw.ErrorFeedback(tw.TopK(0.2))), tw.Tier()), clients=(0, 1, 0)),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
     from thinwire.codecs.quantise import Quantise as Quantise
     from thinwire.codecs.rank import RankSlice as RankSlice
+    from thinwire.codecs.sparse import Masked as Masked
     from thinwire.codecs.sparse import RandomK as RandomK
     from thinwire.codecs.sparse import Threshold as Threshold
     from thinwire.codecs.sparse import TopK as TopK
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     from thinwire.rounds.batches import Local as Local
     from thinwire.rounds.budget import Budget as Budget
     from thinwire.rounds.budget import Tier as Tier
+    from thinwire.rounds.mask import NoMask as NoMask
+    from thinwire.rounds.mask import Prune as Prune
+    from thinwire.rounds.mask import Select as Select
     from thinwire.rounds.method import Method as Method
     from thinwire.rounds.weigh import BySamples as BySamples
     from thinwire.rounds.weigh import Uniform as Uniform
@@ -96,7 +100,7 @@ _HOMES = {
     "thinwire.codecs.feedback": ("ErrorFeedback",),
     "thinwire.codecs.quantise": ("Quantise",),
     "thinwire.codecs.rank": ("RankSlice",),
-    "thinwire.codecs.sparse": ("RandomK", "Threshold", "TopK"),
+    "thinwire.codecs.sparse": ("Masked", "RandomK", "Threshold", "TopK"),
     "thinwire.core.registry": ("register",),
     "thinwire.core.rng": ("Key",),
     "thinwire.core.spec": ("Spec",),
@@ -120,6 +124,7 @@ _HOMES = {
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
+    "thinwire.rounds.mask": ("NoMask", "Prune", "Select"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),

@@ -182,6 +182,11 @@ class Simulation:
         self.key = Key(job.seed)
         self.contract: Contract
         self.contract, self.public = agree(job.method, self.model.weights(), self.model.buffers(), self.key.fold("run"))
+        tiers = job.method.budget.tiers
+        everybody = range(len(job.task.clients))
+        self.asked = [i for i in everybody if not tiers or tiers[self.contract.tier(i)].asked]
+        if not self.asked:
+            raise ConfigError("no client is in a tier that is asked; give it a larger share, or list budget.clients")
 
     @torch.no_grad()
     def try_on(self) -> None:
@@ -223,7 +228,8 @@ class Simulation:
         plan = plan_round(contract, server)
         cohort = state.cohort
         if plan.resample or not cohort:
-            cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
+            drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(job.cohort, len(self.asked)))
+            cohort = tuple(self.asked[i] for i in drawn)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         down = open_round(contract, server, {i: known[i].version for i in cohort})
         bytes_down, bytes_catchup = split_down(contract, server, down)

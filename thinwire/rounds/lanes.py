@@ -65,14 +65,14 @@ def answer(contract: Contract, plan: Plan, version: int, client: int, data: byte
     return body
 
 
-def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> Said:
-    """What a client said, from bytes that may come from anywhere."""
+def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes, mask: Tree | None = None) -> Said:
+    """What a client said, from bytes that may come from anywhere, if it trained the numbers under this mask."""
     method = contract.method
     body = answer(contract, plan, version, client, data)
     expected, spec, note = _expected(contract, plan)
     expect_lanes(body, expected)
     lanes, report = body.lanes, contract.report
-    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client))
+    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client, mask))
     weight = _unpack_weight(lanes[wire.WEIGHT]) if method.weigh.sent else method.weigh.weight(0)
     said = Said(
         code,

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from thinwire.codecs.base import Codec, Raw
+from thinwire.codecs.sparse import Threshold
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError, IncompatibleParts
@@ -22,6 +23,7 @@ from thinwire.optim.rates import Constant, Rate, at_rate
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.rounds.budget import Budget
+from thinwire.rounds.mask import Mask, NoMask
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
 from thinwire.sketches.base import Identity, Sketch
@@ -58,6 +60,7 @@ class Method:
         privacy: what may leave a client.
         guard: on link `ledger`, whether messages down let clients find out that their public state has come apart from
             the server's; six bytes a message.
+        mask: which numbers are trained, and which are left at all.
         budget: which clients have other codecs than `up` and `down`.
         evaluate: whose coordinates the model is made of that is tested and kept: the `server`'s, or those that a
             `client` receives through `down` (link `snapshot`; on a ledger they are the same).
@@ -81,6 +84,7 @@ class Method:
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
     guard: bool = True
+    mask: Mask = NoMask()
     budget: Budget = Budget()
     evaluate: Evaluate = "server"
     secure: bool = False
@@ -155,6 +159,8 @@ class Method:
             raise IncompatibleParts(
                 f"{c!r} scales what clients changed, so say = 'value' has no meaning under it. Write say = 'delta'"
             )
+        if not isinstance(self.mask, NoMask):
+            self._check_mask(sketched)
         for opt, rate in ((self.client_opt, self.rate), (self.server_opt, self.server_rate)):
             if rate != Constant() and not (is_dataclass(opt) and any(f.name == "lr" for f in fields(opt))):
                 raise IncompatibleParts(
@@ -175,6 +181,23 @@ class Method:
                 f"{c!r} keeps server memory in coordinates, but under {self.sketch!r} the server sees codes only. "
                 "Take the identity sketch, or a correction without server memory"
             )
+
+    def _check_mask(self, sketched: bool) -> None:
+        """A mask is of coordinates that stay, that the server moves itself, and that both ends know."""
+        for clash, part, why, instead in (
+            (sketched, self.sketch, "the server moves codes", "the identity sketch"),
+            (self.say == "value", "say = 'value'", "what is masked would be averaged as zero", "say = 'delta'"),
+            (self.space.fresh_every, self.space, "coordinates begin anew", "fresh_every = 0"),
+            (not self.schedule.resamples(1), self.schedule, "blocks wait at home", "schedule = 'every'"),
+            (
+                self.mask.prunes and self.link == "ledger" and self.down not in (Raw(), Threshold(0.0)),
+                f"down = {self.down!r} on link = 'ledger'",
+                "zeros do not arrive as zeros",
+                "down = 'raw' or link = 'snapshot'",
+            ),
+        ):
+            if clash:
+                raise IncompatibleParts(f"{self.mask!r} masks coordinates, but with {part!s} {why}. Write {instead}")
 
     def _server_opt_looks_at_coordinates(self) -> bool:
         """Whether the same gradient is answered otherwise at another place."""

@@ -13,7 +13,7 @@ functions are pure: states go in and come out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ from thinwire.rounds.lanes import (
     Said,
     Step,
     Stretch,
+    as_heard,
     noted,
     pack_end,
     pack_step,
@@ -59,6 +60,7 @@ from thinwire.rounds.lanes import (
 )
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
+from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
@@ -227,10 +229,12 @@ def cohort_round(
     start = _starts(public.coords, states)
     mine = to_device(stack([state.correction for state in states]), device)
     kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
+    mask = contract.trained(public)
+    only = to_device(mask, device)
     if how == "graph":
-        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept)
+        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept, only)
     else:
-        trained = local_train(method, learner, public, frame, start, mine, work, how, kept)
+        trained = local_train(method, learner, public, frame, start, mine, work, how, kept, only)
     goes_on = not method.schedule.resamples(public.version + 1)
     delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
     spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)
@@ -256,7 +260,7 @@ def cohort_round(
             memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
         if not (finite or all_finite(code)):  # before the codec: what it makes of a NaN is not defined
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
-        payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client))
+        payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client, mask))
         weight = method.weigh.weight(work.samples[i])
         if method.secure:
             payload = hide_payload(payload, weight, public.version, client, circle)
@@ -332,7 +336,11 @@ def close_round(
     if method.secure:
         mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
     else:
-        said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
+        masks = _masks(contract, public, messages)
+        said = [
+            unpack_up(contract, plan, public.version, client, messages[client], masks[contract.tier(client)])
+            for client in sorted(messages)
+        ]
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
         mean = weighted_mean(codes, [one.weight for one in said])
@@ -354,6 +362,9 @@ def close_round(
     )
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
+    if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), public.version + 1)):
+        change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
+        opt = {name: _under(block, left.get(name.split("/", 1)[-1])) for name, block in opt.items()}
     opt = {**server.opt, **opt}
     step = Step(plan.names, change)
     codec = server.codec
@@ -403,6 +414,19 @@ def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, en
         longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
         end=end,
     )
+
+
+def _masks(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
+    """Which numbers clients of each tier trained: what they received decides it."""
+    downs = {contract.tier(client): contract.down(client) for client in clients}
+    if isinstance(contract.method.mask, NoMask):
+        return {tier: {} for tier in downs}
+    return {tier: contract.trained(as_heard(contract, public, down)) for tier, down in downs.items()}
+
+
+def _under(block: Tensor, mask: Tensor | None) -> Tensor:
+    """An optimiser's memory without what belongs to numbers that are gone."""
+    return block if mask is None or mask.shape != block.shape else torch.where(mask, block, 0)
 
 
 def _of_blocks(state: Tree, silent: frozenset[str]) -> Tree:

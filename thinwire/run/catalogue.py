@@ -8,7 +8,10 @@ from thinwire.errors import UnknownName
 from thinwire.run.presets import presets
 
 What = Literal["methods", "tasks", "models", "splits", "parts"]
-_PARTS = ("space", "sketch", "schedule", "codec", "optimiser", "correction", "penalty", "rate", "privacy", "weigh")
+_PARTS = (
+    *("space", "sketch", "schedule", "codec", "optimiser", "correction", "penalty", "rate"),
+    *("privacy", "weigh", "mask"),
+)
 
 
 def catalogue(what: str) -> list[dict[str, Any]]:
