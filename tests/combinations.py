@@ -122,7 +122,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "norms": tw.Norms(l1=1e-4, l2=1e-3),
         "jacobian": tw.Jacobian(0.1),
     },
-    "privacy": {"none": tw.NoPrivacy(), "test-clip": parts.Clip()},
+    "privacy": {"none": tw.NoPrivacy(), "dp": tw.DP(clip=0.1, sigma=0.1), "test-clip": parts.Clip()},
     "mask": {
         "none": tw.NoMask(),
         "select": tw.Select(0.5),

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from thinwire.optim.rates import Warmup as Warmup
     from thinwire.optim.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
+    from thinwire.privacy.dp import DP as DP
     from thinwire.rounds.batches import Local as Local
     from thinwire.rounds.budget import Budget as Budget
     from thinwire.rounds.budget import Tier as Tier
@@ -122,6 +123,7 @@ _HOMES = {
     "thinwire.optim.rates": ("Constant", "Cosine", "Decay", "Steps", "Warmup"),
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
+    "thinwire.privacy.dp": ("DP",),
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
     "thinwire.rounds.mask": ("NoMask", "Prune", "Select"),

@@ -116,7 +116,25 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     check_fits(method.settle, contract.coords)
     if method.secure:
         check_secure(contract)
+    if method.privacy.bounds:
+        _check_bounded(contract)
     return contract, Public(0, weights, coords, shared, buffers)
+
+
+def _check_bounded(contract: Contract) -> None:
+    """Raise IncompatibleParts if clients would reach the server beside, or unseen by, what bounds them."""
+    method = contract.method
+    plan = Plan(frozenset(contract.sendable.names))
+    for clash, part, instead in (
+        (method.say == "value", "say = 'value', which is no change", "Write say = 'delta'"),
+        (method.weigh.sent, f"{method.weigh!r}, by which some count more", "Write weigh = 'uniform'"),
+        (method.secure, "secure = true, which hides each of them", "Write secure = false"),
+        (contract.report.blocks, f"reports of {method.correction!r}", "Take a correction that reports nothing"),
+        (noted(contract, plan).blocks, f"reports of {method.schedule!r}", "Take a schedule that reports nothing"),
+        (contract.buffers.blocks, "running statistics", "Take a model without them, such as with group norm"),
+    ):
+        if clash:
+            raise IncompatibleParts(f"{method.privacy!r} bounds each client's change, but not {part}. {instead}")
 
 
 def begin(contract: Contract, public: Public) -> ServerState:
@@ -343,6 +361,7 @@ def close_round(
         ]
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
+        codes = [method.privacy.accept(code) for code in codes]
         mean = weighted_mean(codes, [one.weight for one in said])
     weights = [one.weight for one in said]
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
