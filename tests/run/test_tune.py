@@ -34,6 +34,7 @@ def test_if_the_larger_rank_never_wins_nothing_is_masked():
     assert found.rank == 4
     assert len(set(calls)) == len(calls)  # rank 1 without a mask is measured once
     assert search(measure, (1, 4), (0.5,)).tried[0].clipped  # 0.5 * 4 / 1 is above 1
+    assert found.tried[0] == (1, 1.0, -1, 1000, True)  # of equal cost at density 0.25, not any more at 0.5
 
 
 def test_real_runs():

@@ -19,7 +19,6 @@ from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
 from thinwire.spaces.lora import LoRA
 
-
 N = TypeVar("N", int, float)
 
 
@@ -82,6 +81,8 @@ def search(measure: Measure, ranks: Sequence[int], densities: Sequence[float]) -
     def run(rank: int, density: float, clipped: bool = False) -> float:
         if (rank, density) not in tried:
             tried[rank, density] = Tried(rank, density, *measure(rank, density), clipped)
+        elif clipped:
+            tried[rank, density] = tried[rank, density]._replace(clipped=True)
         return tried[rank, density].accuracy
 
     small, large = ranks[:2]
