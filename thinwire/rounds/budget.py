@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thinwire.codecs.base import Codec
 from thinwire.core.rng import Key
@@ -21,7 +21,7 @@ class Tier:
     """
 
     share: float = 1.0
-    asked: bool = True
+    asked: bool = field(default=True, repr=False)  # no message depends on it
     up: Codec | None = None
     down: Codec | None = None
 

@@ -6,7 +6,7 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal, get_args
 
 import torch
@@ -84,9 +84,9 @@ class Method:
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
     guard: bool = True
-    mask: Mask = NoMask()
+    mask: Mask = field(default=NoMask(), repr=False)  # the schema of messages holds it where there is one
     budget: Budget = Budget()
-    evaluate: Evaluate = "server"
+    evaluate: Evaluate = field(default="server", repr=False)  # no message depends on it
     secure: bool = False
 
     def __post_init__(self) -> None:

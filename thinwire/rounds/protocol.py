@@ -104,6 +104,8 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
+    if not isinstance(method.mask, NoMask):
+        h.update(repr(method.mask).encode())
     for part in specs:
         h.update(part.digest())
     for block in (*weights.values(), *buffers.values()):  # whoever starts elsewhere would be elsewhere for ever
