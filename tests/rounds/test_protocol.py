@@ -501,7 +501,7 @@ def test_numbers_that_are_not_finite_are_refused(opened, lane, value):
     federation, plan, data = opened
     payload = lanes_of(federation, data)[0].lanes[getattr(wire, lane)]
     bad = forged(federation, data, **{lane: payload[:-4] + number(value)})
-    with pytest.raises(Diverged, match="client 0 sent a number that is not finite"):
+    with pytest.raises(WireError, match="client 0 sent a number that is not finite"):
         close_round(federation.contract, federation.server, plan, {0: bad}, 6)
 
 

@@ -79,7 +79,7 @@ class Raw:
         out: Tree = {}
         position = 0
         for block in spec:
-            out[block.name] = _from_bytes(data[position : position + block.nbytes], block)
+            out[block.name] = _from_bytes(data, position, block)
             position += block.nbytes
         return out
 
@@ -95,10 +95,10 @@ def _to_bytes(tensor: Tensor) -> bytes:
     return raw.view(torch.uint8).numpy().tobytes()
 
 
-def _from_bytes(data: bytes, block: Block) -> Tensor:
-    if not data:  # an empty array has no stride that torch could view as another type
+def _from_bytes(data: bytes, position: int, block: Block) -> Tensor:
+    if not block.nbytes:  # an empty array has no stride that torch could view as another type
         return torch.zeros(block.shape, dtype=block.dtype)
-    raw = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    raw = torch.from_numpy(np.frombuffer(data, np.uint8, block.nbytes, position).copy())
     if block.dtype is torch.bool and bool((raw > 1).any()):
         raise WireError(f"block {block.name!r} holds a byte that is neither true nor false")
     if sys.byteorder == "big":  # pragma: no cover

@@ -14,7 +14,7 @@ import numpy as np
 
 from thinwire.errors import WireError
 
-_CHUNK = 1 << 16  # numbers at a time on the way over single bits, a multiple of 8
+_CHUNK = 1 << 10  # numbers at a time on the way over single bits, a multiple of 8
 
 
 def width(count: int, bits: int) -> int:
@@ -47,36 +47,37 @@ def pack(values: np.ndarray, bits: int) -> bytes:
 
 
 def unpack(data: bytes, count: int, bits: int) -> np.ndarray:
-    """That many numbers from exactly these bytes, as int64."""
+    """That many numbers from exactly these bytes: uint8 up to 8 bits, uint32 up to 32, else int64."""
     if len(data) != width(count, bits):
         raise WireError(f"{count} numbers of {bits} bits take {width(count, bits)} bytes, got {len(data)}")
+    kind = np.uint8 if bits <= 8 else np.uint32 if bits <= 32 else np.int64
     if not data:
-        return np.zeros(count, np.int64)
+        return np.zeros(count, kind)
     if (spare := 8 * len(data) - count * bits) and data[-1] >> 8 - spare:
         raise WireError("bits are set after the last number")
     if bits == 8:
-        return np.frombuffer(data, np.uint8).astype(np.int64)
+        return np.frombuffer(data, np.uint8)
     if bits == 1:
-        return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little").astype(np.int64)
+        return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
     if bits < 8:
-        rows = np.zeros((-(-count // 8), bits), np.uint8)
-        rows.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-        words = np.zeros((len(rows), 8), np.uint8)
-        words[:, :bits] = rows
+        words = np.zeros((-(-count // 8), 8), np.uint8)
+        full = len(data) // bits
+        words[:full, :bits] = np.frombuffer(data, np.uint8, full * bits).reshape(-1, bits)
+        words[full:, : len(data) - full * bits] = np.frombuffer(data, np.uint8, offset=full * bits)
         word = words.reshape(-1).view("<u8")
         mask = np.uint64((1 << bits) - 1)
-        out = np.empty((len(rows), 8), np.int64)
+        small = np.empty((len(words), 8), np.uint8)
         for i in range(8):
-            out[:, i] = (word >> np.uint64(i * bits)) & mask
-        return out.reshape(-1)[:count]
-    parts = []
+            small[:, i] = (word >> np.uint64(i * bits)) & mask
+        return small.reshape(-1)[:count]
+    out = np.empty(count, kind)
     for at in range(0, count, _CHUNK):
         n = min(_CHUNK, count - at)
-        some = np.frombuffer(data, np.uint8)[at * bits // 8 :][: width(n, bits)]
+        some = np.frombuffer(data, np.uint8, width(n, bits), at * bits // 8)
         single = np.zeros((n, 64), np.uint8)
         single[:, :bits] = np.unpackbits(some, count=n * bits, bitorder="little").reshape(n, bits)
-        parts.append(np.packbits(single, axis=1, bitorder="little").view("<u8").reshape(-1).astype(np.int64))
-    return np.concatenate(parts)
+        out[at : at + n] = np.packbits(single, axis=1, bitorder="little").view("<u8").reshape(-1)
+    return out
 
 
 def varint(value: int) -> bytes:
@@ -90,7 +91,7 @@ def varint(value: int) -> bytes:
     return bytes(out) + bytes([value])
 
 
-def read_varint(data: bytes, position: int = 0) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int = 0) -> tuple[int, int]:
     """Such a number, and the position after it."""
     value = 0
     for i in range(5):

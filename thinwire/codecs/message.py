@@ -60,11 +60,11 @@ class Schema:
 
 @dataclass(frozen=True)
 class Message:
-    """A decoded message; the bodies are still bytes until `unpack_body`."""
+    """A decoded message; the bodies are still bytes until `unpack_body`: views of the message, not copies."""
 
     kind: int
     version: int
-    bodies: tuple[bytes, ...]
+    bodies: tuple[memoryview, ...]
 
 
 def pack_body(body: Body, schema: Schema) -> bytes:
@@ -76,12 +76,12 @@ def pack_body(body: Body, schema: Schema) -> bytes:
     return b"".join(out)
 
 
-def unpack_body(data: bytes, schema: Schema) -> Body:
+def unpack_body(data: bytes | memoryview, schema: Schema) -> Body:
     """A body from exactly these bytes."""
-    body, end = _read_body(data, 0, schema)
+    plan, lanes, end = _read_body(memoryview(data), 0, schema)
     if end != len(data):
         raise WireError(f"{len(data) - end} bytes follow the end of a body")
-    return body
+    return Body(plan, {lane: bytes(payload) for lane, payload in lanes.items()})
 
 
 def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema) -> bytes:
@@ -111,14 +111,14 @@ def unpack(data: bytes, schema: Schema) -> Message:
         raise WireError(
             f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}"
         )
-    if data[-4:] != _checksum(data[:-4], schema):
+    payload = memoryview(data)[:-4]
+    if data[-4:] != _checksum(payload, schema):
         raise WireError("checksum does not match: the message was damaged on its way")
-    payload = data[:-4]
     version, position = read_varint(payload, 8)
     count, position = read_varint(payload, position)
     bodies = []
     for _ in range(count):
-        _, end = _read_body(payload, position, schema)
+        _, _, end = _read_body(payload, position, schema)
         bodies.append(payload[position:end])
         position = end
     if position != len(payload):
@@ -130,7 +130,10 @@ def unpack(data: bytes, schema: Schema) -> Message:
     return Message(data[3], version, tuple(bodies))
 
 
-def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
+def _read_body(
+    data: memoryview, position: int, schema: Schema
+) -> tuple[frozenset[str] | None, dict[int, memoryview], int]:
+    """Plan, lanes as views of the data, and where the body ends."""
     if position >= len(data):
         raise WireError("message ends where a body should begin")
     flag, position = data[position], position + 1
@@ -141,7 +144,7 @@ def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
     elif flag != 0:
         raise WireError(f"plan flag {flag} is not known, expected 0 or 1")
     count, position = read_varint(data, position)
-    lanes: dict[int, bytes] = {}
+    lanes: dict[int, memoryview] = {}
     last = -1
     for _ in range(count):
         if position >= len(data):
@@ -154,10 +157,10 @@ def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
             raise WireError(f"lane {lane} announces {length} bytes, {len(data) - position} are left")
         lanes[lane], position = data[position : position + length], position + length
         last = lane
-    return Body(plan, lanes), position
+    return plan, lanes, position
 
 
-def _checksum(data: bytes, schema: Schema) -> bytes:
+def _checksum(data: bytes | memoryview, schema: Schema) -> bytes:
     return zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
 
 
@@ -169,7 +172,7 @@ def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:
     return bytes(out)
 
 
-def _read_bitmap(data: bytes, blocks: tuple[str, ...]) -> frozenset[str]:
+def _read_bitmap(data: memoryview, blocks: tuple[str, ...]) -> frozenset[str]:
     if len(data) != -(-len(blocks) // 8):
         raise WireError("message ends inside the plan")
     names = frozenset(name for i, name in enumerate(blocks) if data[i // 8] >> i % 8 & 1)

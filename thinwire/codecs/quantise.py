@@ -130,18 +130,26 @@ class Quantise:
             raise WireError("a scale is negative or not finite")
         rest = data[2 * count :]
         if self.scheme == "sign":
-            q = 2 * symbols.decode(rest, n, 1) - 1
+            x = symbols.decode(rest, n, 1).astype(real)
+            x *= 2
+            x -= 1
         else:
             bits = self.bits
             if self.scheme == "qsgd":
                 bits, rest = rest[0] if rest else 0, rest[1:]
                 if not 2 <= bits <= self.bits:
                     raise WireError(f"levels of {bits} bits cannot be, expected 2 to {self.bits}")
-            q = symbols.decode(rest, n, bits) - _highest(bits)
-            if int(q.max()) > _highest(bits):
-                raise WireError(f"level {int(q.max())} does not exist, the highest is {_highest(bits)}")
-        with np.errstate(over="ignore"):  # clamped below
-            x = _flat(_rows(q.astype(real), length) * _widen(scales).astype(real)[:, None], n)
+            q = symbols.decode(rest, n, bits)
+            if int(q.max()) > 2 * _highest(bits):
+                highest = _highest(bits)
+                raise WireError(f"level {int(q.max()) - highest} does not exist, the highest is {highest}")
+            x = q.astype(real)
+            x -= _highest(bits)
+        wide, full = _widen(scales).astype(real), n // length
+        with np.errstate(over="ignore"):  # clamped below; in place, because a decoder may not take much memory
+            rows = x[: full * length].reshape(full, length)
+            rows *= wide[:full, None]
+            x[full * length :] *= wide[-1]
         return _finite_cut(x, spec)
 
     def size(self, spec: Spec) -> int | None:
@@ -193,7 +201,10 @@ class Quantise:
         if not (np.isfinite(ends).all() and ends[0] <= ends[1]):
             raise WireError(f"numbers from {ends[0]} to {ends[1]} cannot be")
         low, step = self._grid(ends)
-        return low + step * symbols.decode(data[8:], n, self.bits).astype(np.float64)
+        x = symbols.decode(data[8:], n, self.bits).astype(np.float64)
+        x *= step
+        x += low
+        return x
 
     def _grid(self, ends: np.ndarray) -> tuple[np.float64, np.float64]:
         low, high = ends.astype(np.float64)
@@ -236,14 +247,14 @@ def _divisor(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _finite_cut(x: np.ndarray, spec: Spec) -> Tree:
-    """The blocks of a vector, each number brought into the range of its block's type."""
+    """The blocks of a vector (which is overwritten), each number brought into the range of its block's type."""
     vector = torch.from_numpy(x)
     out: Tree = {}
     position = 0
     for block in spec:
         piece = vector[position : position + block.numel]
         limit = min(torch.finfo(block.dtype).max, torch.finfo(vector.dtype).max)
-        out[block.name] = piece.clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+        out[block.name] = piece.clamp_(-limit, limit).to(block.dtype, copy=True).reshape(block.shape)
         position += block.numel
     return out
 
@@ -265,8 +276,10 @@ def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
     planes = (expand(data[start : start + length], n), expand(data[start + length :], n))
-    low, high = (np.frombuffer(plane, np.uint8).astype(np.uint16) for plane in planes)
-    turned = high << np.uint16(8) | low
+    low, high = (np.frombuffer(plane, np.uint8) for plane in planes)
+    turned = high.astype(np.uint16)
+    turned <<= np.uint16(8)
+    turned |= low
     word = ((turned >> np.uint16(1)) | (turned << np.uint16(15))).view(np.int16)
     out = torch.from_numpy(word).view(half).float()
     if not bool(torch.isfinite(out).all()):

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
-from thinwire.core.tree import restrict, to_device
+from thinwire.core.tree import all_finite, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.rounds.advance import advance
-from thinwire.rounds.lanes import EVERYONE, expect_lanes, raw, unpack_step, unraw
+from thinwire.rounds.lanes import EVERYONE, expect_lanes, planned_names, raw, unpack_step, unraw
 from thinwire.rounds.protocol import plan_round
 from thinwire.rounds.state import Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
@@ -105,24 +105,34 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
         raise WireError("a client's message was sent to a client")
     ask = wire.unpack_body(message.bodies[-1], contract.schema)
     expect_lanes(ask, frozenset())
-    plan = Plan(frozenset(contract.coords.names) if ask.plan is None else ask.plan)
+    plan = Plan(planned_names(contract, ask))
     if message.kind == wire.STATE:
-        return Received(*_take_state(contract, public, message), plan)
+        return _finite(public, Received(*_take_state(contract, public, message), plan))
     entries = message.bodies[:-1]
     if message.version - len(entries) != public.version:
         raise WireError(f"steps from version {message.version - len(entries)} do not continue version {public.version}")
     touched: frozenset[str] = frozenset()
-    for data in entries:
-        step = unpack_step(contract, data, public.version, device_of(public))
-        public = advance(contract, public, step)
+    after = public
+    for entry in entries:
+        step = unpack_step(contract, entry, after.version, device_of(after))
+        after = advance(contract, after, step)
         touched |= step.names
-    return Received(public, touched, plan)
+    return _finite(public, Received(after, touched, plan))
+
+
+def _finite(before: Public, received: Received) -> Received:
+    """Refuse what leads to numbers that are not finite; the server does not send such, it stops."""
+    after = received.public
+    for old, new in zip(before[1:], after[1:], strict=True):
+        if new is not old and not all_finite(new):
+            raise WireError(f"the message leads to numbers of version {after.version} that are not finite")
+    return received
 
 
 def _take_state(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
     method = contract.method
     body = wire.unpack_body(message.bodies[0], contract.schema)
-    touched = frozenset(contract.coords.names) if body.plan is None else body.plan
+    touched = planned_names(contract, body)
     expected = {wire.COORDS}
     expected |= {wire.SHARED} if contract.shared.blocks else set()
     expected |= {wire.BUFFERS} if contract.buffers.blocks else set()

@@ -16,7 +16,7 @@ from thinwire.codecs.base import Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, to_device
-from thinwire.errors import Diverged, WireError
+from thinwire.errors import WireError
 from thinwire.rounds.state import Contract
 from thinwire.schedules.base import Plan
 
@@ -54,8 +54,7 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     if message.version != version:
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
     body = wire.unpack_body(message.bodies[0], contract.schema)
-    names = frozenset(contract.coords.names) if body.plan is None else body.plan
-    if names != plan.names:
+    if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
     planned = contract.coords.restrict(plan.names)
     shapes = contract.sendable.shapes()
@@ -82,7 +81,7 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     if not (0 < weight < float("inf")):
         raise WireError(f"client {client} says that it counts {weight}; expected a number above 0")
     if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted)):
-        raise Diverged(f"client {client} sent a number that is not finite; try a smaller learning rate")
+        raise WireError(f"client {client} sent a number that is not finite")
     return said
 
 
@@ -97,10 +96,10 @@ def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tupl
     return wire.pack_body(wire.Body(step.names, lanes), contract.schema), codec
 
 
-def unpack_step(contract: Contract, data: bytes, version: int, device: torch.device) -> Step:
+def unpack_step(contract: Contract, data: bytes | memoryview, version: int, device: torch.device) -> Step:
     """An entry from bytes that may come from anywhere."""
     body = wire.unpack_body(data, contract.schema)
-    names = frozenset(contract.coords.names) if body.plan is None else body.plan
+    names = planned_names(contract, body)
     expect_lanes(
         body,
         {wire.COORDS}
@@ -112,6 +111,14 @@ def unpack_step(contract: Contract, data: bytes, version: int, device: torch.dev
     shared = unraw(body.lanes[wire.SHARED], contract.shared) if contract.shared.blocks else {}
     buffers = unraw(body.lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {}
     return Step(names, to_device(code, device), to_device(shared, device), to_device(buffers, device))
+
+
+def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:
+    """The blocks of a body's plan; refuses private ones, so that nobody can ask for them or overwrite them."""
+    names = frozenset(contract.coords.names) if body.plan is None else body.plan
+    if private := names - frozenset(contract.sendable.names):
+        raise WireError(f"the message is about block {min(private)!r}, which is private and never travels")
+    return names
 
 
 def expect_lanes(body: wire.Body, expected: Set[int]) -> None:

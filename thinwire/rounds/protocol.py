@@ -175,7 +175,9 @@ def cohort_round(
             method.sketch.encode(spoken, contract.sketch_key(public.version)),
             contract.key.fold("privacy", public.version, client),
         )
-        if not all_finite(code):  # before the codec: what it makes of a NaN is not defined
+        noted = method.schedule.report(restrict(delta, plan.names), plan)
+        # before the codec: what it makes of a NaN is not defined, and the server refuses one
+        if not all(all_finite(tree) for tree in (code, buffers, report, noted)):
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         peer = contract.peer(public.version, client)
         payload, codec = method.up.encode(code, state.codec, peer)
@@ -186,7 +188,7 @@ def cohort_round(
             lanes[wire.BUFFERS] = raw(buffers)
         if report:
             lanes[wire.SHARED] = raw(report)
-        if noted := method.schedule.report(restrict(delta, plan.names), plan):
+        if noted:
             lanes[wire.REPORT] = raw(noted)
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
