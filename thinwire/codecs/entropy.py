@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import zlib
 
+from thinwire.codecs.bits import Bytes
 from thinwire.errors import WireError
 
 
@@ -31,7 +32,7 @@ def squeeze(data: bytes) -> bytes:
     return short if len(short) < len(data) else data
 
 
-def expand(data: bytes, length: int) -> bytes:
+def expand(data: Bytes, length: int) -> Bytes:
     """The `length` bytes that `squeeze` was given. Never makes more than that, whatever the stream announces."""
     if len(data) == length:
         return data

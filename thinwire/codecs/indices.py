@@ -53,7 +53,7 @@ def encode(indices: np.ndarray, n: int) -> bytes:
     return min(forms, key=len)
 
 
-def decode(data: bytes, n: int, k: int) -> np.ndarray:
+def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     """Exactly k strictly ascending positions below n, as int64."""
     if not 0 <= k <= n:
         raise WireError(f"{k} positions of {n} cannot be")
@@ -102,7 +102,7 @@ def _gaps(gaps: np.ndarray, n: int) -> bytes:
     )
 
 
-def _read_gaps(data: bytes, n: int, k: int) -> np.ndarray:
+def _read_gaps(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     r = _low_bits(n, k)
     escapes, start = _bits.read_varint(data)
     if escapes > k:
@@ -132,7 +132,7 @@ def _rice(gaps: np.ndarray) -> bytes:
     return bytes([r]) + _bits.pack(gaps & ((1 << r) - 1), r) + np.packbits(unary, bitorder="little").tobytes()
 
 
-def _read_rice(data: bytes, n: int, k: int) -> np.ndarray:
+def _read_rice(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     if not data or data[0] > n.bit_length():
         raise WireError("the positions lack a sensible number of low bits")
     r = data[0]

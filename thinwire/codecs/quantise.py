@@ -117,7 +117,7 @@ class Quantise:
             return cut(torch.zeros(0, dtype=dtype), spec)
         if self.scheme in _HALF:
             return _finite_cut(_decode_half(data, n, _HALF[self.scheme]), spec)
-        real = np.float32 if self._short(dtype) else np.float64
+        real: type[np.floating] = np.float32 if self._short(dtype) else np.float64
         if self.scheme == "uniform":
             return _finite_cut(self._decode_uniform(data, n), spec)
         length = self._length(n)
@@ -128,11 +128,9 @@ class Quantise:
         scales = scales.view("<u2")
         if int(scales.max()) > _BF16_MAX:
             raise WireError("a scale is negative or not finite")
-        rest = data[2 * count :]
+        rest = memoryview(data)[2 * count :]
         if self.scheme == "sign":
-            x = symbols.decode(rest, n, 1).astype(real)
-            x *= 2
-            x -= 1
+            x = 2 * symbols.decode(rest, n, 1).astype(real) - 1
         else:
             bits = self.bits
             if self.scheme == "qsgd":
@@ -144,12 +142,13 @@ class Quantise:
                 highest = _highest(bits)
                 raise WireError(f"level {int(q.max()) - highest} does not exist, the highest is {highest}")
             x = q.astype(real)
-            x -= _highest(bits)
-        wide, full = _widen(scales).astype(real), n // length
-        with np.errstate(over="ignore"):  # clamped below; in place, because a decoder may not take much memory
-            rows = x[: full * length].reshape(full, length)
-            rows *= wide[:full, None]
-            x[full * length :] *= wide[-1]
+            del q  # here and below: a decoder may not take much memory
+            np.subtract(x, _highest(bits), out=x)
+        wide, end = _widen(scales).astype(real), n // length * length
+        with np.errstate(over="ignore"):  # clamped below
+            rows = x[:end].reshape(-1, length)
+            np.multiply(rows, wide[: len(rows), None], out=rows)
+            np.multiply(x[end:], wide[-1], out=x[end:])
         return _finite_cut(x, spec)
 
     def size(self, spec: Spec) -> int | None:
@@ -201,7 +200,7 @@ class Quantise:
         if not (np.isfinite(ends).all() and ends[0] <= ends[1]):
             raise WireError(f"numbers from {ends[0]} to {ends[1]} cannot be")
         low, step = self._grid(ends)
-        x = symbols.decode(data[8:], n, self.bits).astype(np.float64)
+        x = symbols.decode(memoryview(data)[8:], n, self.bits).astype(np.float64)
         x *= step
         x += low
         return x
@@ -275,7 +274,8 @@ def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
-    planes = (expand(data[start : start + length], n), expand(data[start + length :], n))
+    rest = memoryview(data)[start:]
+    planes = (expand(rest[:length], n), expand(rest[length:], n))
     low, high = (np.frombuffer(plane, np.uint8) for plane in planes)
     turned = high.astype(np.uint16)
     turned <<= np.uint16(8)

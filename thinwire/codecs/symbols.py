@@ -33,7 +33,7 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
     return loose if len(loose) < len(packed) else packed
 
 
-def decode(data: bytes, count: int, bits: int) -> np.ndarray:
+def decode(data: _bits.Bytes, count: int, bits: int) -> np.ndarray:
     """That many numbers from exactly these bytes, as uint8 or (beyond 8 bits) uint32."""
     if bits > 8:
         low = bits - 8

@@ -117,6 +117,7 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
         step = unpack_step(contract, entry, after.version, device_of(after))
         after = advance(contract, after, step)
         touched |= step.names
+        del step  # before the next one is unpacked
     return _finite(public, Received(after, touched, plan))
 
 
