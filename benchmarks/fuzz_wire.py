@@ -17,15 +17,17 @@ with a WireError, within 1 s of processor time and without more memory than 4 ti
 Python objects and what both ends draw whatever the message says (frames, random positions). The model is what both ends
 hold: weights, buffers and the memory of the correction.
 
-Memory is measured, for each message. tracemalloc sees every allocation of Python and numpy (what zlib makes is a Python
-object). It does not see torch's, so every 64th message runs under a dispatch mode that counts the storages of torch
-that are alive. And the process may not grow by more than 1 GiB (RLIMIT_AS): what neither of the two sees fails there.
+Memory is measured, of every 8th message (`--trace-every 1`: of each, three times as slow). tracemalloc sees every
+allocation of Python and numpy (what zlib makes is a Python object). It does not see torch's, so every 64th message runs
+under a dispatch mode that counts the storages of torch that are alive as well. All messages run in processes that may
+not grow by more than 64 MiB (RLIMIT_AS): what nobody measures fails there.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import math
 import multiprocessing
 import random
 import re
@@ -48,7 +50,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federation of the tests makes the seeds
 
 from tests.federation import Federation, digits_task, perceptron
-from tests.parts import Project, Turns
+from tests.parts import Turns
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantise, RandomK, Raw, Threshold, TopK
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
@@ -62,12 +64,11 @@ from thinwire.rounds.lanes import unpack_up
 from thinwire.rounds.protocol import plan_round
 from thinwire.rounds.weigh import Uniform
 from thinwire.schedules.base import Every
-from thinwire.sketches.base import Identity
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 
 SECONDS, TIMES, SMALL = 1.0, 4, 96 << 10
 TORCH_EVERY = 64
-PART = 10_000  # messages of one task of a process; ctrl-c prints what is done until then
+PART = 5_000  # messages of one task of a process
 HIDDEN = 220  # 16,730 weights: large enough for every form of positions and levels, and for 4x to mean something
 
 BY_BLOCK = ByBlock((("*.weight", TopK(0.1)), ("*", Raw())))
@@ -84,7 +85,6 @@ METHODS = {
     "turns": Method(schedule=Turns(2, private=("0.bias",)), up=TopK(0.3)),
     "scaffold": Method(correction=Scaffold()),
     "feddyn, int8": Method(correction=FedDyn(), up=Quantise(8), down=Quantise(8)),
-    "sketch": Method(sketch=Project(1e-4)),
     "top-k": Method(up=TopK(0.02), down=TopK(0.4)),
     "top-k by block": Method(up=TopK(0.05, "block", Quantise(4)), down=ErrorFeedback(TopK(0.1, inner=Quantise(8)))),
     "threshold": Method(up=Threshold(1e-3, Quantise(8)), down=Threshold(1e-2)),
@@ -196,13 +196,10 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
 
 
 def _draw(contract, version: int) -> object:
-    """What a round draws: its frame, what the sketch draws, and the positions of random-k."""
+    """What a round draws: its frame, and the positions of random-k."""
     frame = contract.frame(version, "cpu") if contract.method.space.fresh_every else {}
-    sketch, again = contract.method.sketch, {}
-    if sketch != Identity():
-        again = sketch.decode(contract.code.zeros(), contract.sendable, contract.sketch_key(version))
     drawn = "RandomK" in repr(contract.method) and contract.key.words_numpy(contract.coords.size)
-    return frame, again, drawn
+    return frame, drawn
 
 
 def most_memory(call: Callable[[], object]) -> int:
@@ -438,6 +435,7 @@ class Tally:
 
     outcomes: Counter = field(default_factory=Counter)  # (level, outcome)
     doors: Counter = field(default_factory=Counter)  # (door, decoded or refused)
+    traced: int = 0
     slowest: float = 0.0
     hungriest: tuple[float, str] = (0.0, "")  # times the model
     torch_peak: tuple[float, str] = (0.0, "")
@@ -447,6 +445,7 @@ class Tally:
         """The messages of another."""
         self.outcomes += other.outcomes
         self.doors += other.doors
+        self.traced += other.traced
         self.slowest = max(self.slowest, other.slowest)
         self.hungriest = max(self.hungriest, other.hungriest)
         self.torch_peak = max(self.torch_peak, other.torch_peak)
@@ -486,20 +485,18 @@ def ready() -> tuple[list[Door], dict[int, list[bytes]]]:
     return through, _kin(through)
 
 
-def fuzz(numbers: range, seed: int) -> Tally:
+def fuzz(numbers: range, seed: int, trace_every: int = 8) -> Tally:
     """Send the messages of these numbers."""
     through, kin = ready()
     tally = Tally()
-    tracemalloc.start()
     try:
-        with bounded(1 << 30):
+        with bounded(64 << 20):
             for done, i in enumerate(numbers):
                 if done % 1000 == 0:
                     faulthandler.dump_traceback_later(300, exit=True)  # a real hang ends here, and says where
-                _send(i, seed, through, kin, tally)
+                _send(i, seed, through, kin, tally, i % trace_every == 0)
     finally:
         faulthandler.cancel_dump_traceback_later()
-        tracemalloc.stop()
     return tally
 
 
@@ -511,11 +508,11 @@ def _kin(through: list[Door]) -> dict[int, list[bytes]]:
     return {i: by[door.schema and door.schema.digest] for i, door in enumerate(through)}
 
 
-def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], tally: Tally) -> None:
+def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], tally: Tally, traced: bool) -> None:
     door, level, data = message(i, seed, through, kin)
-    before = tracemalloc.get_traced_memory()[0]
-    tracemalloc.reset_peak()
-    live = LiveStorages() if i % TORCH_EVERY == 0 else None
+    if traced:
+        tracemalloc.start()
+    live = LiveStorages() if traced and i % TORCH_EVERY == 0 else None
     start = time.perf_counter()
     wrong = ""
     try:
@@ -529,7 +526,9 @@ def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], t
         outcome = f"{type(error).__name__}: {error}"
         wrong = outcome
     seconds = time.perf_counter() - start
-    peak = live.look() if live else tracemalloc.get_traced_memory()[1] - before
+    peak = live.look() if live else tracemalloc.get_traced_memory()[1]
+    if traced:
+        tracemalloc.stop()
     if seconds > SECONDS:  # by the clock on the wall; others may have had the processor meanwhile
         seconds = _processor_seconds(door, data)
         wrong = wrong or (f"took {seconds:.2f} s" if seconds > SECONDS else "")
@@ -541,7 +540,8 @@ def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], t
     times = ((peak - door.draws - SMALL) / door.model, f"message {i}, {door.name}")
     if live:
         tally.torch_peak = max(tally.torch_peak, times)
-    else:
+    elif traced:
+        tally.traced += 1
         tally.hungriest = max(tally.hungriest, times)
     if wrong:
         tally.failures.append(f"message {i} ({level}, {len(data):,} bytes) to {door.name}: {wrong}")
@@ -574,10 +574,10 @@ def report(tally: Tally, by_door: bool) -> str:
         "",
         f"{total:,} messages: {decoded:,} decoded to valid trees, {total - decoded:,} refused for {len(rows) - 1} "
         f"reasons, {len(tally.failures):,} failures.",
-        f"Slowest {tally.slowest:.3f} s. Most memory of Python and numpy {max(0.0, tally.hungriest[0]):.2f} x the "
-        "model "
-        f"({tally.hungriest[1]}); with torch, every {TORCH_EVERY}th message, {max(0.0, tally.torch_peak[0]):.2f} x "
-        f"({tally.torch_peak[1]}); {SMALL >> 10} KiB for small objects and what is drawn left out.",
+        f"Slowest {tally.slowest:.3f} s. Most memory of Python and numpy, in {tally.traced:,} messages: "
+        f"{max(0.0, tally.hungriest[0]):.2f} x the model ({tally.hungriest[1]}); with torch, every {TORCH_EVERY}th "
+        f"message: {max(0.0, tally.torch_peak[0]):.2f} x ({tally.torch_peak[1]}); {SMALL >> 10} KiB for small objects "
+        "and what is drawn left out.",
     ]
     return "\n".join(lines)
 
@@ -588,6 +588,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long, with what is done by then")
+    parser.add_argument("--trace-every", type=int, default=8, help="measure the memory of each so-manieth message")
     parser.add_argument("--doors", action="store_true", help="one more table, with what each door did")
     parser.add_argument("--only", type=int, help="send this message alone, and show what happens")
     options = parser.parse_args()
@@ -600,10 +602,12 @@ def main() -> None:
         return
     parts = [range(first, min(first + PART, options.messages)) for first in range(0, options.messages, PART)]
     tally = Tally()
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool, suppress(KeyboardInterrupt):
-        for part in pool.imap_unordered(partial(fuzz, seed=options.seed), parts):
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for part in pool.imap_unordered(partial(fuzz, seed=options.seed, trace_every=options.trace_every), parts):
             tally.add(part)
             print(f"{sum(tally.outcomes.values()):,} of {options.messages:,}", file=sys.stderr, flush=True)
+            if time.perf_counter() - start > 60 * options.minutes:
+                break
     print(report(tally, options.doors))
     print(f"Seed {options.seed}, {time.perf_counter() - start:.0f} s with {options.jobs} job(s).")
     for line in tally.failures[:40]:
