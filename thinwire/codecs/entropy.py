@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import zlib
 
+import numpy as np
+
 from thinwire.codecs.bits import Bytes
 from thinwire.errors import WireError
 
@@ -26,10 +28,23 @@ def squeeze(data: bytes) -> bytes:
     """The data in at most as many bytes as it has."""
     if len(data) < 16:  # no stream pays off here
         return data
+    if len(data) >= 1 << 15 and entropy(data) > 0.995 * len(data):  # nor here, and trying takes long
+        return data
     short = _deflate(data, zlib.Z_HUFFMAN_ONLY)
     if 4 * len(short) < len(data):
         short = min(short, _deflate(data, zlib.Z_RLE), key=len)
     return short if len(short) < len(data) else data
+
+
+def entropy(data: bytes) -> float:
+    """How many bytes a code of single bytes takes at least: their zero-order entropy.
+
+    >>> entropy(bytes([0, 1, 2, 3] * 4))
+    4.0
+    """
+    count = np.bincount(np.frombuffer(data, np.uint8), minlength=1)
+    share = count[count > 0] / max(1, len(data))
+    return -float((share * np.log2(share)).sum()) * len(data) / 8
 
 
 def expand(data: Bytes, length: int) -> Bytes:

@@ -22,7 +22,7 @@ import math
 import numpy as np
 
 from thinwire.codecs import bits as _bits
-from thinwire.codecs.entropy import expand, squeeze
+from thinwire.codecs.entropy import entropy, expand, squeeze
 from thinwire.errors import WireError
 
 GAPS, BITMAP, RICE = 0, 1, 2
@@ -40,17 +40,27 @@ def encode(indices: np.ndarray, n: int) -> bytes:
     k = len(indices)
     if k in (0, n):
         return b""
-    gaps = np.diff(indices.astype(np.int64), prepend=np.int64(-1)) - 1
+    gaps: np.ndarray = np.diff(indices.astype(np.int64), prepend=np.int64(-1)) - 1
+    if _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW:  # trying both takes long: foresee the shorter
+        r, bitmap = _low_bits(n, k), _bitmap(indices, n)
+        high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8).tobytes()
+        if entropy(high) + _bits.width(k, r) < entropy(bitmap):
+            return bytes([GAPS]) + _gaps(gaps, n)
+        return bytes([BITMAP]) + squeeze(bitmap)
     forms = []
     if _allowed(RICE, n, k):
         forms.append(bytes([RICE]) + _rice(gaps))
     if _allowed(GAPS, n, k):
         forms.append(bytes([GAPS]) + _gaps(gaps, n))
     if _allowed(BITMAP, n, k):
-        bitmap = np.zeros(n, np.uint8)
-        bitmap[indices] = 1
-        forms.append(bytes([BITMAP]) + squeeze(np.packbits(bitmap, bitorder="little").tobytes()))
+        forms.append(bytes([BITMAP]) + squeeze(_bitmap(indices, n)))
     return min(forms, key=len)
+
+
+def _bitmap(indices: np.ndarray, n: int) -> bytes:
+    bitmap = np.zeros(n, np.uint8)
+    bitmap[indices] = 1
+    return np.packbits(bitmap, bitorder="little").tobytes()
 
 
 def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:

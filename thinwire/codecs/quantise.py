@@ -101,12 +101,12 @@ class Quantise:
             coin = peer.key.fold("quantise").signs(len(x)).numpy()
             return scales.tobytes() + symbols.encode((np.where(x == 0, coin, x) > 0).astype(np.int64), 1), state
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
-        q = np.clip(q, -self._levels, self._levels).astype(np.int64)
+        np.clip(q, -self._levels, self._levels, out=q)
         if self.scheme == "block":  # the largest number has the highest level, or nearly
-            return scales.tobytes() + symbols.encode(q + self._levels, self.bits), state
+            return scales.tobytes() + symbols.encode(_whole(q, self.bits), self.bits), state
         # hardly a level of qsgd is far from 0 when many numbers share a scale: say how many bits are in use
-        bits = max(2, int(np.abs(q).max()).bit_length() + 1)
-        return scales.tobytes() + bytes([bits]) + symbols.encode(q + _highest(bits), bits), state
+        bits = max(2, int(max(q.max(), -q.min())).bit_length() + 1)
+        return scales.tobytes() + bytes([bits]) + symbols.encode(_whole(q, bits), bits), state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
         """The numbers of those levels, all of them finite."""
@@ -169,7 +169,7 @@ class Quantise:
     def _scales(self, rows: np.ndarray, n: int) -> np.ndarray:
         """One scale a row, as the bits of bfloat16."""
         if self.scheme == "block":
-            size = np.abs(rows).max(axis=1).astype(np.float64) / self._levels
+            size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / self._levels
         elif self.scheme == "qsgd":
             most = np.abs(rows).max(axis=1).astype(np.float64)
             share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the numbers themselves may overflow
@@ -183,7 +183,7 @@ class Quantise:
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         random = self.stochastic or self.scheme == "qsgd"
         up = key.fold("quantise").uniform(len(x)).numpy().astype(x.dtype) if random else None
-        q: np.ndarray = np.rint(x) if up is None else np.floor(x + up)
+        q: np.ndarray = np.rint(x, out=x) if up is None else np.floor(x + up)
         return q
 
     def _encode_uniform(self, x: np.ndarray, key: Key) -> bytes:
@@ -215,6 +215,12 @@ _RANGE = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 
 def _highest(bits: int) -> int:
     return (1 << (bits - 1)) - 1
+
+
+def _whole(q: np.ndarray, bits: int) -> np.ndarray:
+    """Levels around 0 as whole numbers from 0 on, in as few bytes as they need: what follows is the faster for it."""
+    q += _highest(bits)
+    return q.astype(np.uint8 if bits <= 8 else np.uint32)
 
 
 def _rows(x: np.ndarray, length: int) -> np.ndarray:
