@@ -30,9 +30,14 @@ def squeeze(data: bytes) -> bytes:
         return data
     if len(data) >= 1 << 15 and entropy(data) > 0.995 * len(data):  # nor here, and trying takes long
         return data
-    short = _deflate(data, zlib.Z_HUFFMAN_ONLY)
-    if 4 * len(short) < len(data):
-        short = min(short, _deflate(data, zlib.Z_RLE), key=len)
+    if len(data) >= 1 << 16:  # a part from the middle says which way is shorter
+        part = data[len(data) // 2 :][: 1 << 14]
+        runs = len(_deflate(part, zlib.Z_RLE)) < len(_deflate(part, zlib.Z_HUFFMAN_ONLY))
+        short = _deflate(data, zlib.Z_RLE if runs else zlib.Z_HUFFMAN_ONLY)
+    else:
+        short = _deflate(data, zlib.Z_HUFFMAN_ONLY)
+        if 4 * len(short) < len(data):
+            short = min(short, _deflate(data, zlib.Z_RLE), key=len)
     return short if len(short) < len(data) else data
 
 
