@@ -281,13 +281,13 @@ def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
     rest = memoryview(data)[start:]
-    planes = (expand(rest[:length], n), expand(rest[length:], n))
-    low, high = (np.frombuffer(plane, np.uint8) for plane in planes)
-    turned = high.astype(np.uint16)
-    turned <<= np.uint16(8)
-    turned |= low
-    word = ((turned >> np.uint16(1)) | (turned << np.uint16(15))).view(np.int16)
-    out = torch.from_numpy(word).view(half).float()
-    if not bool(torch.isfinite(out).all()):
+    word = np.frombuffer(expand(rest[length:], n), np.uint8).astype(np.uint16)
+    word <<= np.uint16(8)
+    word |= np.frombuffer(expand(rest[:length], n), np.uint8)
+    sign = word << np.uint16(15)
+    word >>= np.uint16(1)
+    infinite = np.uint16(0x7C00 if half is torch.float16 else 0x7F80)
+    if bool(((word & infinite) == infinite).any()):
         raise WireError("a number is not finite")
-    return out.numpy()
+    word |= sign
+    return torch.from_numpy(word.view(np.int16)).view(half).float().numpy()
