@@ -28,10 +28,11 @@ def squeeze(data: bytes) -> bytes:
     """The data in at most as many bytes as it has."""
     if len(data) < 16:  # no stream pays off here
         return data
-    if len(data) >= 1 << 15 and entropy(data) > 0.995 * len(data):  # nor here, and trying takes long
-        return data
-    if len(data) >= 1 << 16:  # a part from the middle says which way is shorter
+    if len(data) >= 1 << 16:  # trying takes long: a part from the middle says whether a stream pays off, and which
         part = data[len(data) // 2 :][: 1 << 14]
+        if entropy(part) > 0.995 * len(part):
+            return data
+        part = part[: 1 << 12]
         runs = len(_deflate(part, zlib.Z_RLE)) < len(_deflate(part, zlib.Z_HUFFMAN_ONLY))
         short = _deflate(data, zlib.Z_RLE if runs else zlib.Z_HUFFMAN_ONLY)
     else:
