@@ -274,7 +274,7 @@ def _unpack(data: bytes, spec: Spec, k: int, inner: Codec, peer: Peer) -> tuple[
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
-    at = _indices.decode(data[start : start + length], spec.size, k)
+    at = _indices.decode(memoryview(data)[start : start + length], spec.size, k)
     return at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
 
 
