@@ -4,8 +4,8 @@
 
 A *door* is one such place: what a client of some method reads (`receive`), what its server reads (`unpack_up`; under
 secure sums a whole cohort; `repair` for calls for help), or what a codec reads. Its seeds are real messages, from
-rounds of a real federation on the handwritten digits. Message i of a seed is a pure function of both (`--only i` runs one
-again): one seed, mutated once to four times on one of five levels:
+rounds of a real federation on the handwritten digits. Message i of a seed is a pure function of both (`--only i` runs
+one again): one seed, mutated once to four times on one of five levels:
 
     wire       the bytes as they are, so that most stop at the checksum
     sealed     behind the schema, with a checksum that fits
