@@ -260,6 +260,9 @@ def _top(size: np.ndarray, k: int) -> np.ndarray:
     if k == len(size):
         return np.arange(k, dtype=np.int64)
     edge = np.partition(size, len(size) - k)[len(size) - k]
+    at = np.flatnonzero(size >= edge)
+    if len(at) == k:  # nearly always: no equal sizes at the edge, so nothing to choose or to sort
+        return at
     above = np.flatnonzero(size > edge)
     return np.sort(np.concatenate((above, np.flatnonzero(size == edge)[: k - len(above)])))
 
