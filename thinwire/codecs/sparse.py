@@ -269,7 +269,7 @@ def _top(size: np.ndarray, k: int) -> np.ndarray:
 
 def _pack(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
     where = _indices.encode(at, len(vector))
-    values, _ = inner.encode({"values": vector[torch.from_numpy(at)]}, {}, peer)
+    values, _ = inner.encode({"values": vector.index_select(0, torch.from_numpy(at))}, {}, peer)
     return varint(len(where)) + where + values
 
 
