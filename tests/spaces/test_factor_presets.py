@@ -149,7 +149,7 @@ def test_own_models_are_tested_without_what_is_small(network):
     shares = []
     for prune in (0.0, 1e6):
         method = replace(named("factorized-fl-u"), space=tw.FactorizedFL(prune=prune))
-        job = Job(task, method, rounds=4, cohort=4, local=tw.Local(epochs=8, batch=10))
+        job = Job(task, method, rounds=2, cohort=4, local=tw.Local(epochs=16, batch=20))
         *_, last = LocalEngine().run(job)
         assert last.bytes_up < 4 * 4 * (SENT["factorized-fl-u"] + 8)
         shares.append(last.own_accuracy)
