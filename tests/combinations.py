@@ -119,6 +119,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "penalty": {
         "none": tw.NoPenalty(),
         "norms": tw.Norms(l1=1e-4, l2=1e-3),
+        "norms/coords": tw.Norms(l1=1e-3, coords=("*",)),
         "jacobian": tw.Jacobian(0.1),
     },
     "privacy": {"none": tw.NoPrivacy(), "test-clip": parts.Clip()},

@@ -30,6 +30,7 @@ from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.rounds.tally import Tally
 from thinwire.schedules.base import Plan
+from thinwire.spaces.base import in_use
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Examples, Shifted
 from thinwire.tasks.functional import Functional
@@ -208,9 +209,9 @@ class Simulation:
         return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
 
     def weights(self, public: Public) -> Tree:
-        """The model's weights at a public state."""
+        """The weights with which the model is tested and used at a public state."""
         frame = self.contract.frame(public.version, self.device)
-        return self.job.method.space.expand(public.base, frame, public.coords)
+        return in_use(self.job.method.space, public.base, frame, public.coords)
 
     def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
@@ -276,7 +277,7 @@ class Simulation:
             if i in clients:
                 mine = forget(clients[i], server.ledger.touched(clients[i].version))
                 coords = {**coords, **add(to_device(mine.held, self.device), coords)}
-            weights = self.job.method.space.expand(public.base, frame, coords)
+            weights = in_use(self.job.method.space, public.base, frame, coords)
             _, share = self.model.evaluate(weights, public.buffers, self.train, tests.client(i))
             if share is not None:
                 shares.append(share)

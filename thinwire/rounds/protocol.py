@@ -95,6 +95,7 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     coords = method.space.init(weights, frame, key.fold("init", 0))
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
+    method.penalty.check(spec, Spec.of(coords))
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
     waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
     if waits and method.space.fresh_every:
