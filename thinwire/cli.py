@@ -91,7 +91,69 @@ def resume(
     """
     from thinwire.run.folder import RunFolder
 
-    _execute(RunFolder.open(run).experiment, run, data_dir, as_json, quiet, resume=True)
+    experiment = RunFolder.open(run).experiment
+    if (run / "deployment.json").is_file():
+        from thinwire.run.apps import deployment
+
+        known = deployment(run) or {}
+        if not (nodes := known.pop("nodes", 0)):
+            raise ConfigError(f"{run} was deployed by hand; `flwr run` its app again to go on, with the same run-dir")
+        _deploy(experiment, run, data_dir, as_json, quiet, nodes, {k: known[k] for k in known if k != "run"}, True)
+    else:
+        _execute(experiment, run, data_dir, as_json, quiet, resume=True)
+
+
+@app.command()
+def deploy(
+    what: Method,
+    on: On = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes; without --clients also how many clients.")] = 4,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    set_: Set = None,
+    seconds: Annotated[float, typer.Option(help="How long the server waits for answers.")] = 600.0,
+    quorum: Annotated[float, typer.Option(help="The share of the cohort that must answer.")] = 0.5,
+    out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run between real processes on this machine, over Flower with TLS, and take everything down again.
+
+    Example: thinwire deploy fedavg --on digits --nodes 4 --rounds 5
+    """
+    from thinwire.run.config import resolve
+    from thinwire.run.execute import default_folder
+
+    clients = nodes if clients is None else clients
+    if cohort is None:
+        cohort = min(clients, resolve(what, on).cohort.size)
+    experiment = _resolve(what, on, rounds, clients, cohort, seed, None, set_)
+    path = out or default_folder(experiment, Path("runs/deployed"))
+    _deploy(experiment, path, data_dir, as_json, quiet, nodes, {"seconds": seconds, "quorum": quorum})
+
+
+@app.command("app")
+def app_(
+    what: Method,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    on: On = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    set_: Set = None,
+) -> None:
+    """Write a Flower app that `flwr run` runs unchanged.
+
+    Example: thinwire app mapo my-app --on digits --clients 4 --cohort 4
+    """
+    from thinwire.run.app import write_app
+
+    for file in write_app(_resolve(what, on, rounds, clients, cohort, seed, None, set_), folder):
+        print(file)
 
 
 @app.command()
@@ -252,15 +314,37 @@ def _resolve(
     return resolve(what, on, {**given, **parse_overrides(set_ or [])})
 
 
-def _execute(
-    experiment: Experiment, path: Path, data_dir: Path | None, as_json: bool, quiet: bool, **how: bool
-) -> None:
+def _execute(experiment: Experiment, path: Path, data_dir: Path | None, as_json: bool, quiet: bool, **how: Any) -> None:
     from thinwire.run.execute import execute
     from thinwire.terminal import err, progress, show_facts
 
     try:
         with progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as on_round:
             summary = execute(experiment, path, data_dir=data_dir, on_round=on_round, **how)
+    except KeyboardInterrupt:
+        err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
+        sys.exit(130)
+    _print_json(summary) if as_json else show_facts(summary, str(path))
+
+
+def _deploy(
+    experiment: Experiment,
+    path: Path,
+    data_dir: Path | None,
+    as_json: bool,
+    quiet: bool,
+    nodes: int,
+    settings: dict[str, float | int],
+    resume: bool = False,
+) -> None:
+    from thinwire.run.deploy import deploy as deploy_here
+    from thinwire.terminal import err, progress, show_facts
+
+    try:
+        with progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as on_round:
+            summary = deploy_here(
+                experiment, path, nodes, data_dir=data_dir, settings=settings, resume=resume, on_round=on_round
+            )
     except KeyboardInterrupt:
         err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
         sys.exit(130)
