@@ -15,7 +15,7 @@ ALONE = {"engine.vectorise": "loop", "engine.chunk": 1}
 
 
 def experiment(method: str, **overrides):
-    quick = {"task.clients": 4, "cohort.size": 3, "local.epochs": 1, "rounds": 4}
+    quick = {"task.clients": 4, "cohort.size": 3, "local.steps": 3, "rounds": 4}
     return resolve(method, "digits", {**quick, **ALONE, **overrides})
 
 
