@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 .PHONY: demo test test-slow lint format clean
 
 demo: $(VENV)/installed
-	$(BIN)/thinwire compare fedavg fedavgm mapo fedpara --on digits
+	$(BIN)/thinwire compare --html demo.html
 
 test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n 2

@@ -3,10 +3,11 @@
     python benchmarks/grid.py benchmarks/grids/mapo-fashion.toml --jobs 2 --out runs/grids --device cpu
 
 A grid file names a task, rounds, seeds, and rows; each row is a method with settings, and `over` lists values to try in
-every combination. With `tune = { seeds = [100] }` the values of `over` are tried on those seeds only; the best of each
-row, by the mean of `tune.by`, is then run on the seeds of the table, which had no part in the choice. Every run is an
-ordinary run directory, and finished runs are used again. The table (mean and standard deviation over seeds) is written
-to docs/results/NAME.md, and the few numbers of every run behind it to NAME.json, both from those directories.
+every combination. With `tune = { seeds = [100], share = 0.5 }` the values of `over` are tried on those seeds only, for
+a share of the rounds; the best of each row, by the mean of `tune.by` (an accuracy, or such as `bytes to 0.8`), is then
+run on the seeds of the table, which had no part in the choice. Every run is an ordinary run directory, and finished
+runs are used again. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the few
+numbers of every run behind it to NAME.json, both from those directories.
 
 A row may have its own `rounds` and `seeds`; `yardstick` names the label of the row whose bytes are 100 %; `targets`
 asks for the bytes until an accuracy was reached. `--set KEY=VALUE` changes a value in all runs, to try a grid out in
@@ -56,25 +57,25 @@ class Grid:
         self.content = tomllib.loads(path.read_text())
         self.tune: dict[str, Any] = self.content.get("tune", {})
 
-    def lines(self, seeds: list[int] | None = None, rounds: int | None = None) -> list[Line]:
+    def lines(self, seeds: list[int] | None = None, share: float = 1.0) -> list[Line]:
         """One line for each row and choice of values."""
         out = []
         for number, row in enumerate(self.content["rows"]):
             over = row.get("over", {})
             for values in itertools.product(*over.values()):
                 chosen = dict(zip(over, values, strict=True))
-                out.append(self.line(number, chosen, seeds, rounds))
+                out.append(self.line(number, chosen, seeds, share))
         return out
 
-    def line(self, number: int, chosen: dict, seeds: list[int] | None = None, rounds: int | None = None) -> Line:
-        """A row with these values."""
+    def line(self, number: int, chosen: dict, seeds: list[int] | None = None, share: float = 1.0) -> Line:
+        """A row with these values, over a share of its rounds."""
         row = self.content["rows"][number]
         changes = parse_overrides(self.changes)
         settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
         asked = row.get("seeds", self.content.get("seeds", 1))
         own = list(range(asked)) if isinstance(asked, int) else asked
         common = {
-            "rounds": rounds or row.get("rounds", self.content["rounds"]),
+            "rounds": round(share * row.get("rounds", self.content["rounds"])),
             "engine.device": self.device,
             **self.content.get("set", {}),
         }
@@ -87,7 +88,7 @@ class Grid:
 
     def trials(self) -> list[Line]:
         """The search: every choice on the seeds for tuning; nothing where the grid does not tune."""
-        return self.lines(self.tune["seeds"], self.tune.get("rounds")) if self.tune else []
+        return self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
 
     def final(self, out: Path) -> list[Line]:
         """The lines of the table: all choices, or the best of each row once the search is done."""
@@ -129,8 +130,13 @@ def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
 
 
 def score(line: Line, out: Path, by: str) -> float:
-    """The mean over seeds; a run that did not finish scores nothing."""
+    """The mean over seeds; a run that did not finish scores nothing. Of bytes, fewer are better."""
     found = [summary(e, out) for e in line.runs]
+    if by.startswith("bytes to "):
+        reached = [
+            to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)
+        ]
+        return -statistics.fmean(r[1] if r else math.inf for r in reached)
     return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
 
 
@@ -260,11 +266,14 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
             over = grid.content["rows"][line.row].get("over", {})
             edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if _at_edge(line.chosen[k], v)]
             mark = "taken" + (f", at the edge of {', '.join(edges)}" if edges else "")
-        accuracy = f"{100 * score(line, out, grid.by):.2f}" if len(done) == len(line.runs) else "did not finish"
-        rows.append([line.label, line.settings, accuracy, mark, " ".join(e.digest()[:6] for e in line.runs)])
+        value = score(line, out, grid.by)
+        words = f"{100 * value:.2f}" if value >= 0 else "never" if value == -math.inf else human_bytes(-value)
+        words = words if len(done) == len(line.runs) else "did not finish"
+        rows.append([line.label, line.settings, words, mark, " ".join(e.digest()[:6] for e in line.runs)])
     seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
-    head = ["method", "settings", f"{grid.by.replace('_', ' ')} %", "", "runs"]
-    rounds = trials[0].runs[0].rounds
+    what = grid.by if grid.by.startswith("bytes to ") else f"{grid.by.replace('_', ' ')} %"
+    head = ["method", "settings", what, "", "runs"]
+    rounds = " or ".join(str(n) for n in sorted({line.runs[0].rounds for line in trials}))
     return f"\n## The search\n\nOn seed {seeds}, {rounds} rounds.\n\n" + markdown(head, rows)
 
 

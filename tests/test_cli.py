@@ -47,7 +47,7 @@ def refused(result: tuple[int, str, str]) -> str:
 def test_help_of_every_verb_has_an_example(thinwire):
     code, out, _ = thinwire("--help")
     assert code == 0
-    for verb in ("run", "resume", "check", "list", "show", "compare"):
+    for verb in ("run", "resume", "check", "list", "show", "compare", "report", "watch"):
         assert verb in out
         assert "Example: thinwire" in thinwire(verb, "--help")[1]
 
@@ -99,7 +99,7 @@ def test_compare_shows_both_totals_and_says_by_which_it_compares(thinwire):
     code, out, _ = thinwire("compare", *fast)
     assert code == 0
     head = next(line for line in out.splitlines() if "catch-up" in line)
-    assert head.split()[-4:] == ["total", "ideal", "fewer", "seconds"]
+    assert head.split()[-7:-3] == ["total", "ideal", "fewer", "seconds"]
     assert "by total (honest accounting)" in " ".join(out.split())
     code, out, _ = thinwire("compare", *fast, "--accounting", "ideal")
     assert "by ideal (ideal accounting)" in " ".join(out.split())
@@ -107,6 +107,29 @@ def test_compare_shows_both_totals_and_says_by_which_it_compares(thinwire):
     for row in rows:
         assert row["bytes_total"] == row["bytes_total_ideal"] == row["bytes_up"] + row["bytes_down"]
         assert row["ratio"] == rows[0]["bytes_total_ideal"] / row["bytes_total_ideal"]
+
+
+def test_compare_report_and_watch_speak_of_the_same_runs(thinwire, tmp_path):
+    code, out, _ = thinwire("compare", "fedavg", "fedsgd", *FAST, "--html", "a.html", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert rows[0]["seconds_by_link"]["2 Mbps"] > rows[0]["seconds_by_link"]["50 Mbps"] > 0
+    code, out, err = thinwire("report", "runs", "--html", "b.html", "--md", "b.md", "--json")
+    assert code == 0
+    assert err == "wrote b.html\nwrote b.md\n"
+    assert json.loads(out) == rows
+    assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
+    assert "fedsgd" in thinwire("report", "runs")[1]
+    run = str(next((tmp_path / "runs").glob("fedavg*")))
+    told = json.loads(thinwire("watch", run, "--once", "--json")[1])
+    assert (told["state"], told["bytes_total"]) == ("finished", rows[0]["bytes_total"])
+    assert json.loads(thinwire("watch", run, "--json")[1]) | {"silent_seconds": 0} == told | {"silent_seconds": 0}
+    assert "finished" in thinwire("watch", run)[1]
+
+
+def test_compare_alone_is_a_tour_of_methods_that_exist(thinwire):
+    rows = json.loads(thinwire("compare", "--rounds", "1", "--set", "local.epochs=1", "-q", "--json")[1])
+    assert [row["method"] for row in rows][:4] == ["fedavg", "mapo", "fedpara", "sparse"]
 
 
 @pytest.mark.parametrize("what", ["methods", "tasks", "models", "splits", "parts"])
@@ -187,6 +210,11 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("resume", "nowhere"), "not a run directory"),
         (("list", "method"), "did you mean 'methods'"),
         (("compare", "fedavg", "mapoo"), "unknown method 'mapoo'"),
+        (("report", "nowhere"), "not a run directory"),
+        (("compare", "fedavg", "--html", "no/page.html"), "there is no folder no"),
+        (("compare", "fedavg", "--html", "page.html", "--target", "80"), "such as 0.8"),
+        (("watch", "nowhere"), "not a run directory"),
+        (("run", "fedavg", "--log", "tensorbord"), "did you mean 'tensorboard'"),
         (("check", "fedavg", "--set", "method.schedule.private=['nothing*']"), "matches no block"),
         (("check", "fedlama", "--set", "method.space.kind=mapo"), "fresh_every = 0"),
         (("show", "fedlama", "--plot", "layers.svg"), "--plot draws a run directory"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,9 @@ def test_every_part_has_one_line_that_is_a_sentence():
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples_run(example, capsys):
+def test_examples_run(example, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert "accuracy" in capsys.readouterr().out
 
@@ -54,8 +57,6 @@ def test_the_part_of_the_documentation_is_a_part(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/parts.md").read_text(), re.S)
     file = tmp_path / "documented_part.py"
     file.write_text(code[1])
-    import sys
-
     sys.path.insert(0, str(tmp_path))
     try:
         __import__("documented_part")

@@ -92,3 +92,22 @@ def test_what_simulate_cannot_use_is_said_in_one_line():
         tw.simulate(nn.Linear(5, 3).requires_grad_(False), clients())
     with pytest.raises(tw.ConfigError, match="cohort"):
         tw.simulate(nn.Linear(5, 3), clients(), cohort=9)
+
+
+def test_simulate_writes_a_run_directory_that_can_be_reported_and_replaced(tmp_path):
+    run = tw.simulate(nn.Linear(5, 3), clients(), "fedavgm", rounds=2, test=clients()[0], out=tmp_path / "a")
+    assert {file.name for file in run.path.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json"}
+    again = tw.simulate(nn.Linear(5, 3), clients(), tw.Method(), rounds=3, out=tmp_path / "a", name="mine")
+    lines = tw.report([again], tmp_path / "page.html")
+    assert [(line.label, len(line.runs[0].records)) for line in lines] == [("mine", 3)]
+    assert lines[0].total("bytes_total").mean == again.bytes_total
+    with pytest.raises(tw.ConfigError, match="out="):
+        tw.report([tw.simulate(nn.Linear(5, 3), clients(), rounds=1)])
+
+
+def test_simulate_overwrites_nothing_that_a_script_did_not_write(tmp_path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/to-my-aunt.txt").write_text("Dear aunt")
+    with pytest.raises(tw.CheckpointError, match="not a run directory"):
+        tw.simulate(nn.Linear(5, 3), clients(), rounds=1, out=tmp_path / "letters")
+    assert (tmp_path / "letters/to-my-aunt.txt").exists()

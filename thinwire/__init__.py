@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from thinwire.rounds.weigh import Uniform as Uniform
     from thinwire.run.config import Experiment as Experiment
     from thinwire.run.config import resolve as resolve
+    from thinwire.run.report import report as report
     from thinwire.run.simulate import Run as Run
     from thinwire.run.simulate import simulate as simulate
     from thinwire.schedules.base import Every as Every
@@ -116,6 +117,7 @@ _HOMES = {
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),
+    "thinwire.run.report": ("report",),
     "thinwire.run.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.schedules.lama": ("FedLAMA",),

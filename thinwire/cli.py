@@ -12,7 +12,13 @@ import typer
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thinwire.engines.local import RoundRecord
     from thinwire.run.config import Experiment
+    from thinwire.run.folder import Summary
+
+TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # of these, `compare` alone runs those that exist
 
 app = typer.Typer(
     name="thinwire",
@@ -46,6 +52,15 @@ DataDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Log = Annotated[
+    str | None,
+    typer.Option("--log", metavar="TRACKER", help="Also tell a tracker: tensorboard (into the run directory)."),
+]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts and tables.")]
+Target = Annotated[
+    list[float] | None,
+    typer.Option("--target", metavar="ACCURACY", help="What to reach, such as 0.8; may be repeated."),
+]
 Again = Annotated[bool, typer.Option("--again", help="Run anew although this very run was done before.")]
 
 
@@ -62,6 +77,7 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
     data_dir: DataDir = None,
+    log: Log = None,
     again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -75,13 +91,14 @@ def run(
     from thinwire.run.execute import default_folder
 
     experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_, accounting)
-    _execute(experiment, out or default_folder(experiment), data_dir, as_json, quiet, again=again)
+    _execute(experiment, out or default_folder(experiment), data_dir, log, as_json, quiet, again=again)
 
 
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
     data_dir: DataDir = None,
+    log: Log = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -98,9 +115,10 @@ def resume(
         known = deployment(run) or {}
         if not (nodes := known.pop("nodes", 0)):
             raise ConfigError(f"{run} was deployed by hand; `flwr run` its app again to go on, with the same run-dir")
-        _deploy(experiment, run, data_dir, as_json, quiet, nodes, {k: known[k] for k in known if k != "run"}, True)
+        settings = {key: value for key, value in known.items() if key != "run"}
+        _execute(experiment, run, data_dir, log, as_json, quiet, _deployed(nodes, settings), resume=True)
     else:
-        _execute(experiment, run, data_dir, as_json, quiet, resume=True)
+        _execute(experiment, run, data_dir, log, as_json, quiet, resume=True)
 
 
 @app.command()
@@ -117,6 +135,7 @@ def deploy(
     quorum: Annotated[float, typer.Option(help="The share of the cohort that must answer.")] = 0.5,
     out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
     data_dir: DataDir = None,
+    log: Log = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -132,7 +151,8 @@ def deploy(
         cohort = min(clients, resolve(what, on).cohort.size)
     experiment = _resolve(what, on, rounds, clients, cohort, seed, None, set_)
     path = out or default_folder(experiment, Path("runs/deployed"))
-    _deploy(experiment, path, data_dir, as_json, quiet, nodes, {"seconds": seconds, "quorum": quorum})
+    by = _deployed(nodes, {"seconds": seconds, "quorum": quorum})
+    _execute(experiment, path, data_dir, log, as_json, quiet, by)
 
 
 @app.command("app")
@@ -244,24 +264,33 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder of the run directories; finished runs are used again.")] = Path(
         "runs"
     ),
+    html: Html = None,
+    target: Target = None,
     data_dir: DataDir = None,
     again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods on the same clients and batches, and print one table.
+    """Run several methods on the same clients and batches, and print one table; with no method, a tour of them.
 
-    Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3
+    Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3 --html page.html
     """
     from thinwire.run.compare import as_json as plain
     from thinwire.run.compare import table
     from thinwire.run.execute import default_folder, execute
+    from thinwire.run.presets import presets
+    from thinwire.run.report import check_page
+    from thinwire.run.report import report as write_report
     from thinwire.terminal import progress, show_comparison
 
+    check_page([html] if html else [], target or ())
+    if not methods:
+        known = presets("methods")
+        methods = [name for name in TOUR if name in known]
     first = seed or 0
     experiments = [
         _resolve(method, on, rounds, clients, cohort, s, device, set_, accounting)
-        for method in methods or ["fedavg", "fedavgm", "mapo", "fedpara"]
+        for method in methods
         for s in range(first, first + seeds)
     ]
     summaries = []
@@ -278,6 +307,72 @@ def compare(
         task = experiments[0].task
         size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
         show_comparison(rows, f"{task.kind}: {size}")
+    if html:
+        write_report([default_folder(experiment, out) for experiment in experiments], html, targets=target or ())
+        _say_written(html)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")],
+    html: Html = None,
+    md: Annotated[Path | None, typer.Option("--md", metavar="FILE", help="Write its tables as Markdown.")] = None,
+    target: Target = None,
+    compute: Annotated[
+        float | None, typer.Option(help="Seconds a client trains in a round, for times; measured by default.")
+    ] = None,
+    joules: Annotated[float | None, typer.Option(help="Joules a megabyte costs, for energies; 360 by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs that are there, running ones included: accuracy against bytes, time and energy to a target.
+
+    Runs that differ by their seed only are one line.
+
+    Example: thinwire report runs --html page.html --target 0.9
+    """
+    from thinwire.run.compare import as_json as plain
+    from thinwire.run.compare import table
+    from thinwire.run.report import report as write_report
+    from thinwire.run.report import summaries
+    from thinwire.terminal import show_comparison
+
+    lines = write_report(runs, html, md, targets=target or (), compute=compute, joules_per_megabyte=joules)
+    rows = table(summaries(lines, compute))
+    if as_json:
+        _print_json(plain(rows))
+    else:
+        show_comparison(rows, ", ".join(dict.fromkeys(line.runs[0].task for line in lines)))
+    for file in (html, md):
+        if file:
+            _say_written(file)
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory; it is only read.")],
+    once: Annotated[bool, typer.Option("--once", help="Say it once and return.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Look on while a run goes on in another terminal, or on another machine; ends when the run does.
+
+    Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
+    """
+    from thinwire.run.watch import follow, standing
+
+    if once and as_json:
+        _print_json(standing(run).as_json())
+        return
+    if as_json:
+        for now in follow(run, every):
+            print(json.dumps(now.as_json()), flush=True)
+        return
+    from thinwire.terminal import watch_live
+
+    try:
+        watch_live([standing(run)] if once else follow(run, every))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def main() -> None:
@@ -314,41 +409,42 @@ def _resolve(
     return resolve(what, on, {**given, **parse_overrides(set_ or [])})
 
 
-def _execute(experiment: Experiment, path: Path, data_dir: Path | None, as_json: bool, quiet: bool, **how: Any) -> None:
-    from thinwire.run.execute import execute
-    from thinwire.terminal import err, progress, show_facts
-
-    try:
-        with progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as on_round:
-            summary = execute(experiment, path, data_dir=data_dir, on_round=on_round, **how)
-    except KeyboardInterrupt:
-        err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
-        sys.exit(130)
-    _print_json(summary) if as_json else show_facts(summary, str(path))
-
-
-def _deploy(
+def _execute(
     experiment: Experiment,
     path: Path,
     data_dir: Path | None,
+    log: str | None,
     as_json: bool,
     quiet: bool,
-    nodes: int,
-    settings: dict[str, float | int],
-    resume: bool = False,
+    by: Callable[..., Summary] | None = None,
+    **how: Any,
 ) -> None:
-    from thinwire.run.deploy import deploy as deploy_here
+    from thinwire.run.execute import execute
+    from thinwire.run.trackers import tracker
     from thinwire.terminal import err, progress, show_facts
 
     try:
-        with progress(experiment.name, experiment.rounds, quiet, experiment.accounting) as on_round:
-            summary = deploy_here(
-                experiment, path, nodes, data_dir=data_dir, settings=settings, resume=resume, on_round=on_round
-            )
+        counted = experiment.accounting
+        with progress(experiment.name, experiment.rounds, quiet, counted) as show, tracker(log, path) as tell:
+
+            def on_round(record: RoundRecord) -> None:
+                show(record)
+                tell(record)
+
+            summary = (by or execute)(experiment, path, data_dir=data_dir, on_round=on_round, **how)
     except KeyboardInterrupt:
         err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
         sys.exit(130)
     _print_json(summary) if as_json else show_facts(summary, str(path))
+
+
+def _deployed(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:
+    """What runs an experiment between processes."""
+    from functools import partial
+
+    from thinwire.run.deploy import deploy as deploy_here
+
+    return partial(deploy_here, nodes=nodes, settings=settings)
 
 
 def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
@@ -370,6 +466,10 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     show_facts(summary, str(path))
     if layers:
         show_layers(layers, summary["rounds"])
+
+
+def _say_written(file: Path) -> None:
+    print(f"wrote {file}", file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.run.units import human_bytes, human_seconds, percent
+
 if TYPE_CHECKING:
     from thinwire.engines.local import RoundRecord
     from thinwire.run.compare import Row, Spread
+    from thinwire.run.watch import Standing
 
 WIDE = 160  # outside a terminal nobody scrolls sideways: tables are not squeezed into the 80 columns that rich assumes
 
@@ -25,30 +28,6 @@ def _console(stderr: bool = False) -> Console:
 
 
 out, err = _console(), _console(stderr=True)
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1000.
-
-    >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
-    ('999 B', '1.5 kB', '2.5 GB')
-    """
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        count /= 1000
-        if count < 999.5 or unit == "TB":
-            break
-    return f"{count:.3g} {unit}"
-
-
-def percent(share: float | None) -> str:
-    """A share for people.
-
-    >>> percent(0.9312), percent(None)
-    ('93.12 %', '-')
-    """
-    return "-" if share is None else f"{100 * share:.2f} %"
 
 
 @contextmanager
@@ -137,7 +116,10 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
 
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    heads = ("method", "final %", "best %", "up", "down", "catch-up", "total", "ideal", "fewer", "seconds")
+    heads = ["method", "final %", "best %", "up", "down", "catch-up", "total", "ideal", "fewer"]
+    roomy = out.width >= 100
+    if roomy:
+        heads += ["seconds", "at 2 Mbps"]
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
@@ -150,7 +132,7 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             spread(row.best_accuracy),
             *(human_bytes(way) for way in ways),
             ratio,
-            f"{row.seconds:.1f}",
+            *([f"{row.seconds:.1f}", _at(row, "2 Mbps")] if roomy else []),
         )
     out.print(table)
     by = "total" if rows[0].accounting == "honest" else "ideal"
@@ -158,6 +140,54 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
         f"accuracy at the end and at best; bytes of all messages (total), and without catch-up (ideal); how many times "
         f"fewer than {yardstick}, by {by} ({rows[0].accounting} accounting)"
     )
+    if roomy:
+        out.print("seconds here, and the time that it would take over links of 2 Mbps")
+
+
+def _at(row: Row, link: str) -> str:
+    return human_seconds(row.seconds_by_link[link]) if row.seconds_by_link else "-"
+
+
+def standing_line(now: Standing) -> str:
+    """Where a run stands, in one line."""
+    parts = [f"{now.method} on {now.task}", f"round {now.round}/{now.rounds}"]
+    if now.state != "starting":
+        parts += ["loss -" if now.loss is None else f"loss {now.loss:.4f}"]
+        parts += [f"accuracy {percent(now.accuracy)} (best {percent(now.best_accuracy)})"]
+        parts += [f"{human_bytes(now.bytes_total)} sent"]
+    if now.bytes_per_round is not None:
+        parts += [f"{human_bytes(now.bytes_per_round)} a round"]
+    if now.seconds_per_round is not None:
+        parts += [f"{human_seconds(now.seconds_per_round)} a round"]
+    if now.state == "finished":
+        parts += ["finished"]
+    elif now.eta_seconds is not None:
+        parts += [f"{human_seconds(now.eta_seconds)} to go"]
+    pace = now.seconds_per_round or 0.0
+    if now.state != "finished" and now.silent_seconds is not None and now.silent_seconds > max(60.0, 10 * pace):
+        parts += [f"no news for {human_seconds(now.silent_seconds)}: `thinwire resume {now.run}` if it was stopped"]
+    return "  ".join(parts)
+
+
+def watch_live(standings: Iterable[Standing]) -> None:
+    """Show a run as it goes on: a bar in a terminal, a line for each change elsewhere."""
+    if not out.is_terminal:
+        last = None
+        for now in standings:
+            if last is None or (now.round, now.state) != (last.round, last.state):
+                out.print(standing_line(now), soft_wrap=True)
+            last = now
+        return
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    with Live(console=out, refresh_per_second=4) as live:
+        for now in standings:
+            view = Table.grid()
+            view.add_row(ProgressBar(total=max(1, now.rounds), completed=now.round, width=48))
+            view.add_row(Text(standing_line(now)))
+            live.update(view)
 
 
 def show_list(items: Sequence[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from thinwire.codecs import Chain, ErrorFeedback, Quantise, Raw, TopK
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.tree import tmap
-from thinwire.errors import Drifted
+from thinwire.errors import Drifted, IncompatibleParts
 from thinwire.optim import SGD, Scaffold
 from thinwire.rounds import Local, Method
 from thinwire.rounds.down import open_round, receive, repair, say_lost, split_down
@@ -55,6 +55,40 @@ def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(nam
         one.hear(client)
         assert same_public(one.public[client], one.server.public)
     assert one.drifted == []
+
+
+@pytest.mark.parametrize("fresh_every", [1, 3])
+@pytest.mark.parametrize("settle", [Quantise(4), Quantise(4, scheme="qsgd"), TopK(0.5)])
+def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(fresh_every, settle):
+    one = federation(MAPO(k=8, fresh_every=fresh_every), Quantise(8), settle=settle)
+    for r in range(8):
+        one.round((0,))  # follows every entry
+        if r in (1, 4, 5):
+            one.hear(1)
+        for client in (0, 1):
+            one.hear(client)
+            assert same_public(one.public[client], one.server.public)
+    one.hear(2)
+    assert same_public(one.public[2], one.server.public)
+    assert one.drifted == []
+
+
+def test_a_settled_window_is_short():
+    sizes = {}
+    for settle in (Raw(), Quantise(4)):
+        one = federation(MAPO(k=64, fresh_every=5), Quantise(4), settle=settle)
+        for _ in range(10):
+            one.round((0,))
+        sizes[settle] = len(open_round(one.contract, one.server, {3: 0})[3])
+    assert sizes[Quantise(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and what carries them
+    assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than the raw ends, and far longer than the settled
+
+
+def test_what_settles_needs_a_frame_that_ends_and_no_memory():
+    with pytest.raises(IncompatibleParts, match="Write settle = 'raw', or fresh_every = 10"):
+        federation(MAPO(k=8, fresh_every=0), settle=Quantise(4))
+    with pytest.raises(IncompatibleParts, match="Take a codec without memory"):
+        federation(MAPO(k=8, fresh_every=2), settle=ErrorFeedback(Quantise(4)))
 
 
 def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():

@@ -46,7 +46,7 @@ def flower_processes() -> list[str]:
 @pytest.mark.parametrize("method", ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama"])
 def test_a_deployment_is_the_simulation(method, tmp_path):
     experiment = small(method, 4, 3)
-    deploy(experiment, tmp_path / "deployed", 4)
+    deploy(experiment, tmp_path / "deployed", nodes=4)
     execute(experiment, tmp_path / "simulated")
     equal_runs(tmp_path / "deployed", tmp_path / "simulated")
     assert not flower_processes()
@@ -61,9 +61,9 @@ def test_a_killed_server_is_resumed_to_the_same_bits(tmp_path):
             os.killpg(processes[0].pid, signal.SIGKILL)
 
     with pytest.raises(DeploymentFailed):
-        deploy(experiment, tmp_path / "deployed", 2, on_round=kill, on_start=processes.extend)
+        deploy(experiment, tmp_path / "deployed", nodes=2, on_round=kill, on_start=processes.extend)
     assert not (tmp_path / "deployed/summary.json").exists()
-    deploy(experiment, tmp_path / "deployed", 2, resume=True)
+    deploy(experiment, tmp_path / "deployed", nodes=2, resume=True)
     execute(experiment, tmp_path / "simulated")
     equal_runs(tmp_path / "deployed", tmp_path / "simulated")
 
@@ -79,7 +79,7 @@ def test_a_killed_node_is_left_out(tmp_path):
     deploy(
         experiment,
         tmp_path / "run",
-        3,
+        nodes=3,
         settings={"seconds": 60.0, "quorum": 0.6},
         on_round=kill,
         on_start=processes.extend,

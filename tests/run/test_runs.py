@@ -117,7 +117,8 @@ def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
     assert rounds == [], "it is the same run, counted otherwise"
     assert ideal == {**honest, "accounting": "ideal", "bytes_total": honest["bytes_total_ideal"]}
     again = execute(quick(**known, accounting="ideal"), tmp_path / "other")
-    assert {**again, "seconds": 0} == {**ideal, "seconds": 0}
+    clock = {"seconds": 0, "seconds_by_link": 0}  # what may differ between two equal runs
+    assert {**again, **clock} == {**ideal, **clock}
     for summaries, accounting in (([ideal, again], "ideal"), ([ideal, honest], "honest")):
         (row,) = table(summaries)
         assert (row.accounting, row.bytes_total) == (accounting, honest[f"bytes_total_{accounting}"])

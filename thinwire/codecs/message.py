@@ -39,7 +39,7 @@ Their last body is the *ask*; what stands before it is the way.
                    ask              its shared memory at `version`, raw, if it has one; in a state or if behind > 0
     5  report      up               what the schedule wants to know, raw, if anything
     6  base        state            the base, raw, if it was ever merged into (`version` is in a later window than 0)
-    7  values      stretch          the plan's blocks, raw
+    7  values      stretch          the plan's blocks, raw; where a window ends, by the codec `settle`
     8  guard       ask              float32, on link 'ledger' unless guard = false: see `rounds/guard.py`
 
 Every length is checked against the bytes that are there before anything is made, each message has exactly one

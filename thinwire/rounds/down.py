@@ -218,9 +218,9 @@ def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tu
             raise WireError(f"steps lead on beyond version {message.version}")
         body = wire.unpack_body(data, contract.schema)
         if wire.VALUES in body.lanes:
-            stretch = read_stretch(contract, body, device_of(public))
             end = contract.window_end(public.version)
             version = message.version if end is None else min(message.version, end)
+            stretch = read_stretch(contract, body, device_of(public), end if version == end else None)
             names, coords = stretch.names, {**public.coords, **stretch.values}
         else:
             step = read_step(contract, body, public.version, device_of(public))

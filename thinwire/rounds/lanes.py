@@ -123,6 +123,12 @@ def pack_stretch(contract: Contract, stretch: Stretch) -> bytes:
     return wire.pack_body(wire.Body(stretch.names, {wire.VALUES: raw(stretch.values)}), contract.schema)
 
 
+def pack_end(contract: Contract, stretch: Stretch, version: int) -> bytes:
+    """Where the window ended that led to `version`, as it is sent: through the codec that settles it."""
+    payload, _ = contract.method.settle.encode(stretch.values, {}, contract.peer(version, EVERYONE))
+    return wire.pack_body(wire.Body(stretch.names, {wire.VALUES: payload}), contract.schema)
+
+
 def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> Step:
     """The entry that leads on from `version`, from a body that may come from anywhere."""
     expect_lanes(body, {wire.COORDS})
@@ -132,11 +138,22 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
     return Step(names, *bring((code,), device))
 
 
-def read_stretch(contract: Contract, body: wire.Body, device: torch.device) -> Stretch:
-    """A stretch, from a body that may come from anywhere."""
+def read_stretch(contract: Contract, body: wire.Body, device: torch.device, end: int | None = None) -> Stretch:
+    """A stretch, from a body that may come from anywhere.
+
+    Args:
+        contract: the contract.
+        body: the body.
+        device: where the numbers are wanted.
+        end: the version that it leads to, if its window ends there.
+    """
     expect_lanes(body, {wire.VALUES})
     names = frozenset(contract.coords.names) if body.plan is None else body.plan
-    return Stretch(names, *bring((unraw(body.lanes[wire.VALUES], contract.coords.restrict(names)),), device))
+    data, spec = body.lanes[wire.VALUES], contract.coords.restrict(names)
+    values = (
+        unraw(data, spec) if end is None else contract.method.settle.decode(data, spec, contract.peer(end, EVERYONE))
+    )
+    return Stretch(names, *bring((values,), device))
 
 
 def expect_lanes(body: wire.Body, expected: Set[int]) -> None:

@@ -41,6 +41,8 @@ class Method:
         schedule: which blocks speak in which round.
         up: client's numbers to bytes.
         down: server's numbers to bytes.
+        settle: the codec through which coordinates go when their frame ends. What it loses is lost for everybody
+            alike, and a client that missed the window downloads the short form.
         link: `ledger`: clients keep the public state and receive what was added since they were last here;
             `snapshot`: clients keep nothing and receive the coordinates, through `down`, every time.
         say: whether clients send their change or their value.
@@ -61,6 +63,7 @@ class Method:
     schedule: Schedule = Every()
     up: Codec = Raw()
     down: Codec = Raw()
+    settle: Codec = Raw()
     link: Link = "ledger"
     say: Say = "delta"
     weigh: Weigh = BySamples()
@@ -96,6 +99,17 @@ class Method:
         _, report = c.finish(probe, 2, 1.0, c.init_client(probe), c.init_shared(probe))
         rescales = c.factor(report) != 1.0
         sketched = not isinstance(self.sketch, Identity)
+        if not isinstance(self.settle, Raw):
+            if not self.space.fresh_every:
+                raise IncompatibleParts(
+                    f"settle = {self.settle!r} is used when a frame ends, but {self.space!r} keeps its coordinates for "
+                    "ever. Write settle = 'raw', or fresh_every = 10"
+                )
+            if self.settle.init(Spec.of(probe)):
+                raise IncompatibleParts(
+                    f"settle = {self.settle!r} remembers what it left out, but every frame ends once. "
+                    "Take a codec without memory"
+                )
         if self.space.fresh_every and self.link == "snapshot":
             raise IncompatibleParts(
                 f"{self.space!r} merges its coordinates away, so link = 'snapshot' does not say all there is to know. "

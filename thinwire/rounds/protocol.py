@@ -42,7 +42,18 @@ from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.base import NoPrivacy
 from thinwire.rounds.advance import advance, moved
 from thinwire.rounds.graphed import Recorder
-from thinwire.rounds.lanes import Step, Stretch, noted, pack_step, pack_stretch, pack_weight, raw, read_step, unpack_up
+from thinwire.rounds.lanes import (
+    Step,
+    Stretch,
+    noted,
+    pack_end,
+    pack_step,
+    pack_weight,
+    raw,
+    read_step,
+    read_stretch,
+    unpack_up,
+)
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
@@ -329,6 +340,15 @@ def close_round(
     buffers = weighted_mean([one.buffers for one in said], weights)
     code, shared, buffers = bring((step.code, shared, buffers), device)
     reached = moved(contract, public, Step(step.names, code))
+    end = None
+    if method.link == "ledger" and public.version + 1 == contract.window_end(public.version):
+        values = to_device(restrict(reached, plan.names), "cpu")
+        end = pack_end(contract, Stretch(plan.names, values), public.version + 1)
+        if contract.settles:  # everybody merges what the codec leaves, also those who followed every entry
+            settled = read_stretch(contract, wire.unpack_body(end, contract.schema), device, public.version + 1)
+            reached, body = {**reached, **settled.values}, end
+        elif method.space.fresh_every == 1:
+            end = body  # one entry says it all
     after = advance(contract, public, reached, public.version + 1)._replace(
         shared={**public.shared, **add(restrict(public.shared, shared), shared)}, buffers=buffers or public.buffers
     )
@@ -343,18 +363,14 @@ def close_round(
         correction={**server.correction, **mine},
         schedule=schedule,
         codec=codec,
-        ledger=_append(contract, server, plan, body, reached),
+        ledger=_append(contract, server, plan, body, end),
     )
 
 
-def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, coords: Tree) -> Ledger:
-    """The ledger with the entry that led to these coordinates."""
+def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
+    """The ledger with one more entry, and where its window ended if it did."""
     if contract.method.link == "snapshot":  # nobody replays: it only remembers when each block was synchronised
         return server.ledger.append(b"", plan.names, limit=-1, longest=-1)
-    end = None
-    if server.public.version + 1 == contract.window_end(server.public.version):
-        alone = contract.method.space.fresh_every == 1  # one entry says it all
-        end = body if alone else pack_stretch(contract, Stretch(plan.names, coords))
     # what is longer than the state that it makes serves nobody; after a merge that state holds the whole base
     return server.ledger.append(
         body,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.codecs.base import Peer
+from thinwire.codecs.base import Peer, Raw
 from thinwire.codecs.message import Schema
 from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
@@ -121,6 +121,11 @@ class Contract:
         """The version at which the frame of the round from `version` is given up; None if it is kept for ever."""
         every = self.method.space.fresh_every
         return (version // every + 1) * every if every else None
+
+    @cached_property
+    def settles(self) -> bool:
+        """Whether coordinates change a little when their frame ends."""
+        return not isinstance(self.method.settle, Raw)
 
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""

@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from thinwire.run.folder import Summary
+from thinwire.run.network import LINKS
+
+Summary = dict[str, Any]
 
 
 class Spread(NamedTuple):
@@ -38,6 +40,7 @@ class Row(NamedTuple):
     accounting: str
     bytes_total_honest: float
     bytes_total_ideal: float
+    seconds_by_link: dict[str, float]  # see `network`; empty for runs of versions that did not know it
 
 
 def table(summaries: Sequence[Summary]) -> list[Row]:
@@ -67,6 +70,7 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
                 accounting,
                 _mean(group, "bytes_total_honest"),
                 _mean(group, "bytes_total_ideal"),
+                _by_link(group),
             )
         )
     return rows
@@ -74,6 +78,13 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
 
 def _mean(group: Sequence[Summary], key: str) -> float:
     return statistics.fmean(summary[key] for summary in group)
+
+
+def _by_link(group: Sequence[Summary]) -> dict[str, float]:
+    known = [summary.get("seconds_by_link") for summary in group]
+    if not all(known):
+        return {}
+    return {link.name: statistics.fmean(times[link.name] for times in known if times) for link in LINKS}
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from thinwire.run.parts import arguments, build, coerce, describe, named, plain
 from thinwire.run.plus import join
 from thinwire.run.plus import named as named_methods
 from thinwire.run.presets import layer, preset
+from thinwire.run.records import Accounting
 from thinwire.run.toml import Table, dumps, loads, parse_value
 from thinwire.tasks.partition import Split
 
@@ -35,7 +36,6 @@ DEFAULT_TASK = "digits"
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
-Accounting = Literal["honest", "ideal"]
 
 # The slots of a method that hold parts, and the kind of part that each holds.
 SLOTS = {
@@ -44,6 +44,7 @@ SLOTS = {
     "schedule": "schedule",
     "up": "codec",
     "down": "codec",
+    "settle": "codec",
     "weigh": "weigh",
     "client_opt": "optimiser",
     "server_opt": "optimiser",
@@ -141,8 +142,13 @@ class Experiment:
 
     def digest(self) -> str:
         """A short name of the configuration: two experiments with one digest are the same run."""
-        table = {key: value for key, value in to_table(self).items() if key != "accounting"}
-        return hashlib.sha256(dumps(table).encode()).hexdigest()[:12]
+        return digest(to_table(self))
+
+
+def digest(table: Table) -> str:
+    """A short name of a resolved configuration; how bytes are added up is no part of it."""
+    kept = {key: value for key, value in table.items() if key != "accounting"}
+    return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
 
 
 _SECTIONS: dict[str, Any] = {
@@ -277,13 +283,23 @@ def to_table(experiment: Experiment) -> Table:
             "augment": task.augment,
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
-        "method": {
-            **{slot: describe(kind, getattr(method, slot)) for slot, kind in SLOTS.items()},
-            "link": method.link,
-            "say": method.say,
-            "guard": method.guard,
-        },
+        "method": method_table(method),
     }
+
+
+def method_table(method: Method, strict: bool = True) -> Table:
+    """A method as plain values; unless strict, a part that is not registered is written as Python shows it."""
+
+    def written(kind: str, part: Any) -> Table:
+        try:
+            return describe(kind, part)
+        except ConfigError:
+            if strict:
+                raise
+            return {"kind": repr(part)}
+
+    slots = {slot: written(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
+    return {**slots, "link": method.link, "say": method.say, "guard": method.guard}
 
 
 def _task(table: Table) -> TaskChoice:

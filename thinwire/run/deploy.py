@@ -44,8 +44,8 @@ class DeploymentFailed(ThinwireError):
 def deploy(
     experiment: Experiment,
     path: Path,
-    nodes: int,
     *,
+    nodes: int,
     data_dir: Path | None = None,
     settings: dict[str, float | int] | None = None,
     resume: bool = False,

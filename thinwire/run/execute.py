@@ -10,9 +10,11 @@ from thinwire.engines.local import RoundRecord, RunState, Simulation
 from thinwire.errors import CheckpointError
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
-from thinwire.run.config import Accounting, Experiment
+from thinwire.run.config import Experiment
 from thinwire.run.folder import RunFolder, Summary
 from thinwire.run.layers import layers_of
+from thinwire.run.network import seconds_by_link
+from thinwire.run.records import Accounting, byte_totals, totals
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -48,7 +50,7 @@ def execute(
         if done := folder.summary():
             return {
                 **done,
-                **totals(done["bytes_up"], done["bytes_down"], done["bytes_catchup"], experiment.accounting),
+                **byte_totals(done["bytes_up"], done["bytes_down"], done["bytes_catchup"], experiment.accounting),
             }
         if not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
@@ -61,7 +63,9 @@ def execute(
         state = state or simulation.start()
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round)
-        summary = summarise(experiment, simulation, records, state.tally)
+        summary = summarise(
+            experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting
+        )
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
@@ -99,42 +103,24 @@ def _rounds(
     return state, records
 
 
-def summarise(experiment: Experiment, simulation: Simulation, records: Sequence[RoundRecord], tally: Tally) -> Summary:
+def summarise(
+    name: str,
+    task: str,
+    simulation: Simulation,
+    records: Sequence[RoundRecord],
+    tally: Tally,
+    accounting: Accounting = "honest",
+) -> Summary:
     """The totals of a run."""
-    accuracies = [record.accuracy for record in records if record.accuracy is not None]
-    own = [record.own_accuracy for record in records if record.own_accuracy is not None]
-    up, down, catchup = (sum(getattr(r, f"bytes_{way}") for r in records) for way in ("up", "down", "catchup"))
+    lines = [record._asdict() for record in records]
     return {
-        "method": experiment.name,
-        "task": experiment.task.kind,
-        "seed": experiment.seed,
+        "method": name,
+        "task": task,
+        "seed": simulation.job.seed,
         "rounds": len(records),
         "parameters": simulation.model.parameters(),
         "trainable": Spec.of(simulation.public.coords).size,
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
-        "final_own_accuracy": own[-1] if own else None,
-        "best_own_accuracy": max(own, default=None),
-        "final_loss": records[-1].loss,
-        **totals(up, down, catchup, experiment.accounting),
-        "seconds": round(sum(record.seconds for record in records), 3),
+        **totals(lines, accounting),
+        "seconds_by_link": seconds_by_link(lines),
         "layers": layers_of(simulation.contract.coords, tally),
-    }
-
-
-def totals(up: int, down: int, catchup: int, accounting: Accounting) -> Summary:
-    """All sums of bytes: `honest` of all messages, `ideal` without what returning clients catch up.
-
-    >>> totals(1, 2, 4, "ideal")["bytes_total"], totals(1, 2, 4, "honest")["bytes_total"]
-    (3, 7)
-    """
-    both = {"honest": up + down + catchup, "ideal": up + down}
-    return {
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_catchup": catchup,
-        "bytes_total": both[accounting],
-        "accounting": accounting,
-        "bytes_total_honest": both["honest"],
-        "bytes_total_ideal": both["ideal"],
     }

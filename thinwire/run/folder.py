@@ -26,20 +26,29 @@ from thinwire.core.tree import Tree
 from thinwire.engines.local import RoundRecord, RunState
 from thinwire.errors import CheckpointError
 from thinwire.run.checkpoint import load_checkpoint, save_checkpoint
-from thinwire.run.config import Experiment, from_table, to_table
+from thinwire.run.config import Experiment, digest, from_table, to_table
 from thinwire.run.files import write_atomically
-from thinwire.run.toml import dumps, loads
+from thinwire.run.records import read_records
+from thinwire.run.toml import Table, dumps, loads
 
 Summary = dict[str, Any]
 
 
 class RunFolder:
-    """A run directory that holds, or is about to hold, the run of one experiment."""
+    """A run directory that holds, or is about to hold, one run: of an experiment, or of a script that describes it."""
 
-    def __init__(self, path: Path, experiment: Experiment) -> None:
-        self.path, self.experiment = path, experiment
-        self.config = experiment.digest()
+    def __init__(self, path: Path, asked: Experiment | Table) -> None:
+        self.path = path
+        self.table = to_table(asked) if isinstance(asked, Experiment) else asked
+        self.config = digest(self.table)
         self.checkpoints = path / "checkpoints"
+
+    @property
+    def experiment(self) -> Experiment:
+        """What was asked; the run of a script is none that can be built again from its file."""
+        if "script" in self.table:
+            raise CheckpointError(f"{self.path} was written by tw.simulate; run `python {self.table['script']}` again")
+        return from_table(self.table)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -47,7 +56,8 @@ class RunFolder:
         file = path / "config.toml"
         if not file.is_file():
             raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
-        return cls(path, from_table(loads(file.read_text("utf-8"), str(file))))
+        table = loads(file.read_text("utf-8"), str(file))
+        return cls(path, table if "script" in table else from_table(table))
 
     @property
     def exists(self) -> bool:
@@ -69,7 +79,7 @@ class RunFolder:
         """Write what was asked, and remove what a kill left half-written."""
         for half in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             half.unlink()
-        write_atomically(self.path / "config.toml", dumps(to_table(self.experiment)).encode())
+        write_atomically(self.path / "config.toml", dumps(self.table).encode())
 
     def clear(self) -> None:
         """Forget what was run here."""
@@ -99,16 +109,27 @@ class RunFolder:
         finally:
             os.close(handle)
 
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Hold the directory while a script's run is written; what a script wrote there before is replaced."""
+        earlier = (self.path / "config.toml").is_file() and "script" in RunFolder.open(self.path).table
+        if not earlier and self.exists:
+            raise CheckpointError(f"{self.path} holds a run of the command line; name another directory")
+        with self.locked():
+            self.clear()
+            self.create()
+            self.write_environment({})
+            yield
+
     # -- what happened ---------------------------------------------------------------------------------------------
 
     def history(self) -> list[RoundRecord]:
         """The recorded rounds; a last line that a kill cut short is left out."""
-        file = self.path / "metrics.jsonl"
         records = []
-        for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
+        for line in read_records(self.path / "metrics.jsonl"):
             try:
-                records.append(RoundRecord(**json.loads(line)))
-            except (ValueError, TypeError):
+                records.append(RoundRecord(**line))
+            except TypeError:  # of a version that recorded other things
                 break
         return records
 

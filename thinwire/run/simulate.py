@@ -10,23 +10,31 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.engines.local import Job, LocalEngine, Mode, Precision, RoundRecord, Tap
+from thinwire.engines.local import Job, LocalEngine, Mode, Precision, RoundRecord, Simulation, Tap
 from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
-from thinwire.run.config import method_from
-from thinwire.run.parts import arguments
+from thinwire.run.config import method_from, method_table
+from thinwire.run.execute import summarise
+from thinwire.run.folder import RunFolder
+from thinwire.run.parts import arguments, plain
 from thinwire.run.plus import join, named
+from thinwire.run.toml import Table
 from thinwire.tasks.base import Task, as_examples, pool_clients
 from thinwire.tasks.functional import Loss, cross_entropy
+
+OWN_TASK = "own data"  # what reports call the task of a script
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +47,7 @@ class Run:
         buffers: the final floating-point buffers by name.
         trained_by: `graph`, `vmap` or `loop`.
         because: why so, if not by the fastest.
+        path: the run directory, if one was written.
     """
 
     history: list[RoundRecord]
@@ -47,6 +56,7 @@ class Run:
     trained_by: str
     because: str
     _start: nn.Module
+    path: Path | None = None
 
     @property
     def bytes_up(self) -> int:
@@ -107,6 +117,8 @@ def simulate(
     eval_every: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
     tap: Tap | None = None,
+    out: Path | str | None = None,
+    name: str | None = None,
 ) -> Run:
     """Train a model over a federation of clients on this machine, over real messages.
 
@@ -125,9 +137,12 @@ def simulate(
         chunk: clients trained together; 0 means the whole cohort.
         precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact.
         eval_every: rounds between two evaluations.
-        on_round: is called with every record.
+        on_round: is called with every record: the place for a progress bar, or for a tracker (docs/reports.md).
         tap: is shown every message: `tap(round, "up" or "down", client, message)`.
+        out: write a run directory there, for `tw.report` and `thinwire watch`; what a script wrote there is replaced.
+        name: what reports call this run; by default the method's name, or else that of the directory.
     """
+    label = name or (method if isinstance(method, str) else Path(out).name if out else "fedavg")
     if isinstance(method, str):
         table = join(named(method))
         method = method_from(table.get("method", {}))
@@ -146,14 +161,45 @@ def simulate(
         eval_every,
     )
     simulation = LocalEngine(device, vectorise, chunk, precision).prepare(job)
+    folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
     state = simulation.start()
     history = []
-    for _ in range(rounds):
-        state, record = simulation.round(state, tap)
-        history.append(record)
-        if on_round:
-            on_round(record)
-    public = state.server.public
-    final = {name: block.detach().cpu() for name, block in simulation.weights(public).items()}
-    buffers = {name: block.detach().cpu() for name, block in public.buffers.items()}
-    return Run(history, final, buffers, state.how, state.why, copy.deepcopy(model).cpu())
+    with folder.anew() if folder else nullcontext():
+        for _ in range(rounds):
+            state, record = simulation.round(state, tap)
+            history.append(record)
+            if folder:
+                folder.record(record)
+            if on_round:
+                on_round(record)
+        public = state.server.public
+        final = {name: block.detach().cpu() for name, block in simulation.weights(public).items()}
+        buffers = {name: block.detach().cpu() for name, block in public.buffers.items()}
+        if folder:
+            folder.write_environment({"device": device, "clients_trained_by": state.how, "because": state.why})
+            folder.finish(summarise(label, OWN_TASK, simulation, history, state.tally), {**final, **buffers})
+    return Run(
+        history, final, buffers, state.how, state.why, copy.deepcopy(model).cpu(), folder.path if folder else None
+    )
+
+
+def _described(name: str, simulation: Simulation) -> Table:
+    """What is asked of a simulation, for the configuration file of its run directory."""
+    job, engine = simulation.job, simulation.engine
+    return {
+        "name": name,
+        "script": sys.argv[0] or "your script",
+        "seed": job.seed,
+        "rounds": job.rounds,
+        "task": {
+            "kind": OWN_TASK,
+            "clients": len(job.task.clients),
+            "examples": len(job.task.train),
+            "model": {"kind": type(job.task.model).__name__, "parameters": simulation.model.parameters()},
+        },
+        "cohort": {"size": job.cohort},
+        "local": plain(job.local),
+        "engine": plain(engine),
+        "eval": {"every": job.eval_every},
+        "method": method_table(job.method, strict=False),
+    }

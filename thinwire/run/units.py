@@ -1,0 +1,50 @@
+"""Numbers for people: bytes, shares, seconds, joules."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes for people, in powers of 1000.
+
+    >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
+    ('999 B', '1.5 kB', '2.5 GB')
+    """
+    return f"{count:.0f} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB"))
+
+
+def human_joules(count: float) -> str:
+    """An energy for people.
+
+    >>> human_joules(0.25), human_joules(12.3), human_joules(360_000)
+    ('0.25 J', '12.3 J', '360 kJ')
+    """
+    return _scaled(count, ("J", "kJ", "MJ", "GJ", "TJ"))
+
+
+def human_seconds(count: float) -> str:
+    """A time for people.
+
+    >>> human_seconds(0.034), human_seconds(59), human_seconds(125), human_seconds(9000), human_seconds(200_000)
+    ('0.034 s', '59 s', '2.08 min', '2.5 h', '2.31 d')
+    """
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.3g} s"
+
+
+def percent(share: float | None) -> str:
+    """A share for people.
+
+    >>> percent(0.9312), percent(None)
+    ('93.12 %', '-')
+    """
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _scaled(count: float, units: tuple[str, ...]) -> str:
+    for unit in units:
+        if count < 999.5 or unit == units[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
