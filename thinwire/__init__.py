@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from thinwire.optim.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
     from thinwire.rounds.batches import Local as Local
+    from thinwire.rounds.mean import Bounded as Bounded
+    from thinwire.rounds.mean import Median as Median
+    from thinwire.rounds.mean import TrimmedMean as TrimmedMean
+    from thinwire.rounds.mean import WeightedMean as WeightedMean
     from thinwire.rounds.method import Method as Method
     from thinwire.rounds.weigh import BySamples as BySamples
     from thinwire.rounds.weigh import Uniform as Uniform
@@ -114,6 +118,7 @@ _HOMES = {
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.rounds.batches": ("Local",),
+    "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),

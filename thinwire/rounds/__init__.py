@@ -1,6 +1,10 @@
 """Layer 2. The round: a method, the states of server and clients, and the functions that every engine calls."""
 
 from thinwire.rounds.batches import Local as Local
+from thinwire.rounds.mean import Bounded as Bounded
+from thinwire.rounds.mean import Median as Median
+from thinwire.rounds.mean import TrimmedMean as TrimmedMean
+from thinwire.rounds.mean import WeightedMean as WeightedMean
 from thinwire.rounds.method import Method as Method
 from thinwire.rounds.weigh import BySamples as BySamples
 from thinwire.rounds.weigh import Uniform as Uniform

@@ -15,9 +15,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from thinwire.engines.flower import need_flower
 from thinwire.errors import ConfigError, ThinwireError
@@ -141,6 +143,7 @@ class _Processes:
 
     def __init__(self, home: Path, data_dir: Path | None) -> None:
         self.home = home
+        self.before: Any = None
         self.running: list[subprocess.Popen[bytes]] = []
         data = {"THINWIRE_DATA": str(data_dir.resolve())} if data_dir else {}
         self.env = {**os.environ, **QUIET, **data, "FLWR_HOME": str(home)}
@@ -149,9 +152,13 @@ class _Processes:
         self.env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), self.env.get("PYTHONPATH", "")])
 
     def __enter__(self) -> _Processes:
+        if threading.current_thread() is threading.main_thread():  # to be ended by SIGTERM is as good as by Ctrl-C
+            self.before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
         for sign, seconds in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0)):
             for process in reversed(self.running):
                 _signal_group(process, sign)

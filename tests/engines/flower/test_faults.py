@@ -95,6 +95,10 @@ def nonsense(client: Client, answer: Answer) -> Answer:
     return Answer(b"hello", 1.0, 1)
 
 
+def too_long(client: Client, answer: Answer) -> Answer:
+    return answer._replace(data=answer.data * 10)
+
+
 def absurd_loss(client: Client, answer: Answer) -> Answer:
     return answer._replace(loss=float("nan"))
 
@@ -104,7 +108,8 @@ def crashed(client: Client, answer: Answer) -> Answer:
 
 
 SPOILT = {
-    f.__name__: f for f in (cut, flipped, not_finite, endless_weight, from_the_future, nonsense, absurd_loss, crashed)
+    f.__name__: f
+    for f in (cut, flipped, not_finite, endless_weight, from_the_future, nonsense, too_long, absurd_loss, crashed)
 }
 
 

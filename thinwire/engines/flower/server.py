@@ -4,8 +4,9 @@ What goes wrong, and what then happens:
 
     a client is not there, or too late         the round goes on without it, if enough others answered (`quorum`)
     fewer answered                             asked again (they repeat what they said), then the run stops: resume
-    a message is damaged, of another version,  refused and counted; the client stays where it was
-      of another method, or not finite
+    a message is damaged, far too long, of     refused and counted; the client stays where it was
+      another version or method, or not finite
+    a client lies                              bounded, or outvoted, if the method says so (`rounds/mean.py`)
     an answer comes twice                      the first counts
     a client was away, or lost its state       the shortest way from its version; or the whole state, if it asks
     an answer was lost on its way              the client goes back to where it was before (`kept.py`)
@@ -97,6 +98,8 @@ class Served(Simulation):
         super().__init__(engine, job)
         self.transport = connect(self.contract, len(job.task.clients))
         self.patience, self.log = patience or Patience(), log
+        parts = (self.contract.code, self.contract.report, self.contract.buffers, self.contract.coords)
+        self.longest = 2 * sum(part.nbytes for part in parts) + (1 << 16)  # no codec doubles what it is given
         self._met = False  # nobody yet: nodes take a while to arrive
 
     def start(self) -> RunState:
@@ -210,6 +213,10 @@ class Served(Simulation):
         """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
         if answer.error:
             raise WireError(f"it could not answer: {answer.error[:300]}")
+        if len(answer.data) > self.longest:
+            raise WireError(
+                f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
+            )
         if wire.unpack(answer.data, self.contract.schema).kind == wire.LOST:
             return repair(self.contract, server, answer.data)
         unpack_up(self.contract, plan, server.public.version, client, answer.data)
