@@ -104,9 +104,19 @@ def best(call: Callable[[], object], seconds: float) -> float:
 def short(codec: Codec) -> str:
     """Its repr without what is as by default."""
     out = repr(codec)
-    for default in (", block=256", ", stochastic=False", ", per='block'", ", scheme='block'", ", by='tree'"):
+    for default in (
+        ", block=256",
+        ", stochastic=False",
+        ", per='block'",
+        ", scheme='block'",
+        ", by='tree'",
+        ", rounding='down'",
+        ", inner=Raw()",
+        ", unbiased=True",
+        ", shared=False",
+    ):
         out = out.replace(default, "")
-    return out.replace(", inner=Raw()", "").replace(", unbiased=True", "").replace("bits=8, scheme", "scheme")
+    return out.replace("bits=8, scheme", "scheme")
 
 
 def main() -> None:

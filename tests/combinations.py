@@ -24,6 +24,7 @@ from tests import parts
 from tests.federation import Federation, digits_task, same_public
 from thinwire.core.registry import entries
 from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.rounds import Local, Method
 from thinwire.rounds.method import Link, Say
@@ -56,6 +57,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "sketch": {
         "identity": tw.Identity(),
+        "evofed": tw.EvoFed(population=8, partitions=2),
+        "evofed/paired": tw.EvoFed(population=8, shaping="none", fitness="square", paired=True),
         "test-project": parts.Project(),
         "test-pool": parts.Pool(0.5),
     },
@@ -72,6 +75,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "topk/block": tw.TopK(0.2, by="block", inner=tw.Quantise(8)),
         "threshold": tw.Threshold(1e-4),
         "randomk": tw.RandomK(0.5),
+        "randomk/shared": tw.RandomK(0.5, shared=True),
+        "rank-slice": tw.RankSlice(1),  # of adapters
         "quantise": tw.Quantise(8),
         "quantise/sign": tw.Quantise(scheme="sign"),
         "quantise/qsgd": tw.Quantise(8, scheme="qsgd"),
@@ -123,6 +128,13 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "jacobian": tw.Jacobian(0.1),
     },
     "privacy": {"none": tw.NoPrivacy(), "test-clip": parts.Clip()},
+    "budget": {
+        "none": tw.Budget(),
+        "tiers": tw.Budget((tw.Tier(up=tw.ErrorFeedback(tw.TopK(0.2))), tw.Tier()), clients=(0, 1, 0)),
+        "tiers/down": tw.Budget((tw.Tier(up=tw.TopK(0.2), down=tw.Quantise(8)), tw.Tier(0.5))),
+    },
+    "secure": {"no": False, "yes": True},
+    "guard": {"on": True, "off": False},
     "link": {link: link for link in get_args(Link)},
     "say": {say: say for say in get_args(Say)},
 }
@@ -150,7 +162,10 @@ def missing() -> list[str]:
 def choices() -> dict[str, dict[str, Any]]:
     """Slot -> name -> part; the first of a slot is FedAvg's."""
     slots = [field.name for field in dataclasses.fields(Method)]
-    return {slot: ENTRIES[slot] if slot in ENTRIES else ENTRIES[SLOTS[slot]] for slot in slots}
+    out = {slot: ENTRIES[slot] if slot in ENTRIES else ENTRIES[SLOTS[slot]] for slot in slots}
+    probe = Spec.of({"w": torch.zeros(8)})  # what settles a frame may not remember: refused whatever stands beside it
+    out["settle"] = {name: part for name, part in out["settle"].items() if not part.init(probe)}
+    return out
 
 
 def plain() -> Choice:
@@ -164,28 +179,35 @@ def method_of(choice: Mapping[str, str]) -> Method:
 
 
 @cache
-def task() -> Task:
-    """Digits with three clients of unequal sizes, and a network with a convolution, running statistics and a head."""
+def task(secure: bool = False) -> Task:
+    """Digits with three clients of unequal sizes, and a network with a convolution, running statistics and a head.
+
+    Secure sums have no running statistics: they get a group norm in their place.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        conv = (nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        norm = nn.GroupNorm(2, 4) if secure else nn.BatchNorm2d(4)
+        conv = (nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 2), norm, nn.ReLU(), nn.Flatten())
         model = nn.Sequential(*conv, nn.Linear(36, 10))
     return digits_task(model, sizes=(10, 7, 5), test=0)
 
 
 @cache
-def model() -> Functional:
+def model(secure: bool = False) -> Functional:
     """Its network as a function."""
-    return Functional.of(task().model, task().loss)
+    return Functional.of(task(secure).model, task(secure).loss)
 
 
 COHORTS = ((0, 1), (1, 2), (0,))
+SECURE_COHORTS = ((0, 1), (1, 2), (0, 1))  # one alone cannot hide
 
 
 def refused(choice: Mapping[str, str]) -> str | None:
     """Why a combination is refused before training; None if it is not. Any other error is a bug and comes through."""
     try:
-        contract, public = agree(method_of(choice), model().weights(), model().buffers(), Key(0))
+        method = method_of(choice)
+        learner = model(method.secure)
+        contract, public = agree(method, learner.weights(), learner.buffers(), Key(0))
         plan_round(contract, begin(contract, public))
     except (IncompatibleParts, ConfigError) as error:
         return str(error)
@@ -194,10 +216,11 @@ def refused(choice: Mapping[str, str]) -> str | None:
 
 def train(choice: Mapping[str, str]) -> None:
     """Three rounds over real messages, with clients that come and go; raises on anything but a finite loss."""
-    federation = Federation(method_of(choice), task(), Local(batch=8))
+    method = method_of(choice)
+    federation = Federation(method, task(method.secure), Local(batch=8))
     before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for so small a network
     try:
-        for cohort in COHORTS:
+        for cohort in SECURE_COHORTS if method.secure else COHORTS:
             federation.round(cohort)
     finally:
         torch.backends.mkldnn.enabled = before
@@ -237,6 +260,7 @@ def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], 
         draw.shuffle(slots)
         for slot in slots:
             fitting = [name for name in known[slot] if not any(((slot, name), item) in clash for item in row.items())]
+            fitting = fitting or list(known[slot])  # what FedAvg's other parts cannot do, `_repair` finds out
             gain = {name: _gain(open_pairs, row, (slot, name)) + draw.random() for name in fitting}
             best = sorted(fitting, key=lambda name: -gain[name])
             row[slot] = best[0]

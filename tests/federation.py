@@ -15,6 +15,7 @@ from thinwire.rounds.batches import plan_batches
 from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.local import Workload
 from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import Public
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
@@ -76,21 +77,22 @@ class Federation:
         self.first = first
         clients = range(len(self.task.clients))
         self.public = dict.fromkeys(clients, first)
-        self.states = {i: fresh_client(self.contract, first) for i in clients}
+        self.states = {i: fresh_client(self.contract, first, i) for i in clients}
         self.asked: dict[int, Plan] = {}
         self.losses: list[float] = []
         self.drifted: list[int] = []
+        self.cohort = tuple(clients)
 
     def hear(self, client: int) -> bytes:
         """Bring one client to the current version, as it would get there."""
         held = self.public[client].version
         data = open_round(self.contract, self.server, {client: held})[client]
         try:
-            heard = receive(self.contract, self.public[client], data)
+            heard = receive(self.contract, self.public[client], data, client)
         except Drifted:
             self.drifted.append(client)
-            answer = repair(self.contract, self.server, say_lost(self.contract, held))
-            heard = receive(self.contract, self.first._replace(version=held), answer)
+            answer = repair(self.contract, self.server, say_lost(self.contract, held), client)
+            heard = receive(self.contract, self.first._replace(version=held), answer, client)
         self.public[client], touched, self.asked[client] = heard
         self.states[client] = forget(self.states[client], touched)
         return data
@@ -109,6 +111,7 @@ class Federation:
             [self.states[client]],
             work,
             how,
+            circle=Circle(self.cohort, lambda i, j: f"{i} {j}".encode()),  # tests have no secrets
         )
         self.states[client] = reply.states[0]
         self.losses.append(float(reply.loss[0]))
@@ -117,6 +120,7 @@ class Federation:
     def round(self, cohort) -> dict[int, bytes]:
         """One round; gives what the clients said."""
         plan = plan_round(self.contract, self.server)
+        self.cohort = tuple(cohort)
         for client in cohort:
             self.hear(client)
         up = {client: self.answer(client) for client in cohort}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parts import Clip, Drift, Half, Pool, Product, Project, Remember, Turns
-from thinwire.codecs import Raw
+from thinwire.codecs import RandomK, Raw
 from thinwire.core.spec import Spec
 from thinwire.core.tree import scale, tmap
 from thinwire.errors import ConfigError, WireError
@@ -278,6 +278,11 @@ class Picky(Raw):
 
 
 @dataclass(frozen=True)
+class Unshared(RandomK):
+    adds = True
+
+
+@dataclass(frozen=True)
 class Refusing(Raw):
     def decode(self, data, spec, peer):
         if not spec.blocks:
@@ -294,6 +299,7 @@ class Refusing(Raw):
         (Forgetful(), "state after a message of some blocks"),
         (Overwriting(), "other bytes the second time|must not change"),
         (Picky(), "must take float32"),
+        (Unshared(), "says that its messages add up"),
     ],
 )
 def test_bad_codecs_are_named(codec, says):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from thinwire.codecs.chain import Chain as Chain
     from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
     from thinwire.codecs.quantise import Quantise as Quantise
+    from thinwire.codecs.rank import RankSlice as RankSlice
     from thinwire.codecs.sparse import RandomK as RandomK
     from thinwire.codecs.sparse import Threshold as Threshold
     from thinwire.codecs.sparse import TopK as TopK
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from thinwire.optim.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
     from thinwire.rounds.batches import Local as Local
+    from thinwire.rounds.budget import Budget as Budget
+    from thinwire.rounds.budget import Tier as Tier
     from thinwire.rounds.mean import Bounded as Bounded
     from thinwire.rounds.mean import Median as Median
     from thinwire.rounds.mean import TrimmedMean as TrimmedMean
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from thinwire.schedules.base import Plan as Plan
     from thinwire.schedules.lama import FedLAMA as FedLAMA
     from thinwire.sketches.base import Identity as Identity
+    from thinwire.sketches.evofed import EvoFed as EvoFed
     from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
     from thinwire.spaces.fedpara import FedPara as FedPara
     from thinwire.spaces.frozen import Frozen as Frozen
@@ -95,6 +99,7 @@ _HOMES = {
     "thinwire.codecs.chain": ("Chain",),
     "thinwire.codecs.feedback": ("ErrorFeedback",),
     "thinwire.codecs.quantise": ("Quantise",),
+    "thinwire.codecs.rank": ("RankSlice",),
     "thinwire.codecs.sparse": ("RandomK", "Threshold", "TopK"),
     "thinwire.core.registry": ("register",),
     "thinwire.core.rng": ("Key",),
@@ -118,6 +123,7 @@ _HOMES = {
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.rounds.batches": ("Local",),
+    "thinwire.rounds.budget": ("Budget", "Tier"),
     "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
@@ -127,6 +133,7 @@ _HOMES = {
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.schedules.lama": ("FedLAMA",),
     "thinwire.sketches.base": ("Identity",),
+    "thinwire.sketches.evofed": ("EvoFed",),
     "thinwire.spaces.factorized": ("FactorizedFL",),
     "thinwire.spaces.fedpara": ("FedPara",),
     "thinwire.spaces.frozen": ("Frozen",),

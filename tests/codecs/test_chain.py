@@ -146,6 +146,40 @@ def test_clients_stay_with_the_server_over_lossy_links_and_partial_plans():
     assert all(map(torch.isfinite, map(torch.tensor, federation.losses)))
 
 
+@pytest.mark.parametrize("density_one", [TopK(1.0), RandomK(1.0), ErrorFeedback(TopK(1.0)), ByBlock()])
+def test_a_run_that_leaves_nothing_out_is_a_run_without_a_codec_bit_for_bit(density_one):
+    plain, through = Federation(tw.Method()), Federation(tw.Method(up=density_one, down=density_one))
+    for cohort in ([0, 1, 2], [3, 4], [0, 5]):
+        plain.round(cohort)
+        through.round(cohort)
+        assert same(plain.weights(), through.weights())
+
+
+MISSPELT = ByBlock((("fd*", Raw()), ("*", Raw())))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        MISSPELT,
+        Chain((MISSPELT,)),
+        ErrorFeedback(MISSPELT),
+        ByBlock((("0.*", MISSPELT), ("*", Raw()))),
+        Chain((TopK(0.5), MISSPELT)),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("slot", ["up", "down"])
+def test_a_misspelt_selector_is_found_before_training(codec, slot):
+    with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block; the blocks are "):
+        Federation(tw.Method(**{slot: codec}))
+    snapshot = tw.Method(
+        link="snapshot", up=Raw(), down=Raw(), budget=tw.Budget((tw.Tier(), tw.Tier(**{slot: MISSPELT})))
+    )
+    with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block"):
+        Federation(snapshot)
+
+
 @pytest.mark.parametrize("name", ["sparse", "quantize", "fedpaq", "fedpaq-fp16", "signsgd"])
 def test_presets_learn_the_digits_in_fewer_bytes(name):
     x, y = digits()
@@ -154,10 +188,12 @@ def test_presets_learn_the_digits_in_fewer_bytes(name):
         perceptron(hidden=32),
         clients,
         name,
-        rounds=10 if name == "signsgd" else 6,
+        rounds=12 if name == "signsgd" else 6,
         test=(x[-300:], y[-300:]),
         local=tw.Local(epochs=4, batch=16),
     )
-    assert run.history[-1].loss < (0.92 if name == "signsgd" else 0.8) * run.history[0].loss
+    assert run.history[-1].loss < 0.8 * run.history[0].loss
+    if name == "signsgd":  # more often right than wrong, by five deviations of 300 fair coins
+        assert run.accuracy > 0.5 + 5 * (0.25 / 300) ** 0.5
     ratio = {"sparse": 0.2, "quantize": 0.3, "fedpaq": 0.25, "fedpaq-fp16": 0.52, "signsgd": 0.05}[name]
     assert run.history[0].bytes_up < ratio * 4 * 8 * (64 * 32 + 32 + 330) + 8 * 60

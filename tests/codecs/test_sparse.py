@@ -37,6 +37,8 @@ def sent(codec, tree, peer=PEER):
         RandomK(0.3),
         RandomK(0.3, unbiased=False, inner=Quantise(8)),
         RandomK(0.5, inner=RandomK(0.5)),
+        RandomK(0.3, shared=True),
+        TopK(0.3, rounding="up"),
         ErrorFeedback(),
         ErrorFeedback(TopK(0.2)),
         ErrorFeedback(RandomK(0.2, unbiased=False)),
@@ -91,6 +93,26 @@ def test_of_equal_numbers_the_first_are_sent():
     assert sent(TopK(0.5), tree)["w"].tolist() == [0.0, -2.0, 2.0, 2.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("density", "n", "down", "up"),
+    [(0.1, 10, 1, 1), (0.29, 100, 29, 29), (0.07, 100, 7, 7), (0.1, 19, 1, 2), (0.01, 5, 1, 1), (1.0, 7, 7, 7)],
+)
+def test_rounding_of_how_many_is_a_choice(density, n, down, up):
+    assert (kept(density, n), kept(density, n, "up")) == (down, up)
+    tree = {"x": Key(1).normal(n)}
+    assert int(sent(TopK(density), tree)["x"].count_nonzero()) == down
+    assert int(sent(TopK(density, rounding="up"), tree)["x"].count_nonzero()) == up
+
+
+def test_presets_round_as_their_papers_do():
+    from thinwire.run.config import resolve
+
+    sparse = resolve("sparse").method
+    assert sparse.up.rounding == sparse.down.rounding == "up"  # s = ceil(density d)
+    with pytest.raises(ConfigError, match="rounding must be one of down, up"):
+        TopK(rounding="nearest")
+
+
 @pytest.mark.parametrize(("density", "n", "k"), [(0.1, 10, 1), (0.29, 100, 29), (0.01, 5, 1), (1.0, 7, 7), (0.5, 0, 0)])
 def test_how_many_are_sent(density, n, k):
     assert kept(density, n) == k
@@ -110,6 +132,13 @@ def test_random_positions_are_not_sent_and_differ_from_peer_to_peer():
     assert not same(one, other)
     for name, block in one.items():
         assert torch.equal(block[block != 0], TREE[name][block != 0])
+
+
+def test_shared_positions_are_those_of_everyone():
+    codec, tree = RandomK(0.1, unbiased=False, shared=True), {"x": Key(4).normal(1000)}
+    one, two, later = (sent(codec, tree, Peer(Key(i), Key(j))) for i, j in ((1, 9), (2, 9), (1, 8)))
+    assert same(one, two)
+    assert not same(one, later)
 
 
 def test_random_numbers_are_right_on_average():
@@ -144,6 +173,23 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was(inner):
         said, true = add(said, codec.decode(data, spec, peer)), add(true, tree)
     for name in TREE:
         assert torch.allclose(said[name] + state[f"rest/{name}"], true[name], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "inner", [TopK(0.1), Quantise(scheme="sign"), Quantise(scheme="sign", per="tree"), Quantise(4)], ids=repr
+)
+def test_what_is_kept_stays_bounded(inner):
+    """|e|^2 <= 4 (1 - q) / q^2 max |x|^2 if each message loses at most a share 1 - q (Karimireddy et al., lemma 3)."""
+    codec, state, q, most = ErrorFeedback(inner), ErrorFeedback(inner).init(Spec.of(TREE)), 1.0, 0.0
+    for i in range(60):
+        tree = {name: Key(i).fold(name).normal(*block.shape) * (block.abs() > 0.3) for name, block in TREE.items()}
+        wanted = add(tree, {name: state[f"rest/{name}"] for name in tree})
+        _, state = codec.encode(tree, state, PEER)
+        kept_back = sum(float(block.square().sum()) for block in state.values())
+        q = min(q, 1 - kept_back / sum(float(block.square().sum()) for block in wanted.values()))
+        most = max(most, sum(float(block.square().sum()) for block in tree.values()))
+        assert q > 0  # none loses more than it is given
+        assert kept_back <= 4 * (1 - q) / q**2 * most + 1e-6
 
 
 def test_silent_blocks_keep_their_rest():

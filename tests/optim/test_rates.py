@@ -62,7 +62,7 @@ def test_a_round_trains_with_the_rate_of_its_version():
     fixed = Federation(tw.Method(client_opt=tw.SGD(0.1)))
     fixed.server = fixed.server._replace(public=falling.first._replace(version=1, coords=first))
     fixed.public = dict.fromkeys(fixed.public, fixed.server.public)
-    fixed.server = fixed.server._replace(ledger=fixed.server.ledger.append(b"", frozenset(), limit=0))
+    fixed.server = fixed.server._replace(ledger=fixed.server.ledger.append(b"", frozenset(), limit=-1, longest=-1))
     fixed.round((0, 1))
     assert same(fixed.server.public.coords, falling.server.public.coords)
 

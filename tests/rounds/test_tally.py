@@ -7,7 +7,7 @@ from tests.parts import Pool, Turns
 from thinwire.codecs import Raw, TopK
 from thinwire.codecs import message as wire
 from thinwire.engines.local import Job, LocalEngine
-from thinwire.rounds import Local, Method
+from thinwire.rounds import Budget, Local, Method, Tier
 from thinwire.schedules import Every, FedLAMA
 from thinwire.sketches import Identity
 
@@ -25,7 +25,7 @@ def run(method: Method, rounds: int = 6):
             body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
             spec = contract.coords.restrict(contract.coords.names if body.plan is None else body.plan)
             syncs |= {(number, name) for name in spec.names}
-            if method.up == Raw() and method.sketch == Identity():
+            if set(method.ups) == {Raw()} and method.sketch == Identity():
                 for name, block in Raw().decode(body.lanes[wire.COORDS], spec, None).items():
                     sizes[name] += len(block.numpy().tobytes())
     return state.tally, Counter(name for _, name in syncs), sizes
@@ -37,6 +37,13 @@ def test_what_the_tally_says_went_over_the_wire():
         assert dict(tally.syncs) == syncs
         assert dict(tally.bytes_up) == sizes
         assert sizes
+
+
+def test_tiers_count_as_often_as_their_clients_spoke():
+    alike = Budget((Tier(), Tier(up=Raw())))
+    assert run(Method(budget=alike))[0] == run(Method())[0]
+    mixed = Budget((Tier(), Tier(up=TopK(0.5))), clients=(0, 1) * 3)
+    assert run(Method(budget=mixed))[0].bytes_up is None
 
 
 def test_no_byte_belongs_to_a_block_where_a_codec_or_a_sketch_mixes_them():

@@ -46,8 +46,8 @@ def test_codecs_chain_in_the_order_of_their_names():
     assert resolve("topk+int8").method.up == tw.Chain((tw.TopK(0.05), tw.Quantise(8)))
     assert resolve("ef+topk+int4").method.up == tw.Chain((tw.ErrorFeedback(), tw.TopK(0.05), tw.Quantise(4)))
     method = resolve("sparse+int8+fedavgm").method
-    assert method.up == tw.Chain((tw.TopK(0.1), tw.Quantise(8)))
-    assert method.down == tw.TopK(0.1)
+    assert method.up == tw.Chain((tw.TopK(0.1, rounding="up"), tw.Quantise(8)))
+    assert method.down == tw.TopK(0.1, rounding="up")
     assert method.server_opt.momentum == 0.9
     assert resolve("fp16+fedpaq-fp16").method.up == resolve("fp16").method.up  # the same twice
 

@@ -25,15 +25,25 @@ from thinwire.errors import WireError
 class Peer:
     """What both ends know of one client in one round, and a codec may use without sending it.
 
+    What a client can afford is known, too, but no codec asks: each tier of a `Budget` has codecs of its own.
+
     Args:
         key: shared randomness of this client in this round.
+        everyone: shared randomness of all clients in this round.
     """
 
     key: Key
+    everyone: Key = Key(0)
 
 
 class Codec(Protocol):
-    """Turns a tree into bytes and bytes into a tree."""
+    """Turns a tree into bytes and bytes into a tree.
+
+    A codec that can tell before the first message that it does not suit some blocks, because a selector matches none
+    of them for example, has a method `check(spec)`, too, which raises a ConfigError: see `check_fits`. A codec whose
+    bytes are plain numbers at the same places for all clients of a round has `adds = True`: such messages can be added
+    up as they are.
+    """
 
     def init(self, spec: Spec) -> Tree:
         """State that the sender keeps between messages (error feedback); often empty."""
@@ -52,6 +62,17 @@ class Codec(Protocol):
         ...
 
 
+def check_fits(codec: Codec, spec: Spec) -> None:
+    """Raise a ConfigError, before anything is trained, if a codec cannot send these blocks.
+
+    Codecs with others inside them ask those in turn.
+    """
+    check = getattr(codec, "check", None)
+    if check is not None:
+        check(spec)
+    codec.init(spec)
+
+
 @register("codec", "raw")
 @dataclass(frozen=True)
 class Raw:
@@ -63,6 +84,11 @@ class Raw:
     >>> data.hex(), Raw().decode(data, Spec.of(tree), peer)["w"].tolist()
     ('0000803f000000c0', [1.0, -2.0])
     """
+
+    @property
+    def adds(self) -> bool:
+        """Yes."""
+        return True
 
     def init(self, spec: Spec) -> Tree:
         """No state."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits
 from thinwire.codecs.bits import read_varint, varint
 from thinwire.core.registry import register
-from thinwire.core.spec import Spec, select
+from thinwire.core.spec import Spec, matches, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError, WireError
 
@@ -72,6 +71,8 @@ class ByBlock:
         for rule in self._rules():
             if rule.on != ("*",):
                 select(spec.names, rule.on, what="rule")
+        for _, codec, names in self._shares(spec.names):
+            check_fits(codec, spec.restrict(names))
 
     def init(self, spec: Spec) -> Tree:
         """The states of all codecs, each name behind the number of its rule."""
@@ -126,17 +127,11 @@ class ByBlock:
         mine: dict[int, list[str]] = {}
         rules = self._rules()
         for name in names:
-            first = next(i for i, rule in enumerate(rules) if _matches(name, rule.on))
+            first = next(i for i, rule in enumerate(rules) if matches(name, rule.on))
             mine.setdefault(first, []).append(name)
         return [(i, rules[i].codec, tuple(mine[i])) for i in sorted(mine)]
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """As `select`, for one block: the last pattern that matches decides."""
-    hits = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
-    return bool(hits) and not hits[-1].startswith("!")
-
-
 def _own(peer: Peer, i: int) -> Peer:
     """Randomness of its own for each rule; the first has the peer's, so that one rule alone is its codec."""
-    return Peer(peer.key.fold("rule", i)) if i else peer
+    return replace(peer, key=peer.key.fold("rule", i), everyone=peer.everyone.fold("rule", i)) if i else peer

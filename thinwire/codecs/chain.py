@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
-from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
@@ -63,6 +63,15 @@ class Chain:
         for part in reversed(self.parts[:-1]):
             out = dataclasses.replace(part, inner=out)  # type: ignore[type-var]
         return out
+
+    @property
+    def adds(self) -> bool:
+        """As the nested codec."""
+        return getattr(self.codec, "adds", False)
+
+    def check(self, spec: Spec) -> None:
+        """Ask all of them."""
+        check_fits(self.codec, spec)
 
     def init(self, spec: Spec) -> Tree:
         """The state of the first codec that has one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits
 from thinwire.codecs.sparse import refuse_memory
 from thinwire.codecs.vectors import common_type
 from thinwire.core.registry import register
@@ -52,6 +52,15 @@ class ErrorFeedback:
                 f"{type(self.inner).__name__} overshoots to be right on average, and what it overshoots by would grow "
                 "in the memory of ErrorFeedback; write unbiased = False"
             )
+
+    @property
+    def adds(self) -> bool:
+        """As the inner codec: what was lost before is part of the numbers."""
+        return getattr(self.inner, "adds", False)
+
+    def check(self, spec: Spec) -> None:
+        """Ask the inner codec."""
+        check_fits(self.inner, spec)
 
     def init(self, spec: Spec) -> Tree:
         """Nothing is lost yet."""

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from thinwire.codecs import symbols
+from thinwire.codecs import indices, symbols
 from thinwire.codecs.base import Peer
 from thinwire.codecs.bits import read_varint, varint
 from thinwire.codecs.entropy import expand, squeeze
@@ -38,7 +38,7 @@ class Quantise:
         block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` numbers
         qsgd      the same with s = ||x||_2 / L and q rounded up or down at random, so that E[s q] = x
         uniform   x ~ min + s q,  0 <= q < 2^bits,  s = (max - min) / (2^bits - 1) of the whole tree
-        sign      x ~ s sign(x),  s = mean |x|;  the sign of 0 is drawn
+        sign      x ~ s sign(x),  s = mean |x| of the numbers that are not 0;  0 stays 0
         fp16, bf16   floating point of sixteen bits
 
     Args:
@@ -71,7 +71,7 @@ class Quantise:
         if self.per not in get_args(Per):
             raise ConfigError(f"per must be one of {', '.join(get_args(Per))}, not {self.per!r}")
         if not 1 <= self.bits <= 32:
-            raise ConfigError(f"bits must be from 1 to 32, not {self.bits}")
+            raise ConfigError(f"bits must be from 1 to 32, not {self.bits}; write for example bits = 8")
         if self.block < 1:
             raise ConfigError(f"block must be 1 or more, not {self.block}")
         if self.scheme in ("block", "qsgd") and self.bits < 2:
@@ -95,11 +95,9 @@ class Quantise:
         if self.scheme == "uniform":
             return self._encode_uniform(x.astype(np.float64), peer.key), state
         rows = _rows(x, self._length(len(x)))
-        scales = self._scales(rows, len(x))
+        scales = self._scales(rows)
         if self.scheme == "sign":
-            # a zero has no sign, and one sign for all zeros would push numbers that never move: toss a coin for each
-            coin = peer.key.fold("quantise").signs(len(x)).numpy()
-            return scales.tobytes() + symbols.encode((np.where(x == 0, coin, x) > 0).astype(np.int64), 1), state
+            return scales.tobytes() + _encode_signs(x), state
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
         q = np.clip(q, -self._levels, self._levels).astype(np.int64)
         if self.scheme == "block":  # the largest number has the highest level, or nearly
@@ -130,7 +128,7 @@ class Quantise:
             raise WireError("a scale is negative or not finite")
         rest = data[2 * count :]
         if self.scheme == "sign":
-            q = 2 * symbols.decode(rest, n, 1) - 1
+            q = _decode_signs(rest, n)
         else:
             bits = self.bits
             if self.scheme == "qsgd":
@@ -159,7 +157,7 @@ class Quantise:
     def _length(self, n: int) -> int:
         return n if self.per == "tree" else min(self.block, n)
 
-    def _scales(self, rows: np.ndarray, n: int) -> np.ndarray:
+    def _scales(self, rows: np.ndarray) -> np.ndarray:
         """One scale a row, as the bits of bfloat16."""
         if self.scheme == "block":
             size = np.abs(rows).max(axis=1).astype(np.float64) / self._levels
@@ -168,9 +166,7 @@ class Quantise:
             share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the numbers themselves may overflow
             size = most * np.sqrt(np.square(share).sum(axis=1)) / self._levels
         else:
-            held = np.full(len(rows), rows.shape[1])
-            held[-1] = n - rows.shape[1] * (len(rows) - 1)
-            size = np.abs(rows).sum(axis=1, dtype=np.float64) / held
+            size = np.abs(rows).sum(axis=1, dtype=np.float64) / np.maximum(1, np.count_nonzero(rows, axis=1))
         return _round_up(size)
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
@@ -248,25 +244,55 @@ def _finite_cut(x: np.ndarray, spec: Spec) -> Tree:
     return out
 
 
+def _encode_signs(x: np.ndarray) -> bytes:
+    """How many zeros, where they are, and the signs of the others.
+
+    A zero has no sign: any other number in its place would move, in every round, a weight that nobody moved.
+    """
+    zero = np.flatnonzero(x == 0)
+    where = indices.encode(zero, len(x)) if len(zero) else b""
+    signs = symbols.encode((x[x != 0] > 0).astype(np.int64), 1)
+    return varint(len(zero)) + (varint(len(where)) + where if len(zero) else b"") + signs
+
+
+def _decode_signs(data: bytes, n: int) -> np.ndarray:
+    count, position = read_varint(data)
+    if count > n:
+        raise WireError(f"{count} zeros among {n} numbers cannot be")
+    q = np.ones(n, np.int64)
+    if count:
+        length, position = read_varint(data, position)
+        if length > len(data) - position:
+            raise WireError(f"positions of {length} bytes announced, {len(data) - position} are left")
+        q[indices.decode(data[position : position + length], n, count)] = 0
+        position += length
+    q[q != 0] = 2 * symbols.decode(data[position:], n - count, 1) - 1
+    return q
+
+
 def _encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
-    """Length of the lower bytes, lower bytes, upper bytes, both squeezed."""
+    """Length of the lower bytes, lower bytes, upper bytes, both squeezed.
+
+    Lower bytes stand in the order of their upper bytes: the code then changes with the exponent, where it matters.
+    """
     limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
     word = vector.clamp(-limit, limit).to(half).view(torch.int16).numpy().view(np.uint16)
     # the sign to the end: the exponent, most of what is worth a code, then has the upper byte nearly for itself
     turned = (word << np.uint16(1)) | (word >> np.uint16(15))
-    low, high = (
-        squeeze(plane.astype(np.uint8).tobytes()) for plane in (turned & np.uint16(255), turned >> np.uint16(8))
-    )
-    return varint(len(low)) + low + high
+    high = (turned >> np.uint16(8)).astype(np.uint8)
+    low = turned.astype(np.uint8)[np.argsort(high, kind="stable")]
+    lower, upper = squeeze(low.tobytes()), squeeze(high.tobytes())
+    return varint(len(lower)) + lower + upper
 
 
 def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
-    planes = (expand(data[start : start + length], n), expand(data[start + length :], n))
-    low, high = (np.frombuffer(plane, np.uint8).astype(np.uint16) for plane in planes)
-    turned = high << np.uint16(8) | low
+    high = np.frombuffer(expand(data[start + length :], n), np.uint8)
+    low = np.empty(n, np.uint16)
+    low[np.argsort(high, kind="stable")] = np.frombuffer(expand(data[start : start + length], n), np.uint8)
+    turned = high.astype(np.uint16) << np.uint16(8) | low
     word = ((turned >> np.uint16(1)) | (turned << np.uint16(15))).view(np.int16)
     out = torch.from_numpy(word).view(half).float()
     if not bool(torch.isfinite(out).all()):

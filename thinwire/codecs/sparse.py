@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import indices as _indices
-from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits
 from thinwire.codecs.bits import read_varint, varint
 from thinwire.codecs.vectors import as_one_block, common_type, cut, join
 from thinwire.core.registry import register
@@ -23,6 +23,7 @@ from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError, WireError
 
 By = Literal["tree", "block"]
+Rounding = Literal["down", "up"]
 
 
 @register("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
@@ -30,12 +31,13 @@ By = Literal["tree", "block"]
 class TopK:
     """Send the largest numbers only, and where they are; all others arrive as zero.
 
-        x_i if |x_i| is among the k largest, else 0,    k = max(1, floor(density d))
+        x_i if |x_i| is among the k largest, else 0,    k = max(1, floor(density d))  or  ceil(density d)
 
     Args:
         density: share of the numbers that is sent, above 0 and at most 1.
         by: `tree` takes the largest of all numbers together, `block` the largest of each block.
         inner: the codec of the values that are sent, as one block.
+        rounding: which whole number k is: `down` (FLASC) or `up` (the sparse baseline of the sketching papers).
 
     >>> import torch
     >>> from thinwire.core.rng import Key
@@ -51,12 +53,19 @@ class TopK:
     density: float = 0.1
     by: By = "tree"
     inner: Codec = Raw()
+    rounding: Rounding = "down"
 
     def __post_init__(self) -> None:
         _check_density(self.density)
+        if self.rounding not in get_args(Rounding):
+            raise ConfigError(f"rounding must be one of {', '.join(get_args(Rounding))}, not {self.rounding!r}")
         if self.by not in get_args(By):
             raise ConfigError(f"by must be one of {', '.join(get_args(By))}, not {self.by!r}")
         refuse_memory(self, self.inner)
+
+    def check(self, spec: Spec) -> None:
+        """Ask the inner codec, which sees one block called `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
 
     def init(self, spec: Spec) -> Tree:
         """No state; refuses blocks that are not of real numbers."""
@@ -90,7 +99,8 @@ class TopK:
         """Start, size and number of values of each stretch in which the largest are looked for."""
         sizes = [spec.size] if self.by == "tree" else [block.numel for block in spec]
         starts = np.cumsum([0, *sizes]).tolist()
-        return [(start, size, kept(self.density, size)) for start, size in zip(starts, sizes, strict=False)]
+        counts = [kept(self.density, size, self.rounding) for size in sizes]
+        return list(zip(starts[:-1], sizes, counts, strict=True))
 
 
 @register("codec", "threshold", paper="Strom, Interspeech 2015")
@@ -118,6 +128,10 @@ class Threshold:
         if not 0 < self.value < math.inf:
             raise ConfigError(f"value must be above 0, not {self.value}")
         refuse_memory(self, self.inner)
+
+    def check(self, spec: Spec) -> None:
+        """Ask the inner codec, which sees one block called `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
 
     def init(self, spec: Spec) -> Tree:
         """No state; refuses blocks that are not of real numbers."""
@@ -154,6 +168,7 @@ class RandomK:
         inner: the codec of the values that are sent, as one block.
         unbiased: multiply what arrives by d / k, so that it is right on average. Off under `ErrorFeedback`, which makes
             up for what is missing by itself.
+        shared: draw the same positions for all clients of a round, so that their messages can be added up as they are.
 
     >>> import torch
     >>> from thinwire.core.rng import Key
@@ -166,10 +181,20 @@ class RandomK:
     density: float = 0.1
     inner: Codec = Raw()
     unbiased: bool = True
+    shared: bool = False
 
     def __post_init__(self) -> None:
         _check_density(self.density)
         refuse_memory(self, self.inner)
+
+    @property
+    def adds(self) -> bool:
+        """If all clients send the numbers at the same places."""
+        return self.shared and getattr(self.inner, "adds", False)
+
+    def check(self, spec: Spec) -> None:
+        """Ask the inner codec, which sees one block called `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
 
     def init(self, spec: Spec) -> Tree:
         """No state; refuses blocks that are not of real numbers."""
@@ -197,13 +222,18 @@ class RandomK:
 
     def _drawn(self, n: int, peer: Peer) -> np.ndarray:
         """The positions of the largest of n random words: no sorting of all."""
-        words = peer.key.fold("randomk").words_numpy(n)
+        words = (peer.everyone if self.shared else peer.key).fold("randomk").words_numpy(n)
         return _top(words, kept(self.density, n))
 
 
-def kept(density: float, n: int) -> int:
-    """How many of n numbers are sent: max(1, floor(density n)), and none of none."""
-    return min(n, max(1, math.floor(density * n + 1e-9)))  # 0.29 * 100 is 28.999999999999996
+def kept(density: float, n: int, rounding: Rounding = "down") -> int:
+    """How many of n numbers are sent: max(1, floor(density n)) or ceil(density n), and none of none.
+
+    >>> kept(0.29, 100), kept(0.07, 100, "up"), kept(0.1, 11), kept(0.1, 11, "up")
+    (29, 7, 1, 2)
+    """
+    exact = round(density * n, 6)  # 0.29 * 100 is 28.999999999999996, 0.07 * 100 is 7.000000000000001
+    return min(n, max(1, math.floor(exact) if rounding == "down" else math.ceil(exact)))
 
 
 def refuse_memory(outer: object, inner: Codec) -> None:
@@ -218,7 +248,7 @@ def refuse_memory(outer: object, inner: Codec) -> None:
 
 def _check_density(density: float) -> None:
     if not 0 < density <= 1:
-        raise ConfigError(f"density must be above 0 and at most 1, not {density}")
+        raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
 def _largest(x: Tensor, k: int) -> np.ndarray:

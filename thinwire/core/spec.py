@@ -152,3 +152,13 @@ def select(names: Sequence[str], patterns: Sequence[str], *, what: str = "select
             raise ConfigError(f"{what} {pattern!r} matches no block; the blocks are {shown}")
         chosen = chosen | hit if take else chosen - hit
     return tuple(name for name in names if name in chosen)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """As `select`, for one name and patterns that need not match anything: the last one that matches decides.
+
+    >>> matches("a.bias", ("a.*", "!*.bias")), matches("a.weight", ("a.*", "!*.bias"))
+    (False, True)
+    """
+    hits = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
+    return bool(hits) and not hits[-1].startswith("!")

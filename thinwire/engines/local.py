@@ -6,6 +6,7 @@ whatever the method: two methods run with one seed see the same clients and the 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import time
@@ -25,6 +26,7 @@ from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.local import Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.rounds.tally import Tally
 from thinwire.schedules.base import Plan
@@ -89,6 +91,9 @@ class Job:
             raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        self.method.budget.check(clients)
+        if self.method.secure and self.cohort < 2:
+            raise ConfigError("secure = true hides a client among others: cohort must be 2 or more, not 1")
 
 
 class RunState(NamedTuple):
@@ -218,7 +223,7 @@ class Simulation:
         cohort = state.cohort
         if plan.resample or not cohort:
             cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
-        known = {i: state.clients.get(i) or fresh_client(contract, server.public) for i in cohort}
+        known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         down = open_round(contract, server, {i: known[i].version for i in cohort})
         bytes_down, bytes_catchup = split_down(contract, server, down)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
@@ -258,7 +263,7 @@ class Simulation:
             own_accuracy,
             job.method.client_opt_at(state.server.public.version).lr,
         )
-        tally = state.tally.add(contract, plan, len(up))
+        tally = state.tally.add(contract, plan, up)
         return RunState(number, server, clients, cohort, state.how, state.why, tally), record
 
     def _own_accuracy(self, server: ServerState, clients: dict[int, ClientState]) -> float | None:
@@ -287,18 +292,13 @@ class Simulation:
         known: dict[int, ClientState],
         down: dict[int, bytes],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
-        """Train the cohort chunk by chunk. All clients start from the same public state."""
+        """Train the cohort chunk by chunk."""
         public = state.server.public
         frame = self.contract.frame(public.version, self.device)
         replies: list[tuple[Reply, tuple[int, ...]]] = []
         loss = examples = 0.0
-        seen = public  # on link 'ledger' every client reaches it, bit for bit, so nothing is replayed here
-        if self.job.method.link == "snapshot":  # and here all of them read the same coordinates
-            before = self.public._replace(version=known[cohort[0]].version)
-            seen = receive(self.contract, before, down[cohort[0]]).public
-        size = self.engine.chunk or len(cohort)
-        for start in range(0, len(cohort), size):
-            chunk = cohort[start : start + size]
+        circle = Circle(cohort, self._secret) if self.job.method.secure else None
+        for chunk, seen in self._chunks(cohort, public, known, down):
             work = self._workload(state.round, chunk)
             states = [known[i] for i in chunk]
             args = (seen, frame, plan, chunk, states, work)
@@ -306,7 +306,7 @@ class Simulation:
                 # one client alone is best served by torch's own convolutions
                 model = replace(self.model, products=False) if state.how == "loop" else self.model
                 try:
-                    reply = cohort_round(self.contract, model, *args, state.how, self.recorder)
+                    reply = cohort_round(self.contract, model, *args, state.how, self.recorder, circle)
                     break
                 except Exception as error:
                     # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
@@ -319,6 +319,31 @@ class Simulation:
             for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
+
+    def _chunks(
+        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: dict[int, bytes]
+    ) -> Iterator[tuple[tuple[int, ...], Public]]:
+        """Cut the cohort into chunks of clients that start from the same public state.
+
+        On link 'ledger' every client reaches the server's own, bit for bit, so nothing is replayed here; on 'snapshot'
+        clients of one tier read the same coordinates.
+        """
+        snapshot = self.job.method.link == "snapshot"
+        groups: dict[int, list[int]] = {}
+        for i in cohort:
+            groups.setdefault(self.contract.tier(i) if snapshot else 0, []).append(i)
+        for ids in groups.values():
+            seen = public
+            if snapshot:
+                before = self.public._replace(version=known[ids[0]].version)
+                seen = receive(self.contract, before, down[ids[0]], ids[0]).public
+            size = self.engine.chunk or len(ids)
+            for start in range(0, len(ids), size):
+                yield tuple(ids[start : start + size]), seen
+
+    def _secret(self, i: int, j: int) -> bytes:
+        """What two clients share. The simulator deals secrets; clients of their own would agree on them."""
+        return hashlib.blake2b(f"{i} {j}".encode(), key=self.key.fold("secret").value.to_bytes(8, "little")).digest()
 
     def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The examples of some clients in a round, by their numbers in the pool."""

@@ -1,6 +1,8 @@
 """Layer 2. The round: a method, the states of server and clients, and the functions that every engine calls."""
 
 from thinwire.rounds.batches import Local as Local
+from thinwire.rounds.budget import Budget as Budget
+from thinwire.rounds.budget import Tier as Tier
 from thinwire.rounds.mean import Bounded as Bounded
 from thinwire.rounds.mean import Median as Median
 from thinwire.rounds.mean import TrimmedMean as TrimmedMean

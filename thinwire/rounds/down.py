@@ -36,8 +36,15 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         versions: the version that each client of the cohort holds.
     """
     opening = _Opening(contract, server)
-    made = {version: opening.shortest(version) for version in set(versions.values())}
-    return {client: made[version] for client, version in versions.items()}
+    made: dict[tuple[int, int], bytes] = {}
+    out = {}
+    for client, version in versions.items():
+        # on link 'ledger' all tiers hear the same
+        like = (version, contract.tier(client) if contract.method.link == "snapshot" else 0)
+        if like not in made:
+            made[like] = opening.shortest(version, client)
+        out[client] = made[like]
+    return out
 
 
 def split_down(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
@@ -53,20 +60,21 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
     return down, total - down
 
 
-def repair(contract: Contract, server: ServerState, data: bytes) -> bytes:
+def repair(contract: Contract, server: ServerState, data: bytes, client: int = EVERYONE) -> bytes:
     """The whole state, for a client that said it was lost.
 
     Args:
         contract: the contract.
         server: the server's state.
         data: what the client said (`say_lost`), not trusted.
+        client: its number; needed where tiers of clients hear different codecs.
     """
     message = wire.unpack(data, contract.schema)
     if message.kind != wire.LOST:
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
     if message.version > server.public.version:
         raise WireError(f"a client is lost at version {message.version}, the server is at {server.public.version}")
-    return _Opening(contract, server).state(message.version)
+    return _Opening(contract, server).state(message.version, client)
 
 
 class _Opening:
@@ -74,21 +82,22 @@ class _Opening:
 
     def __init__(self, contract: Contract, server: ServerState) -> None:
         self.contract, self.server = contract, server
+        self._snapshots: dict[int, bytes] = {}  # by tier
 
-    def shortest(self, version: int) -> bytes:
-        """The shortest message to a client that holds this version."""
+    def shortest(self, version: int, client: int = EVERYONE) -> bytes:
+        """The shortest message to a client that holds this version; on link 'ledger' it does not matter who it is."""
         contract = self.contract
         if contract.method.link == "snapshot":
-            return self.state(version)
+            return self.state(version, client)
         past = self.server.ledger.past_way(version)
         if past is None:
-            return self.state(version)
+            return self.state(version, client)
         steps = self.steps(version, past)
         if (
             contract.window(self.server.public.version)
             and len(steps) > contract.weights.nbytes + contract.coords.nbytes
         ):
-            return min(steps, self.state(version), key=len)
+            return min(steps, self.state(version, client), key=len)
         return steps  # before the first merge no state is shorter: do not build it to find out
 
     def steps(self, version: int, past: tuple[bytes, ...]) -> bytes:
@@ -97,10 +106,12 @@ class _Opening:
         bodies = (*past, *self._open_window(version), self._ask(news=now > version))
         return wire.pack(wire.STEPS, now, bodies, self.contract.schema, now - version)
 
-    def state(self, version: int) -> bytes:
+    def state(self, version: int, client: int) -> bytes:
         """The whole state. Its plan says which blocks were synchronised since the client's version."""
         now = self.server.public.version
-        body = wire.pack_body(wire.Body(self.server.ledger.touched(version), self._state), self.contract.schema)
+        snapshot = self.contract.method.link == "snapshot"
+        lanes = {wire.COORDS: self._snapshot(client)} if snapshot else self._whole
+        body = wire.pack_body(wire.Body(self.server.ledger.touched(version), lanes), self.contract.schema)
         return wire.pack(wire.STATE, now, (body, self._ask(news=True)), self.contract.schema, now - version)
 
     def _open_window(self, version: int) -> tuple[bytes, ...]:
@@ -120,13 +131,19 @@ class _Opening:
         return Public(public.version, *bring(public[1:], "cpu"))
 
     @cached_property
-    def _state(self) -> dict[int, bytes]:
+    def _whole(self) -> dict[int, bytes]:
         contract, public = self.contract, self.public
-        coords = restrict(public.coords, contract.sendable.names)
-        if contract.method.link == "snapshot":
-            return {wire.COORDS: contract.method.down.encode(coords, {}, contract.peer(public.version, EVERYONE))[0]}
         base = {wire.BASE: raw(public.base)} if contract.window(public.version) else {}
-        return {wire.COORDS: raw(coords), **base}
+        return {wire.COORDS: raw(restrict(public.coords, contract.sendable.names)), **base}
+
+    def _snapshot(self, client: int) -> bytes:
+        contract, public = self.contract, self.public
+        tier = contract.tier(client)
+        if tier not in self._snapshots:
+            coords = restrict(public.coords, contract.sendable.names)
+            peer = contract.peer(public.version, EVERYONE)  # all clients of a tier read the same
+            self._snapshots[tier], _ = contract.down(client).encode(coords, {}, peer)
+        return self._snapshots[tier]
 
     @cached_property
     def _news(self) -> dict[int, bytes]:
@@ -164,7 +181,7 @@ class Received(NamedTuple):
     plan: Plan  # which blocks the round wants to hear of
 
 
-def receive(contract: Contract, public: Public, data: bytes) -> Received:
+def receive(contract: Contract, public: Public, data: bytes, client: int = EVERYONE) -> Received:
     """A client's way to the current version: replay the entries, or take over the state.
 
     Raises Drifted where that does not lead to the server's state. The client then sends `say_lost`, and reads the
@@ -174,6 +191,7 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
         contract: the contract.
         public: the public state that the client holds.
         data: the message, not trusted.
+        client: the number of the client; needed where tiers of clients hear different codecs.
     """
     message = wire.unpack(data, contract.schema)
     if message.kind not in (wire.STEPS, wire.STATE):
@@ -188,8 +206,10 @@ def receive(contract: Contract, public: Public, data: bytes) -> Received:
         expected |= {wire.SHARED} if contract.shared.blocks else set()
         expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
     expect_lanes(ask, expected)
-    read = _take_state if message.kind == wire.STATE else _take_steps
-    public, touched = read(contract, public, message)
+    if message.kind == wire.STATE:
+        public, touched = _take_state(contract, public, message, client)
+    else:
+        public, touched = _take_steps(contract, public, message)
     device = device_of(public)
     if wire.SHARED in ask.lanes:
         public = public._replace(shared=to_device(unraw(ask.lanes[wire.SHARED], contract.shared), device))
@@ -232,12 +252,14 @@ def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tu
     return public, touched
 
 
-def _take_state(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
+def _take_state(
+    contract: Contract, public: Public, message: wire.Message, client: int
+) -> tuple[Public, frozenset[str]]:
     body = wire.unpack_body(message.bodies[0], contract.schema)
     expect_lanes(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
     if contract.method.link == "snapshot":
         peer = contract.peer(message.version, EVERYONE)
-        coords = contract.method.down.decode(body.lanes[wire.COORDS], contract.sendable, peer)
+        coords = contract.down(client).decode(body.lanes[wire.COORDS], contract.sendable, peer)
     else:
         coords = unraw(body.lanes[wire.COORDS], contract.sendable)
     device = device_of(public)

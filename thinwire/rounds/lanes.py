@@ -51,9 +51,8 @@ class Said(NamedTuple):
     noted: Tree
 
 
-def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> Said:
-    """What a client said, from bytes that may come from anywhere."""
-    method = contract.method
+def answer(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> wire.Body:
+    """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
     message = wire.unpack(data, contract.schema)
     if message.kind != wire.UP:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
@@ -63,10 +62,17 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     names = frozenset(contract.coords.names) if body.plan is None else body.plan
     if names != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
+    return body
+
+
+def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> Said:
+    """What a client said, from bytes that may come from anywhere."""
+    method = contract.method
+    body = answer(contract, plan, version, client, data)
     expected, spec, note = _expected(contract, plan)
     expect_lanes(body, expected)
     lanes, report = body.lanes, contract.report
-    code = method.up.decode(lanes[wire.COORDS], spec, contract.peer(version, client))
+    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client))
     weight = _unpack_weight(lanes[wire.WEIGHT]) if method.weigh.sent else method.weigh.weight(0)
     said = Said(
         code,

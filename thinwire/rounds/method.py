@@ -21,6 +21,7 @@ from thinwire.optim.penalties import NoPenalty, Penalty
 from thinwire.optim.rates import Constant, Rate, at_rate
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
+from thinwire.rounds.budget import Budget
 from thinwire.rounds.mean import Mean, WeightedMean
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
@@ -58,6 +59,8 @@ class Method:
         privacy: what may leave a client.
         guard: on link `ledger`, whether messages down let clients find out that their public state has come apart from
             the server's; six bytes a message.
+        budget: which clients have other codecs than `up` and `down`.
+        secure: add up what clients say under masks that cancel, so that the server sees the sum only.
     """
 
     space: Space = Full()
@@ -78,6 +81,8 @@ class Method:
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
     guard: bool = True
+    budget: Budget = Budget()
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if self.link not in get_args(Link):
@@ -92,6 +97,16 @@ class Method:
     def server_opt_at(self, version: int) -> Optimiser:
         """What moves them on the server in the round from `version`."""
         return at_rate(self.server_opt, self.server_rate, version)
+
+    @property
+    def ups(self) -> tuple[Codec, ...]:
+        """The up codec of each tier; one where all clients are alike."""
+        return tuple(tier.up or self.up for tier in self.budget.tiers) or (self.up,)
+
+    @property
+    def downs(self) -> tuple[Codec, ...]:
+        """The down codec of each tier."""
+        return tuple(tier.down or self.down for tier in self.budget.tiers) or (self.down,)
 
     def check(self, weights: Spec) -> None:
         """Raise IncompatibleParts, saying what to write instead, if the parts cannot work together on this model."""
@@ -118,9 +133,14 @@ class Method:
                 f"{self.space!r} merges its coordinates away, so link = 'snapshot' does not say all there is to know. "
                 "Write link = 'ledger', or keep the frame (fresh_every = 0)"
             )
-        if self.link == "snapshot" and self.down.init(Spec.of(probe)):
+        if self.link == "ledger" and any(down != self.down for down in self.downs):
             raise IncompatibleParts(
-                f"{self.down!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
+                "tiers of the budget have different down codecs, but on link = 'ledger' everybody replays the same "
+                "entries. Write link = 'snapshot', or leave down out of the tiers"
+            )
+        if self.link == "snapshot" and (deaf := [down for down in self.downs if down.init(Spec.of(probe))]):
+            raise IncompatibleParts(
+                f"{deaf[0]!r} remembers what it could not say, but on link = 'snapshot' every message stands for "
                 "itself. Write link = 'ledger', or take a down codec without memory"
             )
         if self.space.fresh_every and remembers:
@@ -135,6 +155,11 @@ class Method:
         if self.mean.clips and self.say == "value":
             raise IncompatibleParts(
                 f"{self.mean!r} shortens changes, but with say = 'value' clients send none. Write say = 'delta'"
+            )
+        if self.mean != WeightedMean() and self.secure:
+            raise IncompatibleParts(
+                f"secure = true shows the server a sum, but {self.mean!r} must see what each client said. "
+                "Write mean = 'weighted', or secure = false"
             )
         if self.mean != WeightedMean() and not isinstance(self.privacy, NoPrivacy):
             raise IncompatibleParts(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import message as wire
+from thinwire.codecs.base import check_fits
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import (
@@ -42,6 +43,8 @@ from thinwire.privacy.base import NoPrivacy
 from thinwire.rounds.advance import advance, moved
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import (
+    EVERYONE,
+    Said,
     Step,
     Stretch,
     noted,
@@ -56,6 +59,7 @@ from thinwire.rounds.lanes import (
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
+from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
 from thinwire.sketches.base import Identity
@@ -103,6 +107,12 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
         h.update(raw({"": block}))
     h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
+    for up, down in zip(method.ups, method.downs, strict=True):
+        check_fits(up, contract.code)
+        check_fits(down, contract.code if method.link == "ledger" else contract.sendable)
+    check_fits(method.settle, contract.coords)
+    if method.secure:
+        check_secure(contract)
     return contract, Public(0, weights, coords, shared, buffers)
 
 
@@ -138,7 +148,7 @@ def _check_codes(contract: Contract, server: ServerState, names: frozenset[str])
     """Refuse memories of codes that have another shape when only these blocks speak."""
     method = contract.method
     alike = set(method.sketch.spec(contract.coords.restrict(names))) <= set(contract.code)
-    if not alike and (server.opt or server.codec or method.up.init(contract.code)):
+    if not alike and (server.opt or server.codec or any(up.init(contract.code) for up in method.ups)):
         raise IncompatibleParts(
             f"{method.sketch!r} makes other codes when some blocks are silent, as {method.schedule!r} wants, but an "
             "optimiser or a codec remembers codes from round to round. Take a sketch that codes each block by itself, "
@@ -157,13 +167,19 @@ def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleP
 # -- on the clients ----------------------------------------------------------------------------------------------------
 
 
-def fresh_client(contract: Contract, public: Public) -> ClientState:
-    """The state of a client that was never asked before: it knows version 0 from the seed."""
+def fresh_client(contract: Contract, public: Public, client: int = EVERYONE) -> ClientState:
+    """The state of a client that was never asked before: it knows version 0 from the seed.
+
+    Args:
+        contract: the contract.
+        public: the public state of any version.
+        client: the number of the client; needed where tiers of clients have codecs of their own.
+    """
     method = contract.method
     return ClientState(
         version=0,
         correction=to_device(method.correction.init_client(restrict(public.coords, contract.sendable.names)), "cpu"),
-        codec=method.up.init(contract.code),
+        codec=contract.up(client).init(contract.code),
     )
 
 
@@ -185,6 +201,7 @@ def cohort_round(
     work: Workload,
     how: Vectorise,
     recorder: Recorder | None = None,
+    circle: Circle | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -199,12 +216,13 @@ def cohort_round(
         work: their examples.
         how: all in one program, replayed from a recording or not, or one after another.
         recorder: keeps the recordings of earlier rounds.
+        circle: who is added up in this round and their secrets; needed where the method is secure.
 
     Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
     method, device = contract.method, device_of(public)
     lr = method.client_opt_at(public.version).lr
-    states = [_in_this_frame(contract, state, public.version) for state in states]
+    states = [_in_this_frame(contract, *known, public.version) for known in zip(clients, states, strict=True)]
     start = _starts(public.coords, states)
     mine = to_device(stack([state.correction for state in states]), device)
     kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
@@ -237,10 +255,13 @@ def cohort_round(
             memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
         if not (finite or all_finite(code)):  # before the codec: what it makes of a NaN is not defined
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
-        payload, codec = method.up.encode(code, state.codec, contract.peer(public.version, client))
+        payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client))
+        weight = method.weigh.weight(work.samples[i])
+        if method.secure:
+            payload = hide_payload(payload, weight, public.version, client, circle)
         lanes = {wire.COORDS: payload}
-        if method.weigh.sent:
-            lanes[wire.WEIGHT] = pack_weight(method.weigh.weight(work.samples[i]))
+        if method.weigh.sent and not method.secure:
+            lanes[wire.WEIGHT] = pack_weight(weight)
         if buffers:
             lanes[wire.BUFFERS] = raw(unstack(buffers, i))
         if report:
@@ -261,11 +282,11 @@ def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
     return contract.method.privacy.bound(code, contract.key.fold("privacy", version, client))
 
 
-def _in_this_frame(contract: Contract, state: ClientState, version: int) -> ClientState:
+def _in_this_frame(contract: Contract, client: int, state: ClientState, version: int) -> ClientState:
     """A client whose codec starts anew if the frame was redrawn since: its memory is of coordinates that are gone."""
     if not state.codec or contract.window(state.version) == contract.window(version):
         return state
-    return replace(state, codec=contract.method.up.init(contract.code))
+    return replace(state, codec=contract.up(client).init(contract.code))
 
 
 def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
@@ -306,13 +327,16 @@ def close_round(
     device = device_of(public)
     if not messages:
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
-    said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
-    weights = [one.weight for one in said]
     coords = to_device(restrict(public.coords, plan.names), "cpu")
-    factors = [method.correction.factor(one.report) for one in said]
-    codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
-    codes, weights = method.mean.admit(codes, weights)
-    mean = method.mean.of(codes, weights)
+    if method.secure:
+        mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
+        weights = [1.0] * len(messages)
+    else:
+        said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
+        factors = [method.correction.factor(one.report) for one in said]
+        codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
+        codes, weights = method.mean.admit(codes, [one.weight for one in said])
+        mean = method.mean.of(codes, weights)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, coords)

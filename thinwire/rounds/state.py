@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.codecs.base import Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.codecs.message import Schema
 from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
@@ -133,7 +133,19 @@ class Contract:
 
     def peer(self, version: int, client: int) -> Peer:
         """What both ends know of that client in that round."""
-        return Peer(self.key.fold("peer", version, client))
+        return Peer(self.key.fold("peer", version, client), self.key.fold("peers", version))
+
+    def tier(self, client: int) -> int:
+        """The number of that client's tier."""
+        return self.method.budget.tier(client, self.key.fold("tier"))
+
+    def up(self, client: int) -> Codec:
+        """The codec of that client's messages."""
+        return self.method.ups[self.tier(client)]
+
+    def down(self, client: int) -> Codec:
+        """The codec of messages to that client; on link 'ledger' the same for all."""
+        return self.method.downs[self.tier(client)]
 
 
 def device_of(public: Public) -> torch.device:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from thinwire.rounds.state import Contract
@@ -22,17 +23,21 @@ class Tally:
     syncs: Mapping[str, int] = field(default_factory=dict)
     bytes_up: Mapping[str, int] | None = field(default_factory=dict)
 
-    def add(self, contract: Contract, plan: Plan, messages: int) -> Tally:
-        """The counts after a round that was closed with that many messages.
+    def add(self, contract: Contract, plan: Plan, clients: Collection[int]) -> Tally:
+        """The counts after a round that was closed with messages of these clients.
 
         `close_round` refuses a message that is not cut where `shares` says, so these are bytes that were sent.
         """
         method = contract.method
         planned = contract.coords.restrict(plan.names)
-        shares = getattr(method.up, "shares", None)
-        bytes_up = None
-        if shares and self.bytes_up is not None and method.sketch.spec(planned) == planned:
-            bytes_up = _sum(self.bytes_up, {name: messages * share for name, share in shares(planned).items()})
+        bytes_up = self.bytes_up
+        if method.sketch.spec(planned) != planned:
+            bytes_up = None
+        for tier, messages in Counter(contract.tier(client) for client in clients).items():
+            shares = getattr(method.ups[tier], "shares", None)
+            if bytes_up is not None:
+                own = {name: messages * share for name, share in shares(planned).items()} if shares else None
+                bytes_up = None if own is None else _sum(bytes_up, own)
         return Tally(_sum(self.syncs, dict.fromkeys(planned.names, 1)), bytes_up)
 
 

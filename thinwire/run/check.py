@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from thinwire.engines.local import LocalEngine, Simulation
 from thinwire.rounds.batches import plan_batches
 from thinwire.rounds.down import open_round
 from thinwire.rounds.protocol import begin, plan_round
+from thinwire.rounds.secure import secure_size
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
 from thinwire.schedules.base import Plan
@@ -48,6 +50,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "steps_per_round": {"min": min(steps), "max": max(steps)},
         "parameters": simulation.model.parameters(),
         "trainable": contract.coords.size,
+        **({"tiers": _tiers(simulation)} if method.budget.tiers else {}),
         "numbers_sent_up": code.size,
         "bytes_up_per_client": up,
         "bytes_down_per_client": down,
@@ -58,20 +61,30 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
 
 
 def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
-    """The lengths of a client's message, and of the server's to a client that missed nothing but the last version."""
+    """The lengths of a client's message, and of the server's to a client that missed nothing but the last version.
+
+    Where clients have different budgets, means over all clients.
+    """
     contract, method = simulation.contract, simulation.job.method
+    tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
     state = begin(contract, simulation.public)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     buffers = {wire.BUFFERS: bytes(contract.buffers.nbytes)} if contract.buffers.blocks else {}
-    up = down = None
-    if (size := method.up.size(code)) is not None:
-        lanes = {wire.COORDS: bytes(size), **buffers, **({wire.WEIGHT: bytes(4)} if method.weigh.sent else {})}
+    ups, down = [], None
+    for codec in method.ups:
+        if (size := codec.size(code)) is None:
+            break
+        lanes = {wire.COORDS: bytes(secure_size(size) if method.secure else size), **buffers}
+        lanes |= {wire.WEIGHT: bytes(4)} if method.weigh.sent and not method.secure else {}
         if noted := method.schedule.report(contract.coords.restrict(plan.names).shapes(), plan):
             lanes[wire.REPORT] = bytes(Spec.of(noted).nbytes)
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-        up = len(wire.pack(wire.UP, 0, [body], contract.schema))
+        ups.append(len(wire.pack(wire.UP, 0, [body], contract.schema)))
+    up = _mean(ups, tiers) if len(ups) == len(method.ups) else None
     if method.link == "snapshot":
-        down = len(open_round(contract, state, {0: 0})[0])
+        one_of_each = [tiers.index(tier) for tier in sorted(set(tiers))]
+        made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
+        down = _mean({tiers[client]: len(data) for client, data in made.items()}, tiers)
     elif (size := method.down.size(code)) is not None:
         shared = {wire.SHARED: bytes(contract.shared.nbytes)} if contract.shared.blocks else {}
         guard = {wire.GUARD: bytes(4)} if method.guard else {}
@@ -79,3 +92,14 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
         ask = wire.pack_body(wire.Body(plan.names, {**buffers, **shared, **guard}), contract.schema)
         down = len(wire.pack(wire.STEPS, 1, [entry, ask], contract.schema, 1))
     return up, down
+
+
+def _mean(sizes: Sequence[int] | Mapping[int, int], tiers: Sequence[int]) -> int:
+    """The mean length, to the next byte, over clients of these tiers."""
+    return -(-sum(sizes[tier] for tier in tiers) // len(tiers))
+
+
+def _tiers(simulation: Simulation) -> dict[str, int]:
+    """How many clients each tier has."""
+    tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]
+    return {f"tier {i}": tiers.count(i) for i in range(len(simulation.job.method.budget.tiers))}

@@ -23,6 +23,7 @@ from thinwire.core.registry import lookup
 from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.rounds.batches import Local
+from thinwire.rounds.budget import Budget
 from thinwire.rounds.method import Method
 from thinwire.run.parts import arguments, build, coerce, describe, named, plain
 from thinwire.run.plus import join
@@ -257,7 +258,7 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    plain_types = {"link": str, "say": str, "guard": bool}
+    plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "secure": bool}
     known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
@@ -300,7 +301,9 @@ def method_table(method: Method, strict: bool = True) -> Table:
             return {"kind": repr(part)}
 
     slots = {slot: written(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
-    return {**slots, "link": method.link, "say": method.say, "guard": method.guard}
+    rare = {"budget": plain(method.budget)} if method.budget.tiers else {}
+    rare |= {"secure": True} if method.secure else {}
+    return {**slots, "link": method.link, "say": method.say, "guard": method.guard, **rare}
 
 
 def _task(table: Table) -> TaskChoice:

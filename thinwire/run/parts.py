@@ -99,7 +99,8 @@ def plain(value: Any, hint: Any = Any) -> Any:
         return describe(KINDS[hint], value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
-        return {f.name: plain(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {name: plain(one, hints[name]) for name, one in given.items() if one is not None}  # TOML has no None
     if isinstance(value, tuple | list):
         return [plain(v, inner[0] if inner[1:] == (Ellipsis,) else Any) for v in value]
     if isinstance(value, Mapping):

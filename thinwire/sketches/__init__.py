@@ -2,3 +2,4 @@
 
 from thinwire.sketches.base import Identity as Identity
 from thinwire.sketches.base import Sketch as Sketch
+from thinwire.sketches.evofed import EvoFed as EvoFed

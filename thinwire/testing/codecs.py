@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import torch
 
 from thinwire.codecs.base import Codec, Peer
 from thinwire.core.spec import DTYPES, Spec
-from thinwire.core.tree import Tree, restrict, same
+from thinwire.core.tree import Tree, add, restrict, same
 from thinwire.errors import ConfigError, WireError
 from thinwire.testing.common import (
     COORDS,
@@ -62,6 +63,7 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
     ):
         _check_round_trip(codec, tree, lossless)
     _check_some_blocks(codec, whole)
+    _check_sums(codec, whole)
     _check_mutations(codec, whole)
 
 
@@ -97,6 +99,22 @@ def _check_some_blocks(codec: Codec, whole: Tree) -> None:
     for name in state:
         if any(name == block or name.endswith(f"/{block}") for block in whole.keys() - some.keys()):
             assert same({name: after[name]}, {name: state[name]}), f"state {name!r} of a silent block has changed"
+
+
+def _check_sums(codec: Codec, tree: Tree) -> None:
+    """Messages of a codec that claims to add, added number by number, must decode to the sum for any client's peer."""
+    if not getattr(codec, "adds", False):
+        return
+    spec, other = Spec.of(tree), numbers({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
+    peers = [Peer(KEY.fold("client", i), KEY.fold("everyone")) for i in range(2)]
+    data = [codec.encode(t, codec.init(spec), peer)[0] for t, peer in zip((tree, other), peers, strict=True)]
+    total = sum(np.frombuffer(one, "<f4").astype(np.float64) for one in data)
+    back = codec.decode(np.asarray(total, "<f4").tobytes(), spec, peers[0])
+    apart = add(*(codec.decode(one, spec, peer) for one, peer in zip(data, peers, strict=True)))
+    for name, block in back.items():
+        assert torch.allclose(block, apart[name], rtol=1e-5, atol=1e-6), (
+            f"the codec says that its messages add up, but the sum of two decodes to another {name!r} than theirs"
+        )
 
 
 def _check_mutations(codec: Codec, tree: Tree) -> None:

@@ -36,9 +36,9 @@ class Client(Simulation):
         """The public state of version 0."""
         return self.public
 
-    def fresh(self) -> Kept:
+    def fresh(self, client: int) -> Kept:
         """What a client keeps that was never asked."""
-        return Kept((Place(self.first, fresh_client(self.contract, self.first)),))
+        return Kept((Place(self.first, fresh_client(self.contract, self.first, client)),))
 
     def answer(self, client: int, ask: Ask, kept: Kept | None = None) -> tuple[Answer, Kept]:
         """What a client answers, and what it keeps.
@@ -48,7 +48,7 @@ class Client(Simulation):
             ask: the server's message, not trusted.
             kept: what it kept; None if it was never asked, or lost it.
         """
-        kept = kept or self.fresh()
+        kept = kept or self.fresh(client)
         try:
             return self._answer(client, ask, kept)
         except ThinwireError as error:  # it is where it was, and says why
@@ -63,12 +63,12 @@ class Client(Simulation):
             return kept.said, kept
         place = newest if arrived else kept.places[0]
         if place.public.version != start:
-            return self._lost(Kept((place,)), version)
+            return self._lost(client, Kept((place,)), version)
         known = place.public
         if message.kind == wire.STATE:  # holds all that is not as in version 0
             known = self.first._replace(version=start)
         try:
-            public, touched, plan = receive(self.contract, known, ask.data)
+            public, touched, plan = receive(self.contract, known, ask.data, client)
         except Drifted:
             return Answer(say_lost(self.contract, start)), Kept((place,))
         with self._kernels():
@@ -87,8 +87,8 @@ class Client(Simulation):
         said = Answer(reply.messages[0], float(reply.loss[0]), work.samples[0])
         return said, Kept((place, Place(public, reply.states[0])), said)
 
-    def _lost(self, kept: Kept, version: int) -> tuple[Answer, Kept]:
+    def _lost(self, client: int, kept: Kept, version: int) -> tuple[Answer, Kept]:
         """Ask for the whole state: from where we are, or, if the server is behind us, from the very beginning."""
         if kept.places[0].public.version > version:
-            kept = self.fresh()
+            kept = self.fresh(client)
         return Answer(say_lost(self.contract, kept.places[0].public.version)), kept

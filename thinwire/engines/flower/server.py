@@ -25,7 +25,7 @@ from thinwire.codecs import message as wire
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
 from thinwire.engines.local import Job, LocalEngine, RoundRecord, RunState, Simulation, Tap
-from thinwire.errors import ConfigError, Diverged, WireError
+from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.down import open_round, repair, split_down
 from thinwire.rounds.lanes import unpack_up
 from thinwire.rounds.protocol import close_round, plan_round
@@ -96,6 +96,11 @@ class Served(Simulation):
         log: Log = lambda line: None,
     ) -> None:
         super().__init__(engine, job)
+        if job.method.secure:
+            raise IncompatibleParts(
+                "secure = true needs secrets between clients, and those of a deployment agree on none yet. "
+                "Write secure = false, or simulate"
+            )
         self.transport = connect(self.contract, len(job.task.clients))
         self.patience, self.log = patience or Patience(), log
         parts = (self.contract.code, self.contract.report, self.contract.buffers, self.contract.coords)
@@ -152,7 +157,7 @@ class Served(Simulation):
             refused=len(got.refused),
             absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
         )
-        tally = state.tally.add(contract, plan, len(up))
+        tally = state.tally.add(contract, plan, up)
         return RunState(number, after, clients, cohort, state.how, state.why, tally), record
 
     def _gather(self, number: int, server: ServerState, plan: Plan, asks: Mapping[int, Ask]) -> _Gathered:
@@ -218,7 +223,7 @@ class Served(Simulation):
                 f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
             )
         if wire.unpack(answer.data, self.contract.schema).kind == wire.LOST:
-            return repair(self.contract, server, answer.data)
+            return repair(self.contract, server, answer.data, client)
         unpack_up(self.contract, plan, server.public.version, client, answer.data)
         if not (math.isfinite(answer.loss) and answer.examples > 0):
             raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")

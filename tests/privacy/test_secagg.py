@@ -1,0 +1,169 @@
+"""Sums of which nobody sees the terms."""
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import SIZES, Federation, digits_task, perceptron
+from tests.parts import Clip, Half, Turns
+from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantise, RandomK, Raw, TopK
+from thinwire.engines.local import Job, LocalEngine
+from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.privacy.secagg import hidden_size, hide, reveal
+from thinwire.rounds import Budget, Method, Tier, Uniform
+from thinwire.rounds.protocol import plan_round
+from thinwire.run.check import check
+from thinwire.run.config import from_table, resolve, to_table
+from thinwire.sketches import EvoFed
+
+COHORT = (2, 5, 11, 40)
+EVERYBODY = tuple(range(len(SIZES)))
+
+
+def secret(i, j):
+    return f"{i} and {j}".encode()
+
+
+def hidden(values, weights, version=3):
+    return [hide(x, w, client, COHORT, version, secret) for x, w, client in zip(values, weights, COHORT, strict=True)]
+
+
+def test_the_sum_is_the_weighted_mean_to_half_a_step_each():
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(4, 1000)), (3, 50, 1, 17)
+    mean = reveal(hidden(values, weights), 1000)
+    exact = np.average(values, axis=0, weights=weights)
+    assert np.abs(mean - exact).max() <= 4 * 0.5 / 2**16 / sum(weights) + 1e-12
+
+
+def test_a_message_alone_is_noise():
+    """Equal numbers look like uniform words: their bits are fair, and nothing of the numbers is left."""
+    x = np.full(20_000, 0.25)
+    one, two = hidden([x] * 4, (1,) * 4)[:2]
+    for data in (one, two):
+        bits = np.unpackbits(np.frombuffer(data, np.uint8))
+        assert abs(bits.mean() - 0.5) < 5 * 0.5 / len(bits) ** 0.5
+        assert len(np.unique(np.frombuffer(data, "<u4"))) > 19_990
+    later = hidden([x] * 4, (1,) * 4, version=4)[0]
+    assert (np.frombuffer(one, "<u4") != np.frombuffer(later, "<u4")).mean() > 0.999  # masks are not used twice
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_a_sum_without_somebody_is_refused(left):
+    messages = hidden(np.ones((4, 10)), (1,) * 4)
+    with pytest.raises(WireError, match="masks do not cancel"):
+        reveal(messages[:left] + messages[left + 1 :], 10)
+    with pytest.raises(WireError, match="hidden numbers"):
+        reveal([*messages[1:], messages[0][:-1]], 10)
+
+
+def test_numbers_that_would_leave_the_ring_are_refused():
+    with pytest.raises(Diverged, match="does not fit into 32 bits"):
+        hide(np.array([40_000.0]), 1, 2, COHORT, 0, secret)
+    most = ((1 << 31) - 1) // 4
+    edge = np.array([most / 2**16, -most / 2**16])
+    assert np.allclose(reveal(hidden([edge] * 4, (1,) * 4), 2), edge)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weigh": Uniform()},
+        {"space": tw.MAPO(k=64), "client_opt": tw.SGD(1.0)},
+        {"sketch": EvoFed(16)},
+        {"up": RandomK(0.2, shared=True)},
+        {"up": ErrorFeedback(RandomK(0.2, unbiased=False, shared=True)), "down": Half()},
+        {"up": Chain((RandomK(0.3, shared=True), Raw())), "privacy": Clip(norm=1.0, noise=0.0)},
+        {"say": "value"},
+        {"rate": tw.Decay(0.5), "correction": tw.FedProx()},
+    ],
+    ids=repr,
+)
+def test_a_secure_round_is_the_open_one_but_for_fixed_point(options):
+    plain, masked = Federation(Method(**options)), Federation(Method(**options, secure=True))
+    for cohort in ([0, 1, 2], [3, 5]):
+        plain.round(cohort)
+        up = masked.round(cohort)
+        payload = plain.contract.up(0).size(plain.contract.code)
+        assert all(hidden_size(payload // 4) < len(data) < hidden_size(payload // 4) + 40 for data in up.values())
+    # each number is off by half a step of 2^-16 a client at most, and the second round starts from there
+    a, b = plain.server.public.coords, masked.server.public.coords
+    assert all(torch.allclose(a[name], b[name], atol=1e-3, rtol=0) for name in a)
+
+
+def test_a_client_that_does_not_answer_stops_the_round():
+    federation = Federation(Method(secure=True))
+    plan = plan_round(federation.contract, federation.server)
+    for client in (0, 1, 2):
+        federation.hear(client)
+    federation.cohort = (0, 1, 2)
+    up = {client: federation.answer(client) for client in (0, 1, 2)}
+    with pytest.raises(WireError, match="masks do not cancel"):
+        federation.close(plan, {client: up[client] for client in (0, 1)})
+    federation.close(plan, up)
+    assert federation.server.public.version == 1
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_the_engine_runs_it(chunk):
+    runs = []
+    for secure in (False, True):
+        job = Job(digits_task(), Method(secure=secure), rounds=3, cohort=4)
+        simulation = LocalEngine(chunk=chunk).prepare(job)
+        state = simulation.start()
+        for _ in range(3):
+            state, record = simulation.round(state)
+        runs.append((simulation.weights(state.server.public), record))
+    assert all(torch.allclose(runs[0][0][name], runs[1][0][name], atol=1e-3) for name in runs[0][0])
+    assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
+
+
+class Doubled(tw.NoCorrection):
+    """A correction that scales without a report."""
+
+    def factor(self, report):
+        return 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"up": TopK(0.1)}, 'Write up = "raw" or up = { kind = "randomk", shared = true }'),
+        ({"up": RandomK(0.1)}, "shared = true"),
+        ({"up": Quantise(8)}, 'Write up = "raw"'),
+        ({"up": ErrorFeedback(TopK(0.1))}, 'Write up = "raw"'),
+        ({"up": ByBlock()}, 'Write up = "raw"'),
+        ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Leave up out of the tiers"),
+        ({"correction": tw.Scaffold()}, "Take a correction that reports nothing"),
+        ({"correction": tw.FedNova()}, "Take a correction that reports nothing"),
+        ({"correction": Doubled()}, "Take a correction that scales nothing"),
+        ({"schedule": Turns()}, "Take a schedule that reports nothing"),
+        ({"schedule": tw.FedLAMA(phi=2)}, "Take a schedule that reports nothing"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_added_up_unseen_is_refused_before_training(options, says):
+    with pytest.raises(IncompatibleParts) as error:
+        Federation(Method(**options, secure=True))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_running_statistics_and_lonely_clients_are_refused():
+    with pytest.raises(IncompatibleParts, match="group norm"):
+        Federation(Method(secure=True), digits_task(perceptron(norm=True)))
+    with pytest.raises(ConfigError, match="cohort must be 2 or more"):
+        Job(digits_task(), Method(secure=True), cohort=1)
+    with pytest.raises(IncompatibleParts, match="two or more"):
+        Federation(Method(secure=True)).round([0])
+
+
+def test_a_file_may_ask_for_it():
+    experiment = resolve("mapo", overrides={"method.secure": True})
+    assert from_table(to_table(experiment)) == experiment
+    facts, plain = check(experiment), check(resolve("mapo"))
+    assert facts["bytes_up_per_client"] == plain["bytes_up_per_client"] - 4 - 2 + 8  # no weight lane; two words more
+    with pytest.raises(IncompatibleParts, match="cannot be added"):
+        check(resolve("sparse", overrides={"method.secure": True}))
