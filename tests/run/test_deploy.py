@@ -39,7 +39,7 @@ def equal_runs(a: Path, b: Path) -> None:
 
 def flower_processes() -> list[str]:
     """Command lines of this user's processes that belong to Flower."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if "thinwire-deploy-" in line]
 
 

@@ -160,17 +160,32 @@ class _Processes:
         if self.before is not None:
             signal.signal(signal.SIGTERM, self.before)
         for sign, seconds in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0)):
-            for process in reversed(self.running):
-                _signal_group(process, sign)
             end = time.monotonic() + seconds
-            while time.monotonic() < end and any(_group_lives(process) for process in self.running):
-                for process in self.running:
-                    process.poll()
+            told: set[int] = set()
+            while time.monotonic() < end and (left := self._left()):
+                for process in left - told:  # also what was started while we looked
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(process, sign)
+                told |= left
                 time.sleep(0.05)
         shutil.rmtree(self.home, ignore_errors=True)
 
+    def _left(self) -> set[int]:
+        """Our processes that still run, and all that they started: Flower gives some of those a session of their own."""
+        left = {process.pid for process in self.running if process.poll() is None}
+        if Path("/proc/self/environ").is_file():
+            mark = f"FLWR_HOME={self.home}".encode()
+            for entry in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        left.add(int(entry.name))
+            return left
+        listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
+        own = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
+        return left | {int(number) for number, _ in own}
+
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own, so that what it starts ends with it."""
+        """Start a process that a Ctrl-C in the terminal does not reach: it is ended in order."""
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 self._found(command),
@@ -218,19 +233,6 @@ class _Processes:
         if program is None:
             raise ConfigError(f"the program {command[0]} was not found beside {sys.executable}")
         return [program, *command[1:]]
-
-
-def _signal_group(process: subprocess.Popen[bytes], sign: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, sign)
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        os.killpg(process.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def _free_ports(count: int) -> list[int]:
