@@ -171,7 +171,7 @@ class _Processes:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _left(self) -> set[int]:
-        """Our processes that still run, and all that they started: Flower gives some of those a session of their own."""
+        """Our processes that still run, and all that they started; Flower gives some a session of their own."""
         left = {process.pid for process in self.running if process.poll() is None}
         if Path("/proc/self/environ").is_file():
             mark = f"FLWR_HOME={self.home}".encode()
