@@ -53,6 +53,7 @@ def deploy(
     resume: bool = False,
     on_round: OnRound | None = None,
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
+    relay: Callable[[int], int] | None = None,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
 
@@ -65,6 +66,7 @@ def deploy(
         resume: go on with an unfinished run.
         on_round: is called after every round.
         on_start: is shown the processes (SuperLink first, then the nodes in order) when all of them run.
+        relay: gives the port at which nodes find the SuperLink, from its own: something that stands in between.
     """
     need_flower()
     experiment = deployable(experiment)
@@ -100,10 +102,11 @@ def deploy(
         processes.wait_for_port(link, port)
         for key in keys:
             processes.call(["flwr", "supernode", "register", str(key.with_suffix(".pub")), CONNECTION])
+        door = relay(port) if relay else port
         supernodes = []
         for i, (key, own) in enumerate(zip(keys, node_ports, strict=True)):
             config = f"partition-id={i} num-partitions={nodes} state-dir={json.dumps(str(state))}"
-            command = ["flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(own)]
+            command = ["flower-supernode", "--superlink", f"127.0.0.1:{door}", "--port", str(own)]
             command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
             supernodes.append(processes.start(f"node-{i}", [*command, "--node-config", config]))
         options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
