@@ -105,7 +105,7 @@ def client_app(job: MakeJob) -> Any:
                 raise WireError(f"client {number} is not served here, but {mine}")
             with _shelf(context, run, number) as shelf:
                 answer, kept = client.answer(number, Ask(data, heard), shelf.load(client))
-                shelf.save(kept)
+                shelf.save(kept.dump(client.first))
         except ThinwireError as error:
             answer = Answer(b"", error=f"{type(error).__name__}: {error}")
         fields = {"client": number, "loss": answer.loss, "examples": answer.examples, "error": answer.error}
@@ -132,14 +132,14 @@ class _Shelf:
         except CheckpointError:
             return None
 
-    def save(self, kept: Kept) -> None:
+    def save(self, kept: bytes) -> None:
         """Keep it, before the answer is sent."""
         if self.file:
-            write_atomically(self.file, kept.dump())
+            write_atomically(self.file, kept)
         else:
             from flwr.app import ConfigRecord
 
-            self.context.state[self.name] = ConfigRecord({"kept": kept.dump()})
+            self.context.state[self.name] = ConfigRecord({"kept": kept})
 
 
 @contextmanager

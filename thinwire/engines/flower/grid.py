@@ -87,6 +87,7 @@ class GridTransport:
         self.grid, self.schema, self.count, self.poll, self.log = grid, schema, clients, poll, log
         self._make_run, self._run = run, ""
         self.serves: dict[int, frozenset[int]] = {}  # by node
+        self.silent: dict[int, float] = {}  # nodes that did not answer, and until when they are left alone
 
     @property
     def run(self) -> str:
@@ -98,7 +99,8 @@ class GridTransport:
         """The clients of all nodes that are there; nodes that are new are asked whom they serve."""
         here = set(self.grid.get_node_ids())
         self.serves = {node: clients for node, clients in self.serves.items() if node in here}
-        new = sorted(here - self.serves.keys())
+        self.silent = {node: until for node, until in self.silent.items() if until > time.monotonic()}
+        new = sorted(here - self.serves.keys() - self.silent.keys())
         if new:
             hello = {node: pack({"run": self.run}) for node in new}
             for node, reply in self._exchange(hello, "query", HELLO_SECONDS):
@@ -107,6 +109,9 @@ class GridTransport:
                 except WireError as error:
                     self.log(f"node {node} is left out: {error}")
                     self.serves[node] = frozenset()
+            for node in set(new) - self.serves.keys():  # do not wait for it in every round
+                self.log(f"node {node} did not introduce itself in {HELLO_SECONDS:.0f} seconds")
+                self.silent[node] = time.monotonic() + 5 * HELLO_SECONDS
         return frozenset().union(*self.serves.values())
 
     def ask(self, asks: Mapping[int, Ask], seconds: float) -> Iterator[Heard]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load, save
 
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, same
 from thinwire.errors import CheckpointError
 from thinwire.rounds.state import ClientState, Public
 
@@ -56,13 +56,19 @@ class Kept(NamedTuple):
     places: tuple[Place, ...]
     said: Answer | None = None
 
-    def dump(self) -> bytes:
-        """As bytes: a SHA-256, then safetensors. What is as in version 0 is left out."""
+    def dump(self, first: Public) -> bytes:
+        """As bytes: a SHA-256, then safetensors. A base that is still that of version 0 is left out.
+
+        Args:
+            first: the public state of version 0.
+        """
         tensors: Tree = {}
         places = []
         for i, place in enumerate(self.places):
             for what, parts, tree in (("public", _PUBLIC, place.public), ("state", _STATE, place.state)):
                 for part in parts:
+                    if part == "base" and same(place.public.base, first.base):
+                        continue
                     tensors |= {f"{i}/{what}/{part}/{name}": block for name, block in getattr(tree, part).items()}
             places.append([place.public.version, place.state.version])
         if self.said and self.said.data:
@@ -79,7 +85,7 @@ class Kept(NamedTuple):
 
         Args:
             data: what `dump` gave.
-            first: the public state of version 0, for its device.
+            first: the public state of version 0.
         """
         try:
             body = data[32:]
@@ -96,6 +102,7 @@ class Kept(NamedTuple):
             places = []
             for i, (version, seen) in enumerate(meta["places"]):
                 public = Public(version, *(tree(f"{i}/public/{part}/", device) for part in _PUBLIC))
+                public = public._replace(base=public.base or first.base)
                 state = ClientState(seen, *(tree(f"{i}/state/{part}/", "cpu") for part in _STATE))
                 places.append(Place(public, state))
             said = None

@@ -58,5 +58,5 @@ class InMemory:
         before = self.kept.get(number)
         kept = Kept.load(before, self.client.first) if before else None
         answer, kept = self.client.answer(number, ask, kept)
-        self.kept[number] = kept.dump()
+        self.kept[number] = kept.dump(self.client.first)
         return answer
