@@ -119,6 +119,9 @@ class GridTransport:
         node_of = {client: node for node, clients in self.serves.items() for client in clients}
         sent = {i: pack({"run": self.run, "client": i, "heard": ask.heard}, ask.data) for i, ask in asks.items()}
         for client, reply in self._exchange(sent, "train", seconds, node_of):
+            if reply.has_error():  # of Flower or of the app: the client itself said nothing
+                self.log(f"client {client} did not answer: {reply.error.reason}")
+                continue
             try:
                 yield Heard(client, _answer(client, reply))
             except WireError as error:
