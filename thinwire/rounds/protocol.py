@@ -246,14 +246,16 @@ def cohort_round(
     all_codes, all_noted, silent, moved, buffers, shared, loss, opts = bring(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
     )
-    finite = all_finite(all_codes)
+    finite = all(all_finite(tree) for tree in (all_codes, all_noted, buffers) if tree)
     messages, after = [], []
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         code, memory = unstack(all_codes, i), state.correction
         report: Tree = {}
         if contract.remembers:
             memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
-        if not (finite or all_finite(code)):  # before the codec: what it makes of a NaN is not defined
+        # before the codec: what it makes of a NaN is not defined, and the server refuses one
+        said = (report,) if finite else (report, code, unstack(all_noted, i), unstack(buffers, i))
+        if not all(all_finite(tree) for tree in said if tree):
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client))
         weight = method.weigh.weight(work.samples[i])
