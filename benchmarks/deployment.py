@@ -37,7 +37,11 @@ class Relay:
     def _serve(self, door: socket.socket, port: int) -> None:
         while True:
             node, _ = door.accept()
-            link = socket.create_connection(("127.0.0.1", port))
+            try:
+                link = socket.create_connection(("127.0.0.1", port))
+            except OSError:  # the SuperLink is gone, or not there yet
+                node.close()
+                continue
             threading.Thread(target=self._pass, args=(node, link, True), daemon=True).start()
             threading.Thread(target=self._pass, args=(link, node, False), daemon=True).start()
 
