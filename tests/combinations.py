@@ -85,6 +85,12 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantise(4))),
         "route": tw.ByBlock((("*", tw.Quantise(8)),)),
     },
+    "mean": {
+        "weighted": tw.WeightedMean(),
+        "trimmed": tw.TrimmedMean(0.4),
+        "median": tw.Median(),
+        "bounded": tw.Bounded(norm=5.0, weight=20.0),
+    },
     "weigh": {"samples": tw.BySamples(), "uniform": tw.Uniform()},
     "client_opt": {
         "sgd": tw.SGD(0.05),

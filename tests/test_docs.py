@@ -42,7 +42,18 @@ def test_every_method_is_documented():
 
 
 def test_every_part_has_one_line_that_is_a_sentence():
-    for kind in ("space", "sketch", "schedule", "codec", "optimiser", "correction", "privacy", "weigh", "split"):
+    for kind in (
+        "space",
+        "sketch",
+        "schedule",
+        "codec",
+        "optimiser",
+        "correction",
+        "privacy",
+        "weigh",
+        "mean",
+        "split",
+    ):
         for entry in entries(kind).values():
             assert entry.doc.endswith("."), f"{kind} {entry.name}: {entry.doc!r}"
 

@@ -62,6 +62,10 @@ if TYPE_CHECKING:
     from thinwire.rounds.batches import Local as Local
     from thinwire.rounds.budget import Budget as Budget
     from thinwire.rounds.budget import Tier as Tier
+    from thinwire.rounds.mean import Bounded as Bounded
+    from thinwire.rounds.mean import Median as Median
+    from thinwire.rounds.mean import TrimmedMean as TrimmedMean
+    from thinwire.rounds.mean import WeightedMean as WeightedMean
     from thinwire.rounds.method import Method as Method
     from thinwire.rounds.weigh import BySamples as BySamples
     from thinwire.rounds.weigh import Uniform as Uniform
@@ -120,6 +124,7 @@ _HOMES = {
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
+    "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),

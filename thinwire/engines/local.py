@@ -56,6 +56,8 @@ class RoundRecord(NamedTuple):
     own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
     rate: float | None = None  # the clients' step size in this round
     drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
+    refused: int = 0  # clients whose message could not be used; in a simulation all can
+    absent: int = 0  # clients of the cohort that did not answer in time
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,6 @@ from thinwire.core.tree import (
     tmap,
     to_device,
     unstack,
-    weighted_mean,
 )
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.base import NoPrivacy
@@ -334,26 +333,27 @@ def close_round(
     coords = to_device(restrict(public.coords, plan.names), "cpu")
     if method.secure:
         mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
+        weights = [1.0] * len(messages)
     else:
         said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
-        mean = weighted_mean(codes, [one.weight for one in said])
-    weights = [one.weight for one in said]
+        codes, weights = method.mean.admit(codes, [one.weight for one in said])
+        mean = method.mean.of(codes, weights)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
     decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
     schedule = method.schedule.observe(
-        server.schedule, plan, decoded, weighted_mean([one.noted for one in said], weights)
+        server.schedule, plan, decoded, method.mean.of([one.noted for one in said], weights)
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
     silent = frozenset(contract.code.names) - mean.keys()
     mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
-        mean, weighted_mean([one.report for one in said], weights), fraction, mine
+        mean, method.mean.of([one.report for one in said], weights), fraction, mine
     )
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
@@ -364,7 +364,7 @@ def close_round(
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, device)
-    buffers = weighted_mean([one.buffers for one in said], weights)
+    buffers = method.mean.of([one.buffers for one in said], weights)
     code, shared, buffers = bring((step.code, shared, buffers), device)
     reached = moved(contract, public, Step(step.names, code))
     end = None

@@ -8,7 +8,19 @@ from thinwire.errors import UnknownName
 from thinwire.run.presets import presets
 
 What = Literal["methods", "tasks", "models", "splits", "parts"]
-_PARTS = ("space", "sketch", "schedule", "codec", "optimiser", "correction", "penalty", "rate", "privacy", "weigh")
+_PARTS = (
+    "space",
+    "sketch",
+    "schedule",
+    "codec",
+    "optimiser",
+    "correction",
+    "penalty",
+    "rate",
+    "privacy",
+    "weigh",
+    "mean",
+)
 
 
 def catalogue(what: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ def execute(
     resume: bool = False,
     again: bool = False,
     on_round: OnRound | None = None,
+    prepare: Callable[[], Simulation] | None = None,
 ) -> Summary:
     """Run an experiment and return its totals. Nothing is written before the experiment is known to be sound.
 
@@ -42,6 +43,7 @@ def execute(
         resume: go on from the newest checkpoint, if there is one.
         again: run anew although the directory holds this very run.
         on_round: is called after every round.
+        prepare: makes what runs the rounds, if not the experiment's own engine.
     """
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
@@ -52,7 +54,7 @@ def execute(
             }
         if not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
-    simulation = experiment.engine.prepare(build_job(experiment, data_dir))
+    simulation = prepare() if prepare else experiment.engine.prepare(build_job(experiment, data_dir))
     with folder.locked():
         if again:
             folder.clear()

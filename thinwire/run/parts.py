@@ -24,6 +24,7 @@ from thinwire.optim.base import Correction, Optimiser
 from thinwire.optim.penalties import Penalty
 from thinwire.optim.rates import Rate
 from thinwire.privacy.base import Privacy
+from thinwire.rounds.mean import Mean
 from thinwire.rounds.weigh import Weigh
 from thinwire.run.toml import Table
 from thinwire.schedules.base import Schedule
@@ -42,6 +43,7 @@ KINDS: dict[Any, str] = {
     Rate: "rate",
     Privacy: "privacy",
     Weigh: "weigh",
+    Mean: "mean",
 }
 
 

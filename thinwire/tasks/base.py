@@ -103,6 +103,17 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
     return Arrays(inputs, targets), Assignment(np.arange(sum(sizes)), np.concatenate(([0], np.cumsum(sizes))))
 
 
+def alone(inputs: Inputs, targets: Tensor, clients: int) -> tuple[Arrays, Assignment]:
+    """The examples of a machine that has only its own, under whichever of the clients' numbers it is asked for.
+
+    >>> pool, mine = alone(torch.zeros(3, 2), torch.zeros(3), clients=4)
+    >>> len(pool), mine.sizes().tolist()
+    (3, [3, 3, 3, 3])
+    """
+    own, _ = pool_clients([(inputs, targets)])
+    return own, Assignment(np.tile(np.arange(len(own)), clients), len(own) * np.arange(clients + 1))
+
+
 def as_examples(data: Any, what: str = "test") -> Arrays:
     """Examples from a pair `(inputs, targets)` or a torch Dataset."""
     inputs, targets = _as_tensors(data, what)
