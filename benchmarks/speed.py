@@ -23,6 +23,7 @@ import math
 import platform
 import pstats
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from page import write_part
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_part
 from thinwire.core.registry import lookup
 from thinwire.engines.local import Job, LocalEngine, Simulation
 from thinwire.optim import SGD
