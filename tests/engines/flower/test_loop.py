@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from tests.federation import same_public
 from thinwire.engines.flower.client import Client
@@ -10,6 +13,7 @@ from thinwire.engines.flower.server import Patience, Served
 from thinwire.engines.flower.transport import InMemory
 from thinwire.run.build import build_job
 from thinwire.run.config import resolve
+from thinwire.tasks.base import Task, alone
 
 ALONE = {"engine.vectorise": "loop", "engine.chunk": 1}
 
@@ -38,3 +42,29 @@ def test_a_deployment_is_the_simulation(method):
     assert same_public(ours.server.public, theirs.server.public)
     assert messages == their_messages
     assert records == their_records
+
+
+class OwnData(InMemory):
+    """Clients that hold their own examples and nobody else's."""
+
+    def __init__(self, sites: dict[int, Client]) -> None:
+        super().__init__(sites[0])
+        self.sites = sites
+
+    def answer(self, number, ask):
+        self.client = self.sites[number]
+        return super().answer(number, ask)
+
+
+def test_nodes_with_nothing_but_their_own_examples_are_the_simulation_too():
+    chosen = experiment("scaffold", rounds=2)
+    job = build_job(chosen)
+    sites = {}
+    for i in range(4):
+        inputs, targets = job.task.train.gather(torch.from_numpy(job.task.clients.client(i)))
+        task = Task(job.task.model, *alone(inputs, targets, 4))
+        sites[i] = Client(chosen.engine, replace(job, task=task))
+    theirs, _, their_messages = play(chosen.engine.prepare(job), 2)
+    ours, _, messages = play(Served(chosen.engine, job, lambda *_: OwnData(sites)), 2)
+    assert same_public(ours.server.public, theirs.server.public)
+    assert messages == their_messages
