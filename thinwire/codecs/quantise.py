@@ -313,8 +313,9 @@ def _by_upper_byte(high: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """
     count = np.bincount(high, minlength=256)
     first = np.cumsum(count) - count
-    for at in range(0, len(high), _STRETCH):
-        some = high[at : at + _STRETCH]
+    stretch = max(_STRETCH, len(high) // 32)  # the places of one then take half as much memory as the numbers
+    for at in range(0, len(high), stretch):
+        some = high[at : at + stretch]
         order, count = np.argsort(some, kind="stable"), np.bincount(some, minlength=256)
         place = np.empty(len(some), np.int64)
         place[order] = np.arange(len(some)) + np.repeat(first - np.cumsum(count) + count, count)
