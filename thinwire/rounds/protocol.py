@@ -254,6 +254,7 @@ def cohort_round(
     )
     finite = all_finite(all_codes)
     messages, after = [], []
+    blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         code, memory = unstack(all_codes, i), state.correction
         report: Tree = {}
@@ -278,7 +279,8 @@ def cohort_round(
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
-        after.append(ClientState(public.version, held, memory, codec, opt))
+        mine_after = ClientState(public.version, held, memory, codec, opt)
+        after.append(blank if mine_after.blank else mine_after)
     return Reply(messages, after, loss["loss"])
 
 
