@@ -32,6 +32,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
 
     from thinwire.core.rng import Key
     from thinwire.engines.local import Job, LocalEngine
+    from thinwire.engines.roster import Roster
     from thinwire.rounds import Local
     from thinwire.rounds.state import ClientState
     from thinwire.run.checkpoint import load_checkpoint, save_checkpoint
@@ -55,7 +56,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
     state, _ = simulation.round(simulation.start())
     if asked:
         seen = ClientState(state.server.public.version)
-        state = state._replace(clients={**dict.fromkeys(range(clients), seen), **state.clients})
+        state = state._replace(clients=Roster(dict.fromkeys(range(clients), seen)))
     took = []
     for _ in range(rounds):
         began = time.process_time()

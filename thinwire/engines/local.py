@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -22,6 +22,7 @@ from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
 from thinwire.engines.probe import Way, first_line
+from thinwire.engines.roster import Roster
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
@@ -105,7 +106,7 @@ class RunState(NamedTuple):
 
     round: int  # rounds that are done
     server: ServerState
-    clients: dict[int, ClientState]  # only those that were ever asked
+    clients: Mapping[int, ClientState]  # only those that were ever asked
     cohort: tuple[int, ...]
     how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
     why: str  # why not by the fastest, if so
@@ -248,9 +249,8 @@ class Simulation:
             for direction, messages in (("down", down), ("up", up)):
                 for client, message in messages.items():
                     tap(number, direction, client, message)
-        clients = {**state.clients}
-        for reply, ids in replies:
-            clients.update(zip(ids, reply.states, strict=True))
+        roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
+        clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
         if number % job.eval_every == 0 or number == job.rounds:
             with self._kernels(state.onednn):
@@ -316,7 +316,7 @@ class Simulation:
         model = self.alone if how in ("loop", "threads") else self.model
         return cohort_round(self.contract, model, *args, how, self.recorder, circle, self.crew)
 
-    def _own_accuracy(self, server: ServerState, clients: dict[int, ClientState]) -> float | None:
+    def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
         tests = self.job.task.own_tests
         if tests is None:
