@@ -70,6 +70,7 @@ WAYS = {
         ("vmap", "grouped", "float32"),
         ("vmap", "im2col", "float32"),
         ("loop", "auto", "float32"),
+        ("threads", "auto", "float32"),
     ],
 }
 # how far "off" may be: rounding moves some activations across the kink of ReLU; a step left out would be 0.05 or more
@@ -138,7 +139,7 @@ def compare(model: str, cohort: int, device: torch.device, rounds: int, ways: li
     chosen = tuple(base.key.fold("cohort", 0).choice(len(task.clients), cohort))
     plain(base, chosen[:1], lr)
     plain_ms = clock(lambda: plain(base, chosen[:clients], lr), device, 2) / clients * 1e3
-    with base._kernels():
+    with base._kernels(None):
         expected, steps = plain(base, chosen, lr)
     first = {name: p.detach() for name, p in base.model.module.named_parameters()}
     change = distance(expected, first)

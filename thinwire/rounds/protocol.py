@@ -61,6 +61,7 @@ from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
 from thinwire.rounds.method import Method
 from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
+from thinwire.rounds.threaded import Crew
 from thinwire.schedules.base import Plan
 from thinwire.sketches.base import Identity
 
@@ -203,6 +204,7 @@ def cohort_round(
     how: Vectorise,
     recorder: Recorder | None = None,
     circle: Circle | None = None,
+    crew: Crew | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -215,9 +217,10 @@ def cohort_round(
         clients: their numbers.
         states: their states, with outdated held blocks forgotten.
         work: their examples.
-        how: all in one program, replayed from a recording or not, or one after another.
+        how: all in one program, replayed from a recording or not, one after another, or some side by side in threads.
         recorder: keeps the recordings of earlier rounds.
         circle: who is added up in this round and their secrets; needed where the method is secure.
+        crew: keeps the threads of earlier rounds.
 
     Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
@@ -229,6 +232,8 @@ def cohort_round(
     kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
     if how == "graph":
         trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept)
+    elif how == "threads":
+        trained = (crew or Crew()).train(method, learner, public, frame, start, mine, work, kept)
     else:
         trained = local_train(method, learner, public, frame, start, mine, work, how, kept)
     goes_on = not method.schedule.resamples(public.version + 1)
@@ -249,6 +254,7 @@ def cohort_round(
     )
     finite = all(all_finite(tree) for tree in (all_codes, all_noted, buffers) if tree)
     messages, after = [], []
+    blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         code, memory = unstack(all_codes, i), state.correction
         report: Tree = {}
@@ -275,7 +281,8 @@ def cohort_round(
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
-        after.append(ClientState(public.version, held, memory, codec, opt))
+        mine_after = ClientState(public.version, held, memory, codec, opt)
+        after.append(blank if mine_after.blank else mine_after)
     return Reply(messages, after, loss["loss"])
 
 

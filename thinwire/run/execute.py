@@ -94,7 +94,10 @@ def _rounds(
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
-            facts |= {"convolutions": "im2col" if simulation.model.products and state.how != "loop" else "torch"}
+            facts |= {
+                "convolutions": "im2col" if simulation.model.products and state.how in ("graph", "vmap") else "torch"
+            }
+            facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
             folder.write_environment({**engine, **facts})
         if on_round:
             on_round(record)
