@@ -420,7 +420,7 @@ class Simulation:
         )
 
     @contextmanager
-    def _kernels(self, chosen: bool | None) -> Iterator[None]:
+    def _kernels(self, chosen: bool | None = None) -> Iterator[None]:
         """The kernels to compute with, oneDNN's as chosen; what was set before is set again afterwards."""
         onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
         settings: list[tuple[Any, str, Any]] = [(onednn, "enabled", _onednn() if chosen is None else chosen)]
