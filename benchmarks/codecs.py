@@ -1,35 +1,52 @@
-"""Measure the codecs on real updates: bytes, how near they are to the bound, and how fast they are.
+"""Measure the codecs on real updates: bytes, how near they are to the bound, how fast they are, and Flower's bytes.
 
-    THINWIRE_DATA=data python benchmarks/codecs.py
+    THINWIRE_DATA=data python benchmarks/codecs.py --docs docs --flower path/to/python/with/flwr
 
-An update is what some local steps on MNIST (the digits of scikit-learn where THINWIRE_DATA is not set) do to the
-weights of CNN-2 and of a wide perceptron. The bound is the zero-order entropy of the levels that were sent, plus
-log2 C(n, k) bits for which k of n, plus whatever else is in the message as it is; an update whose levels or positions
-depend on each other may stay below. MB/s are of the update in float32, the best of several runs on one core.
+An update is what some local steps of one client do to the weights: CNN-2 on Fashion-MNIST, a CNN on CIFAR-10 and the
+LSTM on Shakespeare, with the split and the rate of the task's preset. Without `--docs` the tables are only
+printed. Exits with 1 if a bar is missed.
+
+The bound is the zero-order entropy of the levels that were sent, plus log2 C(n, k) bits for which k of n, plus whatever
+else is in the message as it is; an update whose levels or positions depend on each other may stay below. MB/s count 4
+bytes for each number that is sent, on one core: the shortest processor time of several calls. Finding the k largest is
+not part of it (the last column says how fast that is, in bytes of the whole update). The bar on speed leaves out
+random-k and qsgd: they draw a random number for each number of the update, and that is most of their time.
+
+Flower's bytes are those of its own code: arrays through `np.save` into a RecordDict, as protobuf. The arrays are what a
+user would send for the same numbers: the smallest type of numpy for each level (signs packed), the scales as float32,
+and for sparse updates int32 positions with their values, or the dense update where that is shorter.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import math
-import os
+import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from thinwire.codecs import ErrorFeedback, Peer, Quantise, RandomK, Raw, TopK, indices, symbols
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_part
+from thinwire.codecs import ErrorFeedback, Peer, Quantise, RandomK, Raw, TopK, indices, sparse, symbols
 from thinwire.codecs.base import Codec
+from thinwire.codecs.vectors import join
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, sub
-from thinwire.models.cnn import cnn2
-from thinwire.tasks.digits import digits
-from thinwire.tasks.idx import mnist
+from thinwire.run.build import build_job
+from thinwire.run.config import resolve
 
 CODECS: tuple[Codec, ...] = (
     Raw(),
@@ -38,7 +55,6 @@ CODECS: tuple[Codec, ...] = (
     Quantise(2),
     Quantise(8, "uniform"),
     Quantise(8, "qsgd"),
-    Quantise(8, "qsgd", per="tree"),
     Quantise(scheme="fp16"),
     Quantise(scheme="bf16"),
     Quantise(scheme="sign"),
@@ -50,19 +66,45 @@ CODECS: tuple[Codec, ...] = (
     ErrorFeedback(TopK(0.01, inner=Quantise(4))),
     RandomK(0.1, inner=Quantise(8)),
 )
+TASKS = {"CNN-2, Fashion-MNIST": "fashion-mnist", "CNN, CIFAR-10": "cifar10", "LSTM, Shakespeare": "shakespeare"}
+RANDOM_SETS = (
+    (40_000, 4_000),
+    (400_000, 4_000),
+    (16_000, 8_000),
+    (100_000, 10_000),
+    (1_000_000, 10_000),
+    (1_000_000, 100_000),
+    (1_000_000, 125_000),
+    (1_000_000, 250_000),
+    (1_000_000, 500_000),
+    (10_000_000, 100_000),
+    (10_000_000, 1_000_000),
+)
+NEAR, FAST, MANY = 1.03, 100.0, 100_000  # bars: times the bound; MB/s, where at least so many numbers are sent
 
 
-def update(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], steps: int) -> Tree:
-    """What some steps of SGD do to the weights."""
-    x, y = data
+def update(task: str, steps: int) -> Tree:
+    """What some steps of SGD of client 0 do to the weights."""
+    experiment = resolve("fedavg", on=task)
+    data = build_job(experiment, None).task
+    model, mine = data.model, data.clients.client(0)
     start = {name: block.detach().clone() for name, block in model.named_parameters()}
-    opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    opt = torch.optim.SGD(model.parameters(), lr=experiment.method.client_opt.lr)
     for i in range(steps):
-        rows = Key(0).fold("batch", i).integers(32, len(x))
+        rows = Key(0).fold("batch", i).integers(experiment.local.batch, len(mine)).numpy()
+        x, y = data.train.gather(torch.from_numpy(mine[rows]))
         opt.zero_grad()
-        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        nn.functional.cross_entropy(model(x), y).backward()
         opt.step()
     return sub({name: block.detach() for name, block in model.named_parameters()}, start)
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def position_bound(n: int, k: int) -> float:
+    """log2 C(n, k) in bytes."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2) / 8
 
 
 @contextmanager
@@ -79,8 +121,8 @@ def counted() -> Iterator[list[float]]:
         return data
 
     def count_positions(at: np.ndarray, n: int) -> bytes:
-        data, k = positions(at, n), len(at)
-        total[0] += (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2) / 8
+        data = positions(at, n)
+        total[0] += position_bound(n, len(at))
         total[1] += len(data)
         return data
 
@@ -91,14 +133,129 @@ def counted() -> Iterator[list[float]]:
         symbols.encode, indices.encode = levels, positions
 
 
-def best(call: Callable[[], object], seconds: float) -> float:
-    """The shortest time of one call, over some seconds of calls."""
-    times, end = [], time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+# -- speed -------------------------------------------------------------------------------------------------------------
+
+
+def speed(call: Callable[[], object], size: int, seconds: float) -> float:
+    """MB/s: the shortest processor time of a call, each measured over some of them."""
+    start = time.thread_time()
+    call()
+    often = max(1, int(0.01 / max(1e-9, time.thread_time() - start)))  # the clock itself takes time
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.thread_time()
+        for _ in range(often):
+            call()
+        times.append((time.thread_time() - start) / often)
+    return size / min(times) / 1e6
+
+
+def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> tuple[int, float, float, float | None]:
+    """How many numbers are sent; MB/s of encoding and decoding them; of finding them, where they must be found."""
+    spec, peer = Spec.of(tree), Peer(Key(0))
+    inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
+    if isinstance(inner, TopK):
+        vector, k = join(tree), sparse.kept(inner.density, spec.size)
+        find = partial(sparse._largest, vector, k)
+        at = find()
+        encode = partial(sparse._pack, vector, at, inner.inner, peer)
+        decode = partial(sparse._unpack, made, spec, k, inner.inner, peer)
+        return k, speed(encode, 4 * k, seconds), speed(decode, 4 * k, seconds), speed(find, 4 * spec.size, seconds)
+    sent = sparse.kept(codec.density, spec.size) if isinstance(codec, RandomK) else spec.size
+    encode, decode = partial(codec.encode, tree, codec.init(spec), peer), partial(codec.decode, made, spec, peer)
+    return sent, speed(encode, 4 * sent, seconds), speed(decode, 4 * sent, seconds), None
+
+
+# -- what a user of Flower would send ----------------------------------------------------------------------------------
+
+Arrays = list[tuple[str, list[int]]]  # type and shape of each
+IN_FLOWER = """
+import json, sys
+import numpy as np
+from flwr.common import ArrayRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
+def size(arrays):
+    record = ArrayRecord([np.zeros(shape, kind) for kind, shape in arrays])
+    return len(recorddict_to_proto(RecordDict({"update": record})).SerializeToString())
+print(json.dumps([size(arrays) for arrays in json.load(sys.stdin)]))
+"""
+
+
+def flower_arrays(codec: Codec, spec: Spec) -> list[Arrays]:
+    """Ways to send the same numbers as arrays; the shortest counts."""
+    dense: Arrays = [("f4", list(block.shape)) for block in spec]
+    inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
+    if isinstance(inner, TopK):
+        k = sparse.kept(inner.density, spec.size)
+        return [dense, [("i4", [k]), *_values(inner.inner, k)]]
+    if isinstance(inner, RandomK):
+        return [_values(inner.inner, sparse.kept(inner.density, spec.size))]
+    if isinstance(inner, Quantise):
+        kind, *scales = _values(inner, spec.size)
+        packed = inner.scheme == "sign"
+        return [[(kind[0], [-(-b.numel // 8)] if packed else list(b.shape)) for b in spec] + scales]
+    return [dense]
+
+
+def _values(codec: Codec, k: int) -> Arrays:
+    if not isinstance(codec, Quantise):
+        return [("f4", [k])]
+    if codec.scheme in ("fp16", "bf16"):
+        return [("u2", [k])]
+    if codec.scheme == "uniform":
+        return [("u1" if codec.bits <= 8 else "u2", [k]), ("f4", [2])]
+    kind = ("u1", [-(-k // 8)]) if codec.scheme == "sign" else ("i1" if codec.bits <= 8 else "i2", [k])
+    return [kind, ("f4", [1 if codec.per == "tree" else -(-k // codec.block)])]
+
+
+def flower_bytes(sent: list[list[Arrays]], python: str) -> tuple[list[int], str]:
+    """The bytes that Flower makes of each, and how they were found."""
+    flat = [arrays for ways in sent for arrays in ways]
+    done = subprocess.run(
+        [python, "-c", IN_FLOWER], input=json.dumps(flat), capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        sizes, how = json.loads(done.stdout), "Flower's bytes: a RecordDict as protobuf, by flwr itself."
+    else:
+        sizes = [sum(_saved(kind, shape) for kind, shape in arrays) for arrays in flat]
+        how = "Flower's bytes: `np.save` of each array only, because flwr is not installed."
+    left = iter(sizes)
+    return [min(next(left) for _ in ways) for ways in sent], how
+
+
+def _saved(kind: str, shape: list[int]) -> int:
+    out = io.BytesIO()
+    np.save(out, np.zeros(shape, kind))
+    return out.tell()
+
+
+# -- tables and bars ---------------------------------------------------------------------------------------------------
+
+
+class Bars:
+    """What must hold, and whether it does."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.missed = 0
+
+    def hold(self, what: str, values: list[tuple[float, str]], limit: float, most: bool) -> None:
+        """All values are at most (or at least) the limit."""
+        worst, where = max(values) if most else min(values)
+        passed = worst <= limit if most else worst >= limit
+        self.missed += not passed
+        sign = "<=" if most else ">="
+        self.lines.append(f"| {what} | {sign} {limit:g} | {worst:.4g} ({where}) | {'pass' if passed else 'FAIL'} |")
+
+    def table(self) -> str:
+        """All of them."""
+        return "\n".join(["| bar | limit | worst | |", "|---|---|---|---|", *self.lines])
+
+
+def draws(codec: Codec) -> bool:
+    """Whether most of its time goes into random numbers, which are not part of the wire."""
+    return isinstance(codec, RandomK) or (isinstance(codec, Quantise) and codec.scheme == "qsgd")
 
 
 def short(codec: Codec) -> str:
@@ -119,39 +276,89 @@ def short(codec: Codec) -> str:
     return out.replace("bits=8, scheme", "scheme")
 
 
+def random_sets(seconds: float, near: list, fast: list) -> str:
+    """Positions of k of n drawn at random."""
+    lines = ["| n | k | form | bytes | of bound | encode MB/s | decode MB/s |", "|---|---|---|---|---|---|---|"]
+    for n, k in RANDOM_SETS:
+        at = np.sort(np.random.default_rng(0).choice(n, k, replace=False))
+        data = indices.encode(at, n)
+        ratio = len(data) / position_bound(n, k)
+        enc = speed(partial(indices.encode, at, n), 4 * k, seconds)
+        dec = speed(partial(indices.decode, data, n, k), 4 * k, seconds)
+        near.append((ratio, f"{k:,} of {n:,}"))
+        if k >= MANY:
+            fast += [(enc, f"encoding {k:,} of {n:,}"), (dec, f"decoding {k:,} of {n:,}")]
+        form = ("gaps", "bitmap", "rice")[data[0]]
+        lines.append(f"| {n:,} | {k:,} | {form} | {len(data):,} | {ratio:.4f} | {enc:.0f} | {dec:.0f} |")
+    return "\n".join(lines)
+
+
+def model_table(label: str, tree: Tree, steps: int, seconds: float, python: str, found: dict[str, list]) -> str:
+    """One row a codec."""
+    spec, peer = Spec.of(tree), Peer(Key(0))
+    lines = [
+        f"**{label}**: {spec.size:,} numbers, {steps} steps of one client.",
+        "",
+        "| codec | bytes | bound | ratio | encode MB/s | decode MB/s | Flower | times fewer | find MB/s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    theirs, how = flower_bytes([flower_arrays(codec, spec) for codec in CODECS], python)
+    found["how"] = [how]
+    for codec, flower in zip(CODECS, theirs, strict=True):
+        with counted() as total:
+            made, _ = codec.encode(tree, codec.init(spec), peer)
+        bound = len(made) - total[1] + total[0]
+        sent, enc, dec, find = speeds(codec, tree, made, seconds)
+        where = f"{short(codec)}, {label}"
+        if codec in (Quantise(8), Quantise(4)):
+            found["levels"].append((len(made) / bound, where))
+        if isinstance(codec, TopK) and codec.inner == Raw() and sent >= 4000:
+            found["real"].append((total[1] / total[0], where))
+        if sent >= MANY and not draws(codec):
+            found["fast"] += [(enc, f"encoding {where}"), (dec, f"decoding {where}")]
+        cells = [
+            short(codec),
+            f"{len(made):,}",
+            f"{bound:,.0f}",
+            f"{len(made) / bound:.3f}",
+            f"{enc:.0f}",
+            f"{dec:.0f}",
+        ]
+        cells += [f"{flower:,}", f"{flower / len(made):.2f}", f"{find:.0f}" if find else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Print one table for each model."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--steps", type=int, default=40, help="local steps behind the update")
+    """Print the tables and the bars, and write them into the page of measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20, help="local steps behind the updates")
     parser.add_argument("--seconds", type=float, default=0.2, help="time for each measurement")
-    args = parser.parse_args()
+    parser.add_argument("--docs", type=Path, help="folder of the page benchmarks.md, whose table is written again")
+    parser.add_argument("--flower", default=sys.executable, help="a Python that has flwr")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    source = mnist() if os.environ.get("THINWIRE_DATA") else digits()
-    data = source.train.gather(torch.arange(600))
-    side = data[0].shape[-1]
-    torch.manual_seed(0)
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(side**2, 800), nn.ReLU(), nn.Linear(800, 400), nn.ReLU())
-    for name, model in (("CNN-2", cnn2(size=side)), ("perceptron", wide.append(nn.Linear(400, 10)))):
-        tree = update(model, data, args.steps)
-        spec, peer = Spec.of(tree), Peer(Key(0))
-        print(f"\n{name}, {side}x{side}: {spec.size:,} numbers, {args.steps} steps\n")
-        print("| codec | bytes | of raw | of bound | error | encode MB/s | decode MB/s |")
-        print("|---|---|---|---|---|---|---|")
-        for codec in CODECS:
-            state = codec.init(spec)
-            with counted() as total:
-                made, _ = codec.encode(tree, state, peer)
-            bound = len(made) - total[1] + total[0]
-            ratio = f"{len(made) / bound:.3f}" if total[1] else "-"
-            back = codec.decode(made, spec, peer)
-            wrong = sum(float((back[b] - tree[b]).square().sum()) for b in tree)
-            error = math.sqrt(wrong / sum(float(tree[b].square().sum()) for b in tree))
-            enc = best(partial(codec.encode, tree, state, peer), args.seconds)
-            dec = best(partial(codec.decode, made, spec, peer), args.seconds)
-            print(
-                f"| {short(codec)} | {len(made):,} | {len(made) / spec.nbytes:.4f} | {ratio} "
-                f"| {error:.4f} | {spec.nbytes / enc / 1e6:.0f} | {spec.nbytes / dec / 1e6:.0f} |"
-            )
+    found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "how": []}
+    parts = [
+        f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
+        "one core.",
+        "Positions of random sets:",
+        random_sets(options.seconds, found["near"], found["fast"]),
+    ]
+    for label, task in TASKS.items():
+        tree = update(task, options.steps)
+        parts.append(model_table(label, tree, options.steps, options.seconds, options.flower, found))
+    bars = Bars()
+    bars.hold("positions of random sets, k >= 4,000: bytes of log2 C(n, k)", found["near"], NEAR, most=True)
+    bars.hold("positions of real top-k sets, k >= 4,000: the same", found["real"], NEAR, most=True)
+    bars.hold("int8 and int4 with block scales: bytes of entropy and scales", found["levels"], NEAR, most=True)
+    bars.hold(f"MB/s of encoding and decoding, {MANY:,} numbers or more", found["fast"], FAST, most=False)
+    parts[1:1] = [bars.table(), *found["how"]]
+    text = "\n\n".join(parts)
+    print(text)
+    if options.docs:
+        write_part(options.docs / "benchmarks.md", "codecs", text, "python benchmarks/codecs.py --docs docs")
+    sys.exit(1 if bars.missed else 0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python benchmarks/speed.py --device cuda --methods fedavg mapo      methods against each other (CNN-2, cohort 10)
     python benchmarks/speed.py --device cuda --whole 500                a whole run, evaluated every 10 rounds
     python benchmarks/speed.py --device cuda --profile                  where the time of a round goes
+    python benchmarks/speed.py --table speed.json                       write what was found into docs/benchmarks.md
 
 Times are wall clock of whole rounds, messages and server included (the plain loop has neither): the median of a few
 rounds after two that are not counted. The pictures are random numbers of the shapes of Fashion-MNIST and CIFAR-10. Each
@@ -22,13 +23,18 @@ import math
 import platform
 import pstats
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_part
 from thinwire.core.registry import lookup
 from thinwire.engines.local import Job, LocalEngine, Simulation
 from thinwire.optim import SGD
@@ -64,6 +70,7 @@ WAYS = {
         ("vmap", "grouped", "float32"),
         ("vmap", "im2col", "float32"),
         ("loop", "auto", "float32"),
+        ("threads", "auto", "float32"),
     ],
 }
 # how far "off" may be: rounding moves some activations across the kink of ReLU; a step left out would be 0.05 or more
@@ -132,7 +139,7 @@ def compare(model: str, cohort: int, device: torch.device, rounds: int, ways: li
     chosen = tuple(base.key.fold("cohort", 0).choice(len(task.clients), cohort))
     plain(base, chosen[:1], lr)
     plain_ms = clock(lambda: plain(base, chosen[:clients], lr), device, 2) / clients * 1e3
-    with base._kernels():
+    with base._kernels(None):
         expected, steps = plain(base, chosen, lr)
     first = {name: p.detach() for name, p in base.model.module.named_parameters()}
     change = distance(expected, first)
@@ -240,6 +247,30 @@ def show(row: dict[str, Any]) -> None:
     print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
 
 
+def page(files: list[str]) -> str:
+    """What several runs with --json found, as a table."""
+    text = []
+    for name in files:
+        with open(name, encoding="utf-8") as file:
+            facts = json.load(file)
+        machine = f"{facts['device']}, torch {facts['torch']}"
+        if machine not in text:
+            text += [machine, ""]
+            text += [
+                "| model | clients | way | ms a client | plain loop | times faster | off | peak GiB |",
+                "|" + "---|" * 8,
+            ]
+        for row in facts["rows"]:
+            if "error" in row:
+                text.append(f"| {row['model']} | {row['cohort']} | {row['way']} | {row['error']} | - | - | - | - |")
+                continue
+            peak = f"{row['peak_gib']:.1f}" if "peak_gib" in row else "-"
+            off = f"{row['off']:.4f}" + ("" if row["same_steps"] else " (too far)")
+            cells = [row["model"], str(row["cohort"]), row["way"], f"{row['ms']:.2f}", f"{row['plain_ms']:.1f}"]
+            text.append("| " + " | ".join([*cells, f"{row['times']:.1f}", off, peak]) + " |")
+    return "\n".join(text)
+
+
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -252,7 +283,13 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
     parser.add_argument("--engine", default="auto/auto/float32", help="vectorise/conv/precision of the last three")
     parser.add_argument("--json", help="write all rows to this file")
+    parser.add_argument("--table", nargs="+", metavar="FILE", help="measure nothing; write what --json left to --docs")
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
+    if options.table:
+        command = "python benchmarks/speed.py --device cuda --json speed.json, then --table speed.json"
+        write_part(options.docs / "benchmarks.md", "speed", page(options.table), command)
+        return
     device = torch.device(options.device)
     vectorise, conv, precision = options.engine.split("/")
     engine = LocalEngine(options.device, vectorise, precision=precision, conv=conv)

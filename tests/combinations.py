@@ -86,6 +86,12 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantise(4))),
         "route": tw.ByBlock((("*", tw.Quantise(8)),)),
     },
+    "mean": {
+        "weighted": tw.WeightedMean(),
+        "trimmed": tw.TrimmedMean(0.4),
+        "median": tw.Median(),
+        "bounded": tw.Bounded(norm=5.0, weight=20.0),
+    },
     "weigh": {"samples": tw.BySamples(), "uniform": tw.Uniform()},
     "client_opt": {
         "sgd": tw.SGD(0.05),
@@ -120,6 +126,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "penalty": {
         "none": tw.NoPenalty(),
         "norms": tw.Norms(l1=1e-4, l2=1e-3),
+        "norms/coords": tw.Norms(l1=1e-3, coords=("*",)),
         "jacobian": tw.Jacobian(0.1),
     },
     "privacy": {"none": tw.NoPrivacy(), "dp": tw.DP(clip=0.1, sigma=0.1), "test-clip": parts.Clip()},

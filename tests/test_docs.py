@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import statistics
 import sys
 from pathlib import Path
 
@@ -50,6 +52,7 @@ def test_every_part_has_one_line_that_is_a_sentence():
         "privacy",
         "weigh",
         "mask",
+        "mean",
         "split",
     ):
         for entry in entries(kind).values():
@@ -76,3 +79,26 @@ def test_the_part_of_the_documentation_is_a_part(tmp_path):
         from thinwire.core import registry
 
         registry._TABLE["space"].pop("scaled", None)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda page: page.stem)
+def test_every_number_of_a_result_has_its_runs(page):
+    """Each run that a table names is in the file beside the page, and gives the means that the table shows."""
+    runs = json.loads(page.with_suffix(".json").read_text())
+    lines = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
+    heads = [i for i, cells in enumerate(lines) if cells[0] == "method"]
+    assert heads
+    seen = 0
+    for cells in lines[: heads[1] if len(heads) > 1 else None]:
+        if cells[0] == "method":
+            head = cells
+            continue
+        row = dict(zip(head, cells, strict=True))
+        named = [] if row["runs"] == "-" else [runs[name] for name in row["runs"].split()]
+        for column, key in (("best accuracy %", "best_accuracy"), ("final own accuracy %", "final_own_accuracy")):
+            if named and column in row:
+                mean = statistics.fmean(100 * one[key] for one in named)
+                assert row[column].split()[0] == f"{mean:.2f}"
+                assert named[0]["best_accuracy"] == max(accuracy for _, accuracy in named[0]["accuracy"])
+                seen += 1
+    assert seen

@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from thinwire.rounds.mask import NoMask as NoMask
     from thinwire.rounds.mask import Prune as Prune
     from thinwire.rounds.mask import Select as Select
+    from thinwire.rounds.mean import Bounded as Bounded
+    from thinwire.rounds.mean import Median as Median
+    from thinwire.rounds.mean import TrimmedMean as TrimmedMean
+    from thinwire.rounds.mean import WeightedMean as WeightedMean
     from thinwire.rounds.method import Method as Method
     from thinwire.rounds.weigh import BySamples as BySamples
     from thinwire.rounds.weigh import Uniform as Uniform
@@ -127,6 +131,7 @@ _HOMES = {
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
     "thinwire.rounds.mask": ("NoMask", "Prune", "Select"),
+    "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),

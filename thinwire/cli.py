@@ -12,8 +12,11 @@ import typer
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thinwire.engines.local import RoundRecord
     from thinwire.run.config import Experiment
+    from thinwire.run.folder import Summary
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # of these, `compare` alone runs those that exist
 
@@ -105,7 +108,72 @@ def resume(
     """
     from thinwire.run.folder import RunFolder
 
-    _execute(RunFolder.open(run).experiment, run, data_dir, log, as_json, quiet, resume=True)
+    experiment = RunFolder.open(run).experiment
+    if (run / "deployment.json").is_file():
+        from thinwire.run.apps import deployment
+
+        known = deployment(run) or {}
+        if not (nodes := known.pop("nodes", 0)):
+            raise ConfigError(f"{run} was deployed by hand; `flwr run` its app again to go on, with the same run-dir")
+        settings = {key: value for key, value in known.items() if key != "run"}
+        _execute(experiment, run, data_dir, log, as_json, quiet, _deployed(nodes, settings), resume=True)
+    else:
+        _execute(experiment, run, data_dir, log, as_json, quiet, resume=True)
+
+
+@app.command()
+def deploy(
+    what: Method,
+    on: On = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes; without --clients also how many clients.")] = 4,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    set_: Set = None,
+    seconds: Annotated[float, typer.Option(help="How long the server waits for answers.")] = 600.0,
+    quorum: Annotated[float, typer.Option(help="The share of the cohort that must answer.")] = 0.5,
+    out: Annotated[Path | None, typer.Option(help="The run directory (by default one under runs/).")] = None,
+    data_dir: DataDir = None,
+    log: Log = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run between real processes on this machine, over Flower with TLS, and take everything down again.
+
+    Example: thinwire deploy fedavg --on digits --nodes 4 --rounds 5
+    """
+    from thinwire.run.config import resolve
+    from thinwire.run.execute import default_folder
+
+    clients = nodes if clients is None else clients
+    if cohort is None:
+        cohort = min(clients, resolve(what, on).cohort.size)
+    experiment = _resolve(what, on, rounds, clients, cohort, seed, None, set_)
+    path = out or default_folder(experiment, Path("runs/deployed"))
+    by = _deployed(nodes, {"seconds": seconds, "quorum": quorum})
+    _execute(experiment, path, data_dir, log, as_json, quiet, by)
+
+
+@app.command("app")
+def app_(
+    what: Method,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    on: On = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    set_: Set = None,
+) -> None:
+    """Write a Flower app that `flwr run` runs unchanged.
+
+    Example: thinwire app mapo my-app --on digits --clients 4 --cohort 4
+    """
+    from thinwire.run.app import write_app
+
+    for file in write_app(_resolve(what, on, rounds, clients, cohort, seed, None, set_), folder):
+        print(file)
 
 
 @app.command()
@@ -383,7 +451,8 @@ def _execute(
     log: str | None,
     as_json: bool,
     quiet: bool,
-    **how: bool,
+    by: Callable[..., Summary] | None = None,
+    **how: Any,
 ) -> None:
     from thinwire.run.execute import execute
     from thinwire.run.trackers import tracker
@@ -397,11 +466,20 @@ def _execute(
                 show(record)
                 tell(record)
 
-            summary = execute(experiment, path, data_dir=data_dir, on_round=on_round, **how)
+            summary = (by or execute)(experiment, path, data_dir=data_dir, on_round=on_round, **how)
     except KeyboardInterrupt:
         err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
         sys.exit(130)
     _print_json(summary) if as_json else show_facts(summary, str(path))
+
+
+def _deployed(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:
+    """What runs an experiment between processes."""
+    from functools import partial
+
+    from thinwire.run.deploy import deploy as deploy_here
+
+    return partial(deploy_here, nodes=nodes, settings=settings)
 
 
 def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:

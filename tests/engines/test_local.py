@@ -102,7 +102,7 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("vectorise", ["vmap", "loop"])
+@pytest.mark.parametrize("vectorise", ["vmap", "loop", "threads"])
 def test_the_same_seed_gives_the_same_bits_twice(name, vectorise):
     engine = LocalEngine(vectorise=vectorise)
     (_, first, records), (_, second, again) = (play(job(METHODS[name]), engine) for _ in range(2))
@@ -415,7 +415,7 @@ def test_jobs_that_cannot_be_run_are_refused(settings, says):
     [
         ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
         ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
-        ({"vectorise": "pmap"}, "vectorise must be one of auto, graph, vmap, loop, not 'pmap'"),
+        ({"vectorise": "pmap"}, "vectorise must be one of auto, graph, threads, vmap, loop, not 'pmap'"),
         ({"chunk": -1}, "chunk must be 0"),
         pytest.param(
             {"device": "cuda"},

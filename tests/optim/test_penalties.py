@@ -1,4 +1,4 @@
-"""Penalties on the weights that coordinates make."""
+"""Penalties on the weights that coordinates make, and on coordinates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from tests.federation import Federation
 from thinwire.core.rng import Key
 from thinwire.core.tree import flatten
 from thinwire.errors import ConfigError
+from thinwire.rounds.protocol import agree
 
 
 def clients(n=3):
@@ -60,6 +62,52 @@ def test_norms_of_a_projection_are_those_of_the_weights_it_makes():
     assert torch.allclose(mine["model/b"], coords["model/b"].grad, atol=1e-6)
 
 
+def test_norms_of_chosen_coordinates_leave_the_others_alone():
+    """Factorized-FL's term: l1 on `mu`, whatever weights it makes; and the same by automatic differentiation."""
+    base = {"fc.weight": torch.zeros(6, 5), "fc.bias": torch.zeros(6)}
+    space = tw.FactorizedFL()
+    coords = space.init(base, {}, Key(1))
+    coords["fc.weight/mu"][0, :2] = 0.0  # where the term has no derivative
+    mine = tw.Norms(l1=0.3, l2=0.2, coords=("*/mu",)).gradient(lambda c: space.expand(base, {}, c), coords, {}, 0.1)
+    mu = coords["fc.weight/mu"].clone().requires_grad_()
+    (0.3 * mu.abs().sum() + 0.1 * mu.square().sum()).backward()
+    torch.testing.assert_close(mine["fc.weight/mu"], mu.grad)
+    assert mine["fc.weight/mu"][0, :2].tolist() == [0.0, 0.0]
+    assert all(not block.any() for name, block in mine.items() if name != "fc.weight/mu")
+
+
+def test_a_penalty_on_mu_makes_mu_sparse():
+    def small(penalty):
+        federation = Federation(tw.Method(space=tw.FactorizedFL(), penalty=penalty), local=tw.Local(epochs=4, batch=8))
+        federation.round([0, 1])
+        coords = federation.server.public.coords
+        mu = torch.cat([block.flatten() for name, block in coords.items() if name.endswith("/mu")])
+        return float((mu.abs() < 0.05).float().mean())
+
+    assert small(tw.Norms(l1=0.1, coords=("*/mu",))) > small(tw.NoPenalty()) + 0.1
+
+
+def test_in_the_whole_space_the_norm_of_coordinates_is_that_of_weights():
+    mine, theirs = (train(penalty=tw.Norms(l1=0.01, **on)) for on in ({"coords": ("*",)}, {"layers": ("*",)}))
+    assert torch.equal(vector(mine), vector(theirs))
+
+
+def test_selectors_that_match_nothing_are_refused_before_training():
+    weights = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
+    for penalty, says in (
+        (tw.Norms(l1=0.1, coords=("*/mu",)), r"penalty: coords '\*/mu' matches no block; the blocks are 0.weight, "),
+        (
+            tw.Norms(l1=0.1, layers=("head.*",)),
+            r"penalty: layers 'head.\*' matches no block; the blocks are 0.weight, ",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            agree(tw.Method(penalty=penalty), weights, {}, Key(0))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"on weights \(layers\) or on coordinates \(coords\), not on both"):
+        tw.Norms(l1=0.1, layers=("w",), coords=("w/mu",))
+
+
 def test_in_the_whole_space_the_jacobian_correction_corrects_nothing():
     assert torch.allclose(vector(train(penalty=tw.Jacobian(10.0))), vector(train()), atol=1e-6)
 
@@ -91,7 +139,9 @@ def test_the_jacobian_correction_is_the_gradient_of_its_term(squared):
             assert float(got[name].flatten()[at]) == pytest.approx((up - down) / (2 * step), rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("penalty", [tw.Norms(l1=1e-3, l2=1e-2), tw.Jacobian(1.0)], ids=repr)
+@pytest.mark.parametrize(
+    "penalty", [tw.Norms(l1=1e-3, l2=1e-2), tw.Norms(l1=1e-2, coords=("*",)), tw.Jacobian(1.0)], ids=repr
+)
 @pytest.mark.parametrize("space", [tw.FedPara(rank=2, activation="tanh"), tw.MAPO(k=8), tw.LoRA(rank=2)], ids=repr)
 def test_penalties_work_in_every_space_by_vmap_and_by_loop(penalty, space):
     a = train(space=space, penalty=penalty, vectorise="vmap")

@@ -7,9 +7,10 @@ from torch import nn
 from tests.engines.test_local import METHODS, job, play
 from tests.federation import digits_task, same_public
 from thinwire.engines import LocalEngine
+from thinwire.errors import ConfigError
 from thinwire.optim import SGD, Adam
 from thinwire.rounds import Local, Method
-from thinwire.rounds.graphed import KEPT, CannotRecord
+from thinwire.rounds.graphed import KEPT
 from thinwire.spaces import MAPO, FedPara
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
@@ -70,7 +71,7 @@ def test_a_model_with_running_statistics_keeps_them():
 
 def test_a_model_that_draws_random_numbers_is_not_recorded():
     task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
-    with pytest.raises(CannotRecord, match="draws random numbers"):
+    with pytest.raises(ConfigError, match=r"'graph': the model draws random numbers .*; write vectorise = 'auto'"):
         play(job(task=task), LocalEngine(DEVICE, "graph"))
     simulation = LocalEngine(DEVICE).prepare(job(task=task))
     state, _ = simulation.round(simulation.start()._replace(how="graph"))

@@ -18,6 +18,7 @@ from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.optim import SGD, FedDyn, Scaffold
 from thinwire.rounds import Local, Method, Uniform
 from thinwire.rounds.down import open_round, receive, repair, say_lost, split_down
+from thinwire.rounds.lanes import raw
 from thinwire.rounds.protocol import agree, begin, close_round, forget, plan_round
 from thinwire.rounds.state import ClientState
 from thinwire.schedules import Every, Plan
@@ -511,7 +512,7 @@ def test_numbers_that_are_not_finite_are_refused(opened, lane, value):
     federation, plan, data = opened
     payload = lanes_of(federation, data)[0].lanes[getattr(wire, lane)]
     bad = forged(federation, data, **{lane: payload[:-4] + number(value)})
-    with pytest.raises(Diverged, match="client 0 sent a number that is not finite"):
+    with pytest.raises(WireError, match="client 0 sent a number that is not finite"):
         close_round(federation.contract, federation.server, plan, {0: bad}, 6)
 
 
@@ -619,6 +620,40 @@ def test_entries_with_other_lanes_are_refused():
     for lanes in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": number(1.0)}):
         with pytest.raises(WireError, match=r"lanes .* expected"):
             receive(contract, federation.first, forged(federation, steps, **lanes))
+
+
+def test_nobody_can_ask_for_private_blocks_or_overwrite_them():
+    federation = Federation(Method(schedule=Every(private=("2.*",))))
+    federation.round((0,))
+    contract = federation.contract
+    data = open_round(contract, federation.server, {1: 0})[1]
+    message = wire.unpack(data, contract.schema)
+    honest = [wire.unpack_body(body, contract.schema) for body in message.bodies]
+    everything = contract.coords.zeros()
+    for bodies in (
+        [honest[0], wire.Body(None, honest[1].lanes)],
+        [honest[0], wire.Body(honest[1].plan | {"2.bias"}, honest[1].lanes)],
+        [wire.Body(None, {wire.COORDS: raw(everything)}), honest[1]],
+    ):
+        packed = [wire.pack_body(body, contract.schema) for body in bodies]
+        for kind in (wire.STEPS, wire.STATE):
+            with pytest.raises(WireError, match="is private and never travels"):
+                receive(contract, federation.first, wire.pack(kind, 1, packed, contract.schema, behind=1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_clients_refuse_what_leads_to_numbers_that_are_not_finite(value):
+    federation = Federation(Method())
+    federation.round((0,))
+    contract = federation.contract
+    held = federation.first
+    if value == 3e38:  # finite by itself, not when it is added
+        held = held._replace(coords={name: block + 3e38 for name, block in held.coords.items()})
+    data = open_round(contract, federation.server, {1: 0})[1]
+    payload = lanes_of(federation, data)[0].lanes[wire.COORDS]
+    bad = forged(federation, data, kind=wire.STEPS, COORDS=payload[:-4] + number(value))
+    with pytest.raises(WireError, match="version 1 that are not finite"):
+        receive(contract, held, bad)
 
 
 def test_training_that_diverges_is_named_before_it_is_sent():

@@ -1,19 +1,28 @@
 """Factorised and personal methods by name, through whole runs."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits, digits_task
 from thinwire.codecs import message as wire
+from thinwire.core.rng import Key
+from thinwire.core.tree import same
+from thinwire.engines.local import Job, LocalEngine
 from thinwire.models.mlp import mlp
 from thinwire.run.config import from_table, method_from, resolve, to_table
 from thinwire.run.presets import preset
 from thinwire.run.toml import dumps, loads
+from thinwire.spaces.base import in_use
+from thinwire.tasks.base import Task, hold_out
+from thinwire.tasks.examples import Arrays
+from thinwire.tasks.partition import Assignment
 
-PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "fedper", "local")
+PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "factorized-fl-u", "fedper", "local")
 # numbers that a client sends of the network for the digits (4,810 weights)
 SENT = {
     "fedavg": 4810,
@@ -22,6 +31,7 @@ SENT = {
     "lowrank": 18 * 128 + 8 * 74 + 74,
     "pufferfish": 16 * 128 + 640 + 74,
     "factorized-fl": 4810 + 128 + 74,
+    "factorized-fl-u": 64 + 64 + 74,
     "fedper": 64 * 64 + 64,
     "local": 0,
 }
@@ -47,7 +57,7 @@ def test_preset_learns_the_digits(name, network):
     assert all(map(math.isfinite, losses))
     assert losses[-1] < 0.75 * losses[0]
     assert run.trained_by == "vmap"
-    if name not in ("pfedpara", "fedper", "local"):  # what is evaluated is the server's model
+    if name not in ("pfedpara", "factorized-fl-u", "fedper", "local"):  # what is evaluated is the server's model
         assert run.accuracy > 0.6
     with torch.no_grad():  # a plain module with the composed weights
         outputs = run.model()(x[-300:])
@@ -70,7 +80,7 @@ def test_bytes_are_four_a_number_plus_framing(name, network):
     assert len(down) - 4 * SENT[name] <= 32
 
 
-@pytest.mark.parametrize("name", ["pfedpara", "fedper", "local"])
+@pytest.mark.parametrize("name", ["pfedpara", "factorized-fl-u", "fedper", "local"])
 def test_private_blocks_never_travel(name, network):
     federation = Federation(named(name), digits_task(network))
     private = federation.method.schedule.never(federation.contract.coords)
@@ -96,7 +106,58 @@ def test_local_is_the_same_as_training_alone(network):
     assert torch.equal(together.weights()["fc1.weight"], together.first.base["fc1.weight"])
 
 
-@pytest.mark.parametrize("name", PRESETS)
+def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(network):
+    """Comm = #u + #v + nnz(mu): positions come on top. What clients are sent is the model that is tested."""
+
+    def sparse(value):
+        rest = tw.ByBlock((("*/mu", tw.Threshold(value)), ("*", tw.Raw())))
+        penalty = tw.Norms(l1=value, coords=("*/mu",))
+        return tw.Method(
+            tw.FactorizedFL(prune=value), up=rest, down=rest, link="snapshot", say="value", penalty=penalty
+        )
+
+    assert sparse(5e-4) == named("factorized-fl-sparse")
+    method = sparse(0.05)  # enough to be sparse after a few steps
+    federation = Federation(method, digits_task(network))
+    for _ in range(2):
+        said = federation.round([0, 1])
+    contract, server = federation.contract, federation.server
+    up, rest = contract.up(0), 4810 - 74
+    others = contract.sendable.size - rest
+    for client, data in said.items():
+        body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
+        got = up.decode(body.lanes[wire.COORDS], contract.code, contract.peer(server.public.version - 1, client))
+        mu = torch.cat([block.flatten() for name, block in got.items() if name.endswith("/mu")])
+        sent = int(mu.count_nonzero())
+        assert 0 < sent < 0.9 * rest
+        assert mu[mu != 0].abs().min() >= 0.05
+        positions = math.log2(math.comb(rest, sent)) / 8
+        assert 0 <= len(data) - 4 * (others + sent) - positions < 64 + 0.05 * positions
+    federation.hear(2)
+    seen, own = federation.public[2], server.public.coords
+    assert any((block != 0).sum() < (own[name] != 0).sum() for name, block in seen.coords.items())
+    frame = contract.frame(seen.version, "cpu")
+    assert same(federation.weights(seen), in_use(method.space, server.public.base, frame, own))
+
+
+def test_own_models_are_tested_without_what_is_small(network):
+    """With a threshold above everything, no client has a rest: its model is the product of two vectors."""
+    x, y = digits()
+    clients = Assignment(np.arange(200), np.arange(0, 201, 50))
+    left, own = hold_out(clients, 0.2, Key(0))
+    task = Task(network, Arrays(x[:200], y[:200]), left, own_tests=own)
+    shares = []
+    for prune in (0.0, 1e6):
+        method = replace(named("factorized-fl-u"), space=tw.FactorizedFL(prune=prune))
+        job = Job(task, method, rounds=2, cohort=4, local=tw.Local(epochs=16, batch=20))
+        *_, last = LocalEngine().run(job)
+        assert last.bytes_up < 4 * 4 * (SENT["factorized-fl-u"] + 8)
+        shares.append(last.own_accuracy)
+    assert shares[0] > 0.6
+    assert shares[1] < shares[0] - 0.2
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "factorized-fl-sparse"])
 def test_experiment_survives_a_file(name):
     experiment = resolve(name, on="digits", overrides={"rounds": 2})
     assert from_table(loads(dumps(to_table(experiment)), "the file")) == experiment

@@ -8,11 +8,13 @@ import thinwire as tw
 from tests.federation import perceptron
 from tests.spaces.test_fedpara import CONVOLUTIONS, KEY, composed, size, weights_of
 from thinwire.core.spec import Spec
+from thinwire.core.tree import same
 from thinwire.errors import ConfigError
 from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.vgg import vgg16_gn
 from thinwire.rounds.protocol import agree
+from thinwire.spaces.base import in_use
 from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
 from thinwire.spaces.lowrank import lowrank_rank, lowrank_size
 from thinwire.testing import check_space
@@ -24,7 +26,7 @@ SPACES = [
     tw.Pufferfish(first_dense=0),
     tw.Pufferfish(first_dense=0, layers=("fc*", "head*")),
     tw.FactorizedFL(),
-    tw.FactorizedFL(dense=("head*",)),
+    tw.FactorizedFL(dense=("head*",), prune=0.1),
 ]
 
 
@@ -136,6 +138,27 @@ def test_factorized_sends_everything_or_one_vector_a_weight():
     assert some.sendable.size == (784 + 256) + (256 + 10)  # u and bias of both layers
 
 
+def test_factorized_model_in_use_is_without_what_is_small_and_training_with_it():
+    space, plain = tw.FactorizedFL(prune=0.1, dense=("head*",)), tw.FactorizedFL(dense=("head*",))
+    base = {"fc.weight": torch.zeros(6, 5), "fc.bias": torch.full((6,), 0.01), "head.weight": torch.full((2, 6), 0.01)}
+    coords = space.init(base, {}, KEY)
+    coords["fc.weight/mu"] = KEY.fold("mu").normal(6, 5) * 0.1
+    coords["fc.weight/mu"][0, 0] = 0.1  # what is as large stays
+    mu = coords["fc.weight/mu"]
+    kept = torch.where(mu.abs() >= 0.1, mu, torch.zeros(()))
+    assert 0 < int(kept.count_nonzero()) < mu.numel()
+    assert kept[0, 0] == mu[0, 0]
+    used, trained = in_use(space, base, {}, coords), space.expand(base, {}, coords)
+    u, v = coords["fc.weight/u"], coords["fc.weight/v"]
+    torch.testing.assert_close(used["fc.weight"], torch.outer(v, u) + kept)
+    assert same(trained, plain.expand(base, {}, coords))
+    assert all(torch.equal(used[name], base[name]) for name in ("fc.bias", "head.weight"))  # only mu is pruned
+    assert same(in_use(plain, base, {}, coords), trained)
+    routed = tw.Route((("fc.*", space), ("*", tw.Full())))
+    assert same(in_use(routed, base, {}, coords), used)
+    assert same(routed.expand(base, {}, coords), trained)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +170,8 @@ def test_factorized_sends_everything_or_one_vector_a_weight():
         (lambda: tw.Pufferfish(ratio=0.0), "ratio must be above 0"),
         (lambda: tw.Pufferfish(ratio=1.5), "ratio must be a number from 0 to 1"),
         (lambda: tw.Pufferfish(first_dense=-1), "first_dense must be a whole number"),
+        (lambda: tw.FactorizedFL(prune=-0.1), "prune must be 0 or more"),
+        (lambda: tw.FactorizedFL(prune=float("nan")), "prune must be 0 or more"),
     ],
 )
 def test_settings_that_cannot_be(make, says):

@@ -10,11 +10,13 @@ Number i of k bits lies at bits i k to (i + 1) k - 1, bit j being bit j % 8 of b
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from thinwire.errors import WireError
 
-_CHUNK = 1 << 16  # numbers at a time on the way over single bits, a multiple of 8
+Bytes: TypeAlias = "bytes | memoryview"  # a part of a message need not be copied to be read
 
 
 def width(count: int, bits: int) -> int:
@@ -30,53 +32,47 @@ def pack(values: np.ndarray, bits: int) -> bytes:
         return values.astype(np.uint8).tobytes()
     if bits == 1:
         return np.packbits(values.astype(np.uint8), bitorder="little").tobytes()
-    if bits < 8:  # eight numbers are `bits` bytes, and fit into one word
-        rows = np.zeros((-(-len(values) // 8), 8), np.uint64)
-        rows.reshape(-1)[: len(values)] = values
-        words = rows[:, 0].copy()
-        for i in range(1, 8):
-            words |= rows[:, i] << np.uint64(i * bits)
-        packed = words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :bits]
-        return packed.tobytes()[: width(len(values), bits)]
-    out = []
-    for at in range(0, len(values), _CHUNK):
-        some = values[at : at + _CHUNK].astype("<u8").view(np.uint8).reshape(-1, 8)[:, : -(-bits // 8)]
-        single = np.unpackbits(np.ascontiguousarray(some), axis=1, bitorder="little")[:, :bits]
-        out.append(np.packbits(single, bitorder="little").tobytes())
-    return b"".join(out)
+    word = _word(bits)
+    rows = np.zeros((-(-len(values) // 8), 8), word)  # eight numbers are `bits` bytes
+    rows.reshape(-1)[: len(values)] = values
+    out = np.zeros((len(rows), bits), np.uint8)
+    for i in range(8):
+        first, shift = divmod(i * bits, 8)
+        number = rows[:, i] << word(shift)
+        for j in range(width(1, shift + bits)):
+            out[:, first + j] |= (number >> word(8 * j)).astype(np.uint8)
+    return out.tobytes()[: width(len(values), bits)]
 
 
-def unpack(data: bytes, count: int, bits: int) -> np.ndarray:
-    """That many numbers from exactly these bytes, as int64."""
+def unpack(data: Bytes, count: int, bits: int) -> np.ndarray:
+    """That many numbers from exactly these bytes: uint8 up to 8 bits, uint32 up to 32, else int64."""
     if len(data) != width(count, bits):
         raise WireError(f"{count} numbers of {bits} bits take {width(count, bits)} bytes, got {len(data)}")
+    kind = np.uint8 if bits <= 8 else np.uint32 if bits <= 32 else np.int64
     if not data:
-        return np.zeros(count, np.int64)
+        return np.zeros(count, kind)
     if (spare := 8 * len(data) - count * bits) and data[-1] >> 8 - spare:
         raise WireError("bits are set after the last number")
     if bits == 8:
-        return np.frombuffer(data, np.uint8).astype(np.int64)
+        return np.frombuffer(data, np.uint8)
     if bits == 1:
-        return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little").astype(np.int64)
-    if bits < 8:
-        rows = np.zeros((-(-count // 8), bits), np.uint8)
-        rows.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-        words = np.zeros((len(rows), 8), np.uint8)
-        words[:, :bits] = rows
-        word = words.reshape(-1).view("<u8")
-        mask = np.uint64((1 << bits) - 1)
-        out = np.empty((len(rows), 8), np.int64)
-        for i in range(8):
-            out[:, i] = (word >> np.uint64(i * bits)) & mask
-        return out.reshape(-1)[:count]
-    parts = []
-    for at in range(0, count, _CHUNK):
-        n = min(_CHUNK, count - at)
-        some = np.frombuffer(data, np.uint8)[at * bits // 8 :][: width(n, bits)]
-        single = np.zeros((n, 64), np.uint8)
-        single[:, :bits] = np.unpackbits(some, count=n * bits, bitorder="little").reshape(n, bits)
-        parts.append(np.packbits(single, axis=1, bitorder="little").view("<u8").reshape(-1).astype(np.int64))
-    return np.concatenate(parts)
+        return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
+    word, groups = _word(bits), -(-count // 8)
+    rows = np.zeros((groups, bits), np.uint8)
+    rows.reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
+    out = np.empty((groups, 8), kind)
+    for i in range(8):
+        first, shift = divmod(i * bits, 8)
+        number = rows[:, first].astype(word)
+        for j in range(1, width(1, shift + bits)):
+            number |= rows[:, first + j].astype(word) << word(8 * j)
+        out[:, i] = number >> word(shift) & word((1 << bits) - 1)
+    return out.reshape(-1)[:count]
+
+
+def _word(bits: int) -> type[np.unsignedinteger]:
+    """The smallest type that holds a number of so many bits and the up to seven bits before it in its first byte."""
+    return np.uint16 if bits <= 8 else np.uint32 if bits <= 24 else np.uint64
 
 
 def varint(value: int) -> bytes:
@@ -90,7 +86,7 @@ def varint(value: int) -> bytes:
     return bytes(out) + bytes([value])
 
 
-def read_varint(data: bytes, position: int = 0) -> tuple[int, int]:
+def read_varint(data: Bytes, position: int = 0) -> tuple[int, int]:
     """Such a number, and the position after it."""
     value = 0
     for i in range(5):

@@ -22,11 +22,17 @@ import math
 import numpy as np
 
 from thinwire.codecs import bits as _bits
-from thinwire.codecs.entropy import expand, squeeze
+from thinwire.codecs.entropy import entropy, expand, squeeze
 from thinwire.errors import WireError
 
 GAPS, BITMAP, RICE = 0, 1, 2
 _ESCAPE = 255
+_FEW = 4096  # no more positions than that in unary
+
+
+def _allowed(form: int, n: int, k: int) -> bool:
+    """Which forms may say k of n: those that are worth trying. What a reader must be ready for is bounded by this."""
+    return {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW}.get(form, False)
 
 
 def encode(indices: np.ndarray, n: int) -> bytes:
@@ -34,20 +40,33 @@ def encode(indices: np.ndarray, n: int) -> bytes:
     k = len(indices)
     if k in (0, n):
         return b""
-    gaps = np.diff(indices.astype(np.int64), prepend=np.int64(-1)) - 1
+    gaps: np.ndarray = np.empty(k, np.int32 if n < 1 << 31 else np.int64)  # half the bytes, half the time
+    gaps[0] = indices[0]
+    np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="same_kind")
+    gaps[1:] -= 1
+    if _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW:  # trying both takes long: foresee the shorter
+        r, bitmap = _low_bits(n, k), _bitmap(indices, n)
+        high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8).tobytes()
+        if entropy(high) + _bits.width(k, r) < entropy(bitmap):
+            return bytes([GAPS]) + _gaps(gaps, n)
+        return bytes([BITMAP]) + squeeze(bitmap)
     forms = []
-    if k < 4096:
+    if _allowed(RICE, n, k):
         forms.append(bytes([RICE]) + _rice(gaps))
-    if 3 * k <= n:
+    if _allowed(GAPS, n, k):
         forms.append(bytes([GAPS]) + _gaps(gaps, n))
-    if 8 * k >= n:
-        bitmap = np.zeros(n, np.uint8)
-        bitmap[indices] = 1
-        forms.append(bytes([BITMAP]) + squeeze(np.packbits(bitmap, bitorder="little").tobytes()))
+    if _allowed(BITMAP, n, k):
+        forms.append(bytes([BITMAP]) + squeeze(_bitmap(indices, n)))
     return min(forms, key=len)
 
 
-def decode(data: bytes, n: int, k: int) -> np.ndarray:
+def _bitmap(indices: np.ndarray, n: int) -> bytes:
+    bitmap = np.zeros(n, np.uint8)
+    bitmap[indices] = 1
+    return np.packbits(bitmap, bitorder="little").tobytes()
+
+
+def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     """Exactly k strictly ascending positions below n, as int64."""
     if not 0 <= k <= n:
         raise WireError(f"{k} positions of {n} cannot be")
@@ -58,17 +77,21 @@ def decode(data: bytes, n: int, k: int) -> np.ndarray:
     if not data:
         raise WireError("the bytes end before the positions")
     form, body = data[0], data[1:]
-    if form == BITMAP:
-        found = np.flatnonzero(_bits.unpack(expand(body, _bits.width(n, 1)), n, 1))
-        if len(found) != k:
-            raise WireError(f"expected {k} positions, got {len(found)}")
-        return found
-    if form not in (GAPS, RICE):
+    if form not in (GAPS, BITMAP, RICE):
         raise WireError(f"form {form} of positions is not known, expected 0 to 2")
-    gaps = _read_gaps(body, n, k) if form == GAPS else _read_rice(body, n, k)
-    if int(gaps.max()) >= n:
+    if not _allowed(form, n, k):
+        raise WireError(f"{k} positions of {n} are never sent in form {form}")
+    if form == BITMAP:
+        bitmap = _bits.unpack(expand(body, _bits.width(n, 1)), n, 1)
+        if (found := int(np.count_nonzero(bitmap))) != k:
+            raise WireError(f"expected {k} positions, got {found}")
+        return np.flatnonzero(bitmap)
+    out = _read_gaps(body, n, k) if form == GAPS else _read_rice(body, n, k)
+    if int(out.max()) >= n:
         raise WireError(f"a gap between positions is longer than all {n} numbers")
-    out: np.ndarray = np.cumsum(gaps + 1) - 1
+    out += 1
+    np.cumsum(out, out=out)
+    out -= 1
     if int(out[-1]) >= n:
         raise WireError(f"position {int(out[-1])} does not exist, there are {n} numbers")
     return out
@@ -80,8 +103,8 @@ def _low_bits(n: int, k: int) -> int:
 
 def _gaps(gaps: np.ndarray, n: int) -> bytes:
     r = _low_bits(n, len(gaps))
-    high = gaps >> r
-    escaped = high[high >= _ESCAPE]
+    high = gaps >> r if r else gaps
+    escaped = high[high >= _ESCAPE] if int(high.max()) >= _ESCAPE else high[:0]
     return b"".join(
         (
             _bits.varint(len(escaped)),
@@ -92,7 +115,7 @@ def _gaps(gaps: np.ndarray, n: int) -> bytes:
     )
 
 
-def _read_gaps(data: bytes, n: int, k: int) -> np.ndarray:
+def _read_gaps(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     r = _low_bits(n, k)
     escapes, start = _bits.read_varint(data)
     if escapes > k:
@@ -107,8 +130,9 @@ def _read_gaps(data: bytes, n: int, k: int) -> np.ndarray:
     if int(long.sum()) != escapes or (escapes and int(escaped.min()) < _ESCAPE):
         raise WireError("the long gaps are not those announced")
     high[long] = escaped
-    gaps: np.ndarray = high << r | low
-    return gaps
+    high <<= r
+    high |= low
+    return high
 
 
 def _rice(gaps: np.ndarray) -> bytes:
@@ -121,17 +145,21 @@ def _rice(gaps: np.ndarray) -> bytes:
     return bytes([r]) + _bits.pack(gaps & ((1 << r) - 1), r) + np.packbits(unary, bitorder="little").tobytes()
 
 
-def _read_rice(data: bytes, n: int, k: int) -> np.ndarray:
+def _read_rice(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     if not data or data[0] > n.bit_length():
         raise WireError("the positions lack a sensible number of low bits")
     r = data[0]
     cut = 1 + _bits.width(k, r)
     low = _bits.unpack(data[1:cut], k, r)
-    ones = np.flatnonzero(np.unpackbits(np.frombuffer(data[cut:], np.uint8), bitorder="little"))
+    if len(data) - cut > _bits.width(k + (n >> r), 1):  # before eight times as many bytes are made of it
+        raise WireError(f"the gaps between {k} positions are longer than all {n} numbers")
+    unary = np.unpackbits(np.frombuffer(data, np.uint8, offset=cut), bitorder="little")
+    ones = np.flatnonzero(unary) if int(np.count_nonzero(unary)) == k else np.zeros(0, np.int64)
     if len(ones) != k or int(ones[-1]) // 8 != len(data) - cut - 1:
         raise WireError(f"expected {k} positions and nothing after them")
-    high = np.diff(ones, prepend=np.int64(-1)) - 1
+    high: np.ndarray = np.diff(ones, prepend=np.int64(-1)) - 1
     if int(high.max()) > n >> r:
         raise WireError(f"a gap between positions is longer than all {n} numbers")
-    gaps: np.ndarray = high << r | low
-    return gaps
+    high <<= r
+    high |= low
+    return high

@@ -87,12 +87,12 @@ class Schema:
 
 @dataclass(frozen=True)
 class Message:
-    """A decoded message; the bodies are still bytes until `unpack_body`."""
+    """A decoded message; the bodies are still bytes until `unpack_body`: views of the message, not copies."""
 
     kind: int
     version: int
     behind: int  # how many versions the receiver is behind; 0 in what a client sends
-    bodies: tuple[bytes, ...]
+    bodies: tuple[memoryview, ...]
 
 
 def pack_body(body: Body, schema: Schema) -> bytes:
@@ -104,12 +104,12 @@ def pack_body(body: Body, schema: Schema) -> bytes:
     return b"".join(out)
 
 
-def unpack_body(data: bytes, schema: Schema) -> Body:
+def unpack_body(data: bytes | memoryview, schema: Schema) -> Body:
     """A body from exactly these bytes."""
-    body, end = _read_body(data, 0, schema)
+    plan, lanes, end = _read_body(memoryview(data), 0, schema)
     if end != len(data):
         raise WireError(f"{len(data) - end} bytes follow the end of a body")
-    return body
+    return Body(plan, {lane: bytes(payload) for lane, payload in lanes.items()})
 
 
 def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behind: int = 0) -> bytes:
@@ -139,9 +139,10 @@ def unpack(data: bytes, schema: Schema) -> Message:
         raise WireError(
             f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}"
         )
-    if data[-4:] != _checksum(data[:-4], schema):
+    payload = memoryview(data)[:-4]
+    if data[-4:] != _checksum(payload, schema):
         raise WireError("checksum does not match: the message was damaged on its way")
-    kind, payload = data[3], data[:-4]
+    kind = data[3]
     version, position = read_varint(payload, 8)
     behind = 0
     if kind in (STEPS, STATE):
@@ -150,7 +151,7 @@ def unpack(data: bytes, schema: Schema) -> Message:
             raise WireError(f"a message to version {version} cannot start {behind} versions before it")
     bodies = []
     while position < len(payload):
-        _, end = _read_body(payload, position, schema)
+        _, _, end = _read_body(payload, position, schema)
         bodies.append(payload[position:end])
         position = end
     least, most = {UP: (1, 1), STEPS: (min(behind, 1) + 1, behind + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
@@ -160,7 +161,10 @@ def unpack(data: bytes, schema: Schema) -> Message:
     return Message(kind, version, behind, tuple(bodies))
 
 
-def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
+def _read_body(
+    data: memoryview, position: int, schema: Schema
+) -> tuple[frozenset[str] | None, dict[int, memoryview], int]:
+    """Plan, lanes as views of the data, and where the body ends."""
     if position >= len(data):
         raise WireError("message ends where a body should begin")
     flag, position = data[position], position + 1
@@ -171,7 +175,7 @@ def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
     elif flag != 0:
         raise WireError(f"plan flag {flag} is not known, expected 0 or 1")
     count, position = read_varint(data, position)
-    lanes: dict[int, bytes] = {}
+    lanes: dict[int, memoryview] = {}
     last = -1
     for _ in range(count):
         if position >= len(data):
@@ -184,10 +188,10 @@ def _read_body(data: bytes, position: int, schema: Schema) -> tuple[Body, int]:
             raise WireError(f"lane {lane} announces {length} bytes, {len(data) - position} are left")
         lanes[lane], position = data[position : position + length], position + length
         last = lane
-    return Body(plan, lanes), position
+    return plan, lanes, position
 
 
-def _checksum(data: bytes, schema: Schema) -> bytes:
+def _checksum(data: bytes | memoryview, schema: Schema) -> bytes:
     return zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
 
 
@@ -199,7 +203,7 @@ def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:
     return bytes(out)
 
 
-def _read_bitmap(data: bytes, blocks: tuple[str, ...]) -> frozenset[str]:
+def _read_bitmap(data: memoryview, blocks: tuple[str, ...]) -> frozenset[str]:
     if len(data) != -(-len(blocks) // 8):
         raise WireError("message ends inside the plan")
     names = frozenset(name for i, name in enumerate(blocks) if data[i // 8] >> i % 8 & 1)

@@ -6,6 +6,7 @@ AISTATS 2020). Sign: signSGD (Bernstein et al., ICML 2018) with the scale of Kar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -27,6 +28,7 @@ Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign"]
 Per = Literal["block", "tree"]
 
 _BF16_MAX = 0x7F7F  # as bits
+_STRETCH = 1024  # numbers at a time
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -99,12 +101,12 @@ class Quantise:
         if self.scheme == "sign":
             return scales.tobytes() + _encode_signs(x), state
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
-        q = np.clip(q, -self._levels, self._levels).astype(np.int64)
+        np.clip(q, -self._levels, self._levels, out=q)
         if self.scheme == "block":  # the largest number has the highest level, or nearly
-            return scales.tobytes() + symbols.encode(q + self._levels, self.bits), state
+            return scales.tobytes() + symbols.encode(_whole(q, self.bits), self.bits), state
         # hardly a level of qsgd is far from 0 when many numbers share a scale: say how many bits are in use
-        bits = max(2, int(np.abs(q).max()).bit_length() + 1)
-        return scales.tobytes() + bytes([bits]) + symbols.encode(q + _highest(bits), bits), state
+        bits = max(2, int(max(q.max(), -q.min())).bit_length() + 1)
+        return scales.tobytes() + bytes([bits]) + symbols.encode(_whole(q, bits), bits), state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
         """The numbers of those levels, all of them finite."""
@@ -115,7 +117,7 @@ class Quantise:
             return cut(torch.zeros(0, dtype=dtype), spec)
         if self.scheme in _HALF:
             return _finite_cut(_decode_half(data, n, _HALF[self.scheme]), spec)
-        real = np.float32 if self._short(dtype) else np.float64
+        real: type[np.floating] = np.float32 if self._short(dtype) else np.float64
         if self.scheme == "uniform":
             return _finite_cut(self._decode_uniform(data, n), spec)
         length = self._length(n)
@@ -126,20 +128,27 @@ class Quantise:
         scales = scales.view("<u2")
         if int(scales.max()) > _BF16_MAX:
             raise WireError("a scale is negative or not finite")
-        rest = data[2 * count :]
+        rest = memoryview(data)[2 * count :]
         if self.scheme == "sign":
-            q = _decode_signs(rest, n)
+            x = _decode_signs(rest, n, real)
         else:
             bits = self.bits
             if self.scheme == "qsgd":
                 bits, rest = rest[0] if rest else 0, rest[1:]
                 if not 2 <= bits <= self.bits:
                     raise WireError(f"levels of {bits} bits cannot be, expected 2 to {self.bits}")
-            q = symbols.decode(rest, n, bits) - _highest(bits)
-            if int(q.max()) > _highest(bits):
-                raise WireError(f"level {int(q.max())} does not exist, the highest is {_highest(bits)}")
+            q = symbols.decode(rest, n, bits)
+            if int(q.max()) > 2 * _highest(bits):
+                highest = _highest(bits)
+                raise WireError(f"level {int(q.max()) - highest} does not exist, the highest is {highest}")
+            x = q.astype(real)
+            del q  # here and below: a decoder may not take much memory
+            np.subtract(x, _highest(bits), out=x)
+        wide, end = _widen(scales).astype(real), n // length * length
         with np.errstate(over="ignore"):  # clamped below
-            x = _flat(_rows(q.astype(real), length) * _widen(scales).astype(real)[:, None], n)
+            rows = x[:end].reshape(-1, length)
+            np.multiply(rows, wide[: len(rows), None], out=rows)
+            np.multiply(x[end:], wide[-1], out=x[end:])
         return _finite_cut(x, spec)
 
     def size(self, spec: Spec) -> int | None:
@@ -160,7 +169,7 @@ class Quantise:
     def _scales(self, rows: np.ndarray) -> np.ndarray:
         """One scale a row, as the bits of bfloat16."""
         if self.scheme == "block":
-            size = np.abs(rows).max(axis=1).astype(np.float64) / self._levels
+            size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / self._levels
         elif self.scheme == "qsgd":
             most = np.abs(rows).max(axis=1).astype(np.float64)
             share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the numbers themselves may overflow
@@ -172,7 +181,7 @@ class Quantise:
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         random = self.stochastic or self.scheme == "qsgd"
         up = key.fold("quantise").uniform(len(x)).numpy().astype(x.dtype) if random else None
-        q: np.ndarray = np.rint(x) if up is None else np.floor(x + up)
+        q: np.ndarray = np.rint(x, out=x) if up is None else np.floor(x + up)
         return q
 
     def _encode_uniform(self, x: np.ndarray, key: Key) -> bytes:
@@ -189,7 +198,10 @@ class Quantise:
         if not (np.isfinite(ends).all() and ends[0] <= ends[1]):
             raise WireError(f"numbers from {ends[0]} to {ends[1]} cannot be")
         low, step = self._grid(ends)
-        return low + step * symbols.decode(data[8:], n, self.bits).astype(np.float64)
+        x = symbols.decode(memoryview(data)[8:], n, self.bits).astype(np.float64)
+        x *= step
+        x += low
+        return x
 
     def _grid(self, ends: np.ndarray) -> tuple[np.float64, np.float64]:
         low, high = ends.astype(np.float64)
@@ -201,6 +213,12 @@ _RANGE = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 
 def _highest(bits: int) -> int:
     return (1 << (bits - 1)) - 1
+
+
+def _whole(q: np.ndarray, bits: int) -> np.ndarray:
+    """Levels around 0 as whole numbers from 0 on, in as few bytes as they need: what follows is the faster for it."""
+    q += _highest(bits)
+    return q.astype(np.uint8 if bits <= 8 else np.uint32)
 
 
 def _rows(x: np.ndarray, length: int) -> np.ndarray:
@@ -232,14 +250,14 @@ def _divisor(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _finite_cut(x: np.ndarray, spec: Spec) -> Tree:
-    """The blocks of a vector, each number brought into the range of its block's type."""
+    """The blocks of a vector (which is overwritten), each number brought into the range of its block's type."""
     vector = torch.from_numpy(x)
     out: Tree = {}
     position = 0
     for block in spec:
         piece = vector[position : position + block.numel]
         limit = min(torch.finfo(block.dtype).max, torch.finfo(vector.dtype).max)
-        out[block.name] = piece.clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+        out[block.name] = piece.clamp_(-limit, limit).to(block.dtype, copy=True).reshape(block.shape)
         position += block.numel
     return out
 
@@ -251,23 +269,24 @@ def _encode_signs(x: np.ndarray) -> bytes:
     """
     zero = np.flatnonzero(x == 0)
     where = indices.encode(zero, len(x)) if len(zero) else b""
-    signs = symbols.encode((x[x != 0] > 0).astype(np.int64), 1)
+    signs = symbols.encode((x[x != 0] > 0).astype(np.uint8), 1)
     return varint(len(zero)) + (varint(len(where)) + where if len(zero) else b"") + signs
 
 
-def _decode_signs(data: bytes, n: int) -> np.ndarray:
+def _decode_signs(data: memoryview, n: int, real: type[np.floating]) -> np.ndarray:
     count, position = read_varint(data)
     if count > n:
         raise WireError(f"{count} zeros among {n} numbers cannot be")
-    q = np.ones(n, np.int64)
+    some = np.ones(n, np.bool_)
     if count:
         length, position = read_varint(data, position)
         if length > len(data) - position:
             raise WireError(f"positions of {length} bytes announced, {len(data) - position} are left")
-        q[indices.decode(data[position : position + length], n, count)] = 0
+        some[indices.decode(data[position : position + length], n, count)] = False
         position += length
-    q[q != 0] = 2 * symbols.decode(data[position:], n - count, 1) - 1
-    return q
+    x = np.zeros(n, real)
+    x[some] = 2 * symbols.decode(data[position:], n - count, 1).astype(np.int8) - 1
+    return x
 
 
 def _encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
@@ -280,21 +299,44 @@ def _encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
     # the sign to the end: the exponent, most of what is worth a code, then has the upper byte nearly for itself
     turned = (word << np.uint16(1)) | (word >> np.uint16(15))
     high = (turned >> np.uint16(8)).astype(np.uint8)
-    low = turned.astype(np.uint8)[np.argsort(high, kind="stable")]
+    low = np.empty_like(high)
+    for part, place in _by_upper_byte(high):
+        low[place] = turned[part].astype(np.uint8)
     lower, upper = squeeze(low.tobytes()), squeeze(high.tobytes())
     return varint(len(lower)) + lower + upper
+
+
+def _by_upper_byte(high: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """For each stretch of numbers, their places when all are sorted by upper byte, equal ones in their order.
+
+    By stretches, because the places of all would take more memory than the numbers.
+    """
+    count = np.bincount(high, minlength=256)
+    first = np.cumsum(count) - count
+    stretch = max(_STRETCH, len(high) // 32)  # the places of one then take half as much memory as the numbers
+    for at in range(0, len(high), stretch):
+        some = high[at : at + stretch]
+        order, count = np.argsort(some, kind="stable"), np.bincount(some, minlength=256)
+        place = np.empty(len(some), np.int64)
+        place[order] = np.arange(len(some)) + np.repeat(first - np.cumsum(count) + count, count)
+        first += count
+        yield slice(at, at + len(some)), place
 
 
 def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
-    high = np.frombuffer(expand(data[start + length :], n), np.uint8)
-    low = np.empty(n, np.uint16)
-    low[np.argsort(high, kind="stable")] = np.frombuffer(expand(data[start : start + length], n), np.uint8)
-    turned = high.astype(np.uint16) << np.uint16(8) | low
-    word = ((turned >> np.uint16(1)) | (turned << np.uint16(15))).view(np.int16)
-    out = torch.from_numpy(word).view(half).float()
-    if not bool(torch.isfinite(out).all()):
+    rest = memoryview(data)[start:]
+    lower, high = np.frombuffer(expand(rest[:length], n), np.uint8), np.frombuffer(expand(rest[length:], n), np.uint8)
+    word = high.astype(np.uint16)
+    word <<= np.uint16(8)
+    for part, place in _by_upper_byte(high):
+        word[part] |= lower[place]
+    sign = word << np.uint16(15)
+    word >>= np.uint16(1)
+    infinite = np.uint16(0x7C00 if half is torch.float16 else 0x7F80)
+    if bool(((word & infinite) == infinite).any()):
         raise WireError("a number is not finite")
-    return out.numpy()
+    word |= sign
+    return torch.from_numpy(word.view(np.int16)).view(half).float().numpy()

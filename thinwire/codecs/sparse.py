@@ -309,6 +309,9 @@ def _top(size: np.ndarray, k: int) -> np.ndarray:
     if k == len(size):
         return np.arange(k, dtype=np.int64)
     edge = np.partition(size, len(size) - k)[len(size) - k]
+    at = np.flatnonzero(size >= edge)
+    if len(at) == k:  # nearly always: no equal sizes at the edge, so nothing to choose or to sort
+        return at
     above = np.flatnonzero(size > edge)
     return np.sort(np.concatenate((above, np.flatnonzero(size == edge)[: k - len(above)])))
 
@@ -326,7 +329,7 @@ def _under(spec: Spec, peer: Peer) -> np.ndarray:
 
 def _pack(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
     where = _indices.encode(at, len(vector))
-    values, _ = inner.encode({"values": vector[torch.from_numpy(at)]}, {}, peer)
+    values, _ = inner.encode({"values": vector.index_select(0, torch.from_numpy(at))}, {}, peer)
     return varint(len(where)) + where + values
 
 
@@ -334,7 +337,7 @@ def _unpack(data: bytes, spec: Spec, k: int, inner: Codec, peer: Peer) -> tuple[
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
-    at = _indices.decode(data[start : start + length], spec.size, k)
+    at = _indices.decode(memoryview(data)[start : start + length], spec.size, k)
     return at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
 
 

@@ -33,15 +33,16 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
     return loose if len(loose) < len(packed) else packed
 
 
-def decode(data: bytes, count: int, bits: int) -> np.ndarray:
-    """That many numbers from exactly these bytes, as int64."""
+def decode(data: _bits.Bytes, count: int, bits: int) -> np.ndarray:
+    """That many numbers from exactly these bytes, as uint8 or (beyond 8 bits) uint32."""
     if bits > 8:
         low = bits - 8
         cut = _bits.width(count, low)
         if len(data) < cut:
             raise WireError(f"expected at least {cut} bytes of numbers, got {len(data)}")
-        top = np.frombuffer(expand(data[cut:], count), np.uint8).astype(np.int64)
-        whole: np.ndarray = _bits.unpack(data[:cut], count, low) | top << low
+        whole = np.frombuffer(expand(data[cut:], count), np.uint8).astype(np.uint32)
+        whole <<= np.uint32(low)
+        whole |= _bits.unpack(data[:cut], count, low)
         return whole
     packed = _bits.width(count, bits)
     if 8 % bits == 0:
@@ -51,7 +52,7 @@ def decode(data: bytes, count: int, bits: int) -> np.ndarray:
     if len(data) > packed:
         raise WireError(f"expected at most {packed} bytes of numbers, got {len(data)}")
     loose = np.frombuffer(expand(data, count if bits > 3 else -(-count // 2)), np.uint8)
-    out = loose.astype(np.int64) if bits > 3 else np.stack((loose & 7, loose >> 3), 1).reshape(-1).astype(np.int64)
+    out = loose if bits > 3 else np.stack((loose & 7, loose >> 3), 1).reshape(-1)
     if int(out.max()) >> bits or out[count:].any():
         raise WireError(f"a number does not fit into {bits} bits, or follows the last")
     return out[:count]

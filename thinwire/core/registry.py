@@ -33,6 +33,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "privacy": ("thinwire.privacy",),
     "weigh": ("thinwire.rounds",),
     "mask": ("thinwire.rounds",),
+    "mean": ("thinwire.rounds",),
     "split": ("thinwire.tasks",),
     "task": ("thinwire.tasks",),
     "model": ("thinwire.models",),

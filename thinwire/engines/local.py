@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,25 +20,32 @@ import torch
 
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
+from thinwire.engines import probe
+from thinwire.engines.probe import Way, first_line
+from thinwire.engines.roster import Roster
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
-from thinwire.rounds.local import Vectorise, Workload
+from thinwire.rounds.local import Unsuited, Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
 from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.rounds.tally import Tally
+from thinwire.rounds.threaded import Crew
 from thinwire.schedules.base import Plan
+from thinwire.spaces.base import in_use
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Examples, Shifted
 from thinwire.tasks.functional import Functional
 
-Mode = Literal["auto", "graph", "vmap", "loop"]
+Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
 Precision = Literal["float32", "tf32", "bf16"]
 Conv = Literal["auto", "grouped", "im2col"]
+_Chunk = tuple[Public, Tree, Plan, tuple[int, ...], list[ClientState], Workload]  # what `cohort_round` wants to know
+_NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
 
@@ -56,6 +64,8 @@ class RoundRecord(NamedTuple):
     own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
     rate: float | None = None  # the clients' step size in this round
     drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
+    refused: int = 0  # clients whose message could not be used; in a simulation all can
+    absent: int = 0  # clients of the cohort that did not answer in time
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +110,12 @@ class RunState(NamedTuple):
 
     round: int  # rounds that are done
     server: ServerState
-    clients: dict[int, ClientState]  # only those that were ever asked
+    clients: Mapping[int, ClientState]  # only those that were ever asked
     cohort: tuple[int, ...]
     how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
     why: str  # why not by the fastest, if so
     tally: Tally  # how often each block spoke
+    onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
 
 
 @dataclass(frozen=True)
@@ -114,8 +125,9 @@ class LocalEngine:
     Args:
         device: `cpu` or `cuda` (also `cuda:1`).
         vectorise: train the clients of a chunk in one program (`vmap`), in one program that is recorded once and then
-            replayed (`graph`: many times faster for small models on a GPU), one after another (`loop`), or by the first
-            of these that the model can (`auto`: on a GPU graph, vmap, loop; on a CPU vmap, loop).
+            replayed (`graph`: many times faster for small models on a GPU), one after another (`loop`), or one on each
+            core of a CPU (`threads`); `auto` takes on a GPU the first of graph, vmap, loop that the model can, on a CPU
+            the fastest of threads, vmap, loop in a short race before the first round.
         chunk: clients trained together; 0 means the whole cohort. Less needs less memory.
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
             behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU).
@@ -176,7 +188,8 @@ class Simulation:
             products=products,
             half=engine.precision == "bf16",
         )
-        self.recorder = Recorder()
+        self.alone = replace(self.model, products=False)  # one client is best served by torch's own convolutions
+        self.recorder, self.crew = Recorder(), Crew()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key = Key(job.seed)
@@ -201,7 +214,7 @@ class Simulation:
         except Exception as error:
             shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
             raise ConfigError(
-                f"model, data and loss do not fit: inputs of shape {shapes}: {_first_line(error)}"
+                f"model, data and loss do not fit: inputs of shape {shapes}: {first_line(error)}"
             ) from error
 
     def start(self) -> RunState:
@@ -214,11 +227,11 @@ class Simulation:
         return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
 
     def weights(self, public: Public) -> Tree:
-        """The model's weights at a public state, as the server or a client has it (`method.evaluate`)."""
+        """The weights with which the model is tested and used, as the server or a client has it (`method.evaluate`)."""
         if self.job.method.evaluate == "client":
             public = as_heard(self.contract, public, self.job.method.down)
         frame = self.contract.frame(public.version, self.device)
-        return self.job.method.space.expand(public.base, frame, public.coords)
+        return in_use(self.job.method.space, public.base, frame, public.coords)
 
     def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
@@ -235,7 +248,8 @@ class Simulation:
         bytes_down, bytes_catchup = split_down(contract, server, down)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
-            with self._kernels():
+            state = self._settled(state, plan, cohort, known, down)
+            with self._kernels(state.onednn):
                 state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
@@ -247,12 +261,11 @@ class Simulation:
             for direction, messages in (("down", down), ("up", up)):
                 for client, message in messages.items():
                     tap(number, direction, client, message)
-        clients = {**state.clients}
-        for reply, ids in replies:
-            clients.update(zip(ids, reply.states, strict=True))
+        roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
+        clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
         if number % job.eval_every == 0 or number == job.rounds:
-            with self._kernels():
+            with self._kernels(state.onednn):
                 if self.test is not None:
                     weights, buffers = self.weights(server.public), server.public.buffers
                     test_loss, accuracy = self.model.evaluate(weights, buffers, self.test)
@@ -271,9 +284,51 @@ class Simulation:
             job.method.client_opt_at(state.server.public.version).lr,
         )
         tally = state.tally.add(contract, plan, up)
-        return RunState(number, server, clients, cohort, state.how, state.why, tally), record
+        return RunState(number, server, clients, cohort, state.how, state.why, tally, state.onednn), record
 
-    def _own_accuracy(self, server: ServerState, clients: dict[int, ClientState]) -> float | None:
+    def _settled(
+        self,
+        state: RunState,
+        plan: Plan,
+        cohort: tuple[int, ...],
+        known: dict[int, ClientState],
+        down: dict[int, bytes],
+    ) -> RunState:
+        """The state with the fastest way to train, if it is still open: before the first round, on a CPU."""
+        undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
+        if not undecided or self.device.type != "cpu" or not probe.wanted():
+            return state
+        chunk, seen = next(self._chunks(cohort, state.server.public, known, down))
+        work, frame = self._workload(state.round, chunk), self.contract.frame(seen.version, self.device)
+
+        def run(way: Way, clients: int) -> None:
+            some = chunk[:clients]
+            part = (seen, frame, plan, some, [known[i] for i in some], work.first(clients, probe.STEPS))
+            circle = Circle(cohort, self._secret) if self.job.method.secure else None
+            with self._kernels(way.onednn):
+                self._cohort(way.how, part, circle)
+
+        method, contract = self.job.method, self.contract
+        parts = (method.space, method.client_opt, method.correction, method.penalty, method.sketch)
+        inputs, _ = work.gather(work.index[:1, 0, :1])
+        shapes = {k: v.shape for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.shape
+        what = (
+            *(self.model.module, shapes, contract.weights.digest().hex(), contract.coords.digest().hex()),
+            *(type(part).__name__ for part in parts),
+            *(min(len(chunk), max(probe.CLIENTS)), work.index.shape[-1], self.engine.conv, self.engine.precision),
+            *(platform.machine(), os.cpu_count(), self.crew.workers, torch.__version__),
+        )
+        # on one core threads are a loop
+        hows: tuple[Vectorise, ...] = ("threads", "vmap", *(("loop",) if self.crew.workers > 1 else ()))
+        (how, onednn), why = probe.choose(what, hows, _onednn(), len(chunk), run)
+        return state._replace(how=how, why=why, onednn=onednn)
+
+    def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None) -> Reply:
+        """The replies of some clients."""
+        model = self.alone if how in ("loop", "threads") else self.model
+        return cohort_round(self.contract, model, *args, how, self.recorder, circle, self.crew)
+
+    def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
         tests = self.job.task.own_tests
         if tests is None:
@@ -285,7 +340,7 @@ class Simulation:
             if i in clients:
                 mine = forget(clients[i], server.ledger.touched(clients[i].version))
                 coords = {**coords, **add(to_device(mine.held, self.device), coords)}
-            weights = self.job.method.space.expand(public.base, frame, coords)
+            weights = in_use(self.job.method.space, public.base, frame, coords)
             _, share = self.model.evaluate(weights, public.buffers, self.train, tests.client(i))
             if share is not None:
                 shares.append(share)
@@ -310,18 +365,19 @@ class Simulation:
             states = [known[i] for i in chunk]
             args = (seen, frame, plan, chunk, states, work)
             while True:
-                # one client alone is best served by torch's own convolutions
-                model = replace(self.model, products=False) if state.how == "loop" else self.model
                 try:
-                    reply = cohort_round(self.contract, model, *args, state.how, self.recorder, circle)
+                    reply = self._cohort(state.how, args, circle)
                     break
                 except Exception as error:
                     # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
                     auto = self.engine.vectorise == "auto"
-                    if isinstance(error, ThinwireError) or state.how == "loop" or not auto or state.round or replies:
+                    if isinstance(error, Unsuited) and not auto:
+                        raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
+                    ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
+                    if ours or state.how == "loop" or not auto or state.round or replies:
                         raise
-                    why = "; ".join(filter(None, (state.why, f"{state.how} failed: {_first_line(error)}")))
-                    state = state._replace(how="vmap" if state.how == "graph" else "loop", why=why)
+                    why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
+                    state = state._replace(how=_NEXT[state.how], why=why)
             replies.append((reply, chunk))
             for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
                 loss, examples = loss + value * count, examples + count
@@ -373,16 +429,10 @@ class Simulation:
         )
 
     @contextmanager
-    def _kernels(self) -> Iterator[None]:
-        """The kernels to compute with; what was set before is set again afterwards.
-
-        oneDNN is left out on 64-bit ARM, where its backward convolution falls to a reference kernel. Measured on two
-        Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
-        """
+    def _kernels(self, chosen: bool | None = None) -> Iterator[None]:
+        """The kernels to compute with, oneDNN's as chosen; what was set before is set again afterwards."""
         onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
-        settings: list[tuple[Any, str, Any]] = [
-            (onednn, "enabled", onednn.enabled and platform.machine() not in ("aarch64", "arm64"))
-        ]
+        settings: list[tuple[Any, str, Any]] = [(onednn, "enabled", _onednn() if chosen is None else chosen)]
         if self.device.type == "cuda":
             kind = "tf32" if self.engine.precision == "tf32" else "ieee"
             products: Any = (torch.backends.cuda.matmul, cudnn.conv)  # type: ignore[attr-defined]
@@ -398,6 +448,10 @@ class Simulation:
                 setattr(part, name, value)
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+def _onednn() -> bool:
+    """Whether oneDNN is the better choice as a rule.
+
+    It is left out on 64-bit ARM, where its backward convolution falls to a reference kernel. Measured on two
+    Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
+    """
+    return bool(torch.backends.mkldnn.enabled) and platform.machine() not in ("aarch64", "arm64")

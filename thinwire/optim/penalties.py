@@ -1,4 +1,4 @@
-"""What is added to the loss: penalties on the weights that the coordinates make, whatever the space.
+"""What is added to the loss: penalties on the weights that the coordinates make, or on coordinates by name.
 
 A penalty sees `expand`, the function from coordinates to weights, and the gradient of the loss by the weights; it
 gives the gradient of its own term by the coordinates.
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from thinwire.core.registry import register
-from thinwire.core.spec import select
+from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 
@@ -29,6 +29,10 @@ class Penalty(Protocol):
     @property
     def active(self) -> bool:
         """Whether there is anything to add; if not, a step costs what it costs without."""
+        ...
+
+    def check(self, weights: Spec, coords: Spec) -> None:
+        """Raise a ConfigError, before anything is trained, if this model and space have not what is penalised."""
         ...
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
@@ -53,6 +57,9 @@ class NoPenalty:
         """No."""
         return False
 
+    def check(self, weights: Spec, coords: Spec) -> None:
+        """Fits all."""
+
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
         """Nothing."""
         return {name: torch.zeros_like(block) for name, block in coords.items()}
@@ -61,47 +68,61 @@ class NoPenalty:
 @register("penalty", "norms")
 @dataclass(frozen=True)
 class Norms:
-    """Keep the weights that the coordinates make small, or sparse.
+    """Keep the weights that the coordinates make small, or sparse; or some of the coordinates themselves.
 
         l1 sum |w| + (l2 / 2) sum w^2        over the weights of the model, as MAPA and MAPO have it
+        l1 sum |c| + (l2 / 2) sum c^2        over coordinates, as Factorized-FL has it for its rest `mu`
 
     Args:
         l1: strength of the first term.
         l2: strength of the second.
         layers: selectors of the weights that count.
+        coords: selectors of the coordinates that count, such as `("*/mu",)`, instead of any weights.
 
     >>> space = lambda coords: coords
     >>> Norms(l2=0.5).gradient(space, {"w": torch.tensor([2.0])}, {}, 0.1)["w"].tolist()
     [1.0]
 
-    Not the weight decay of an optimiser, which shrinks coordinates: in the whole space the two are the same.
+    Where a number is 0 its L1 term pulls neither way. Not the weight decay of an optimiser, which shrinks all
+    coordinates: in the whole space the two are the same.
     """
 
     l1: float = 0.0
     l2: float = 0.0
     layers: tuple[str, ...] = ("*",)
+    coords: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("l1", self.l1), ("l2", self.l2)):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be 0 or more, not {value}")
+        if self.coords and self.layers != ("*",):
+            raise ConfigError("a penalty is on weights (layers) or on coordinates (coords), not on both; leave one out")
 
     @property
     def active(self) -> bool:
         """Unless both are 0."""
         return bool(self.l1 or self.l2)
 
+    def check(self, weights: Spec, coords: Spec) -> None:
+        """Every selector must match something."""
+        self._select((coords if self.coords else weights).names)
+
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
-        """By automatic differentiation through `expand`."""
+        """By automatic differentiation, through `expand` unless the term is of coordinates."""
 
         def term(point: Tree) -> Tensor:
-            weights = expand(point)
-            chosen = [weights[name] for name in select(tuple(weights), self.layers, what="penalty: layers")]
+            tree = point if self.coords else expand(point)
+            chosen = [tree[name] for name in self._select(tuple(tree))]
             total = sum((self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum() for w in chosen), torch.zeros(()))
             return torch.as_tensor(total)
 
         out: Tree = grad(term)(coords)
         return out
+
+    def _select(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        what = "coords" if self.coords else "layers"
+        return select(names, self.coords or self.layers, what=f"penalty: {what}")
 
 
 @register("penalty", "jacobian", paper="Hyeon-Woo et al., ICLR 2022")
@@ -135,6 +156,9 @@ class Jacobian:
     def active(self) -> bool:
         """Unless the strength is 0."""
         return self.strength > 0
+
+    def check(self, weights: Spec, coords: Spec) -> None:
+        """Fits all."""
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
         """By automatic differentiation through two steps of `expand`."""

@@ -17,7 +17,7 @@ is refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -62,15 +62,17 @@ def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version
     return total.astype("<u4").tobytes()
 
 
-def reveal(messages: Sequence[bytes], count: int) -> np.ndarray:
+def reveal(messages: Iterable[bytes], count: int) -> np.ndarray:
     """The weighted mean of what all clients of a cohort hid, as float64; one message less and nothing is revealed."""
-    total = np.zeros(count + _EXTRA, np.uint32)
+    total, said = np.zeros(count + _EXTRA, np.uint32), 0
     for data in messages:
         if len(data) != hidden_size(count):
             raise WireError(f"expected {hidden_size(count)} bytes of hidden numbers, got {len(data)}")
-        total = total + np.frombuffer(data, "<u4").astype(np.uint32)
+        total += np.frombuffer(data, "<u4")
+        said += 1
+        del data  # before the next one is read: all of them may be large
     weight, clients = (int(word) for word in total[count:])
-    if clients != len(messages) or not weight:
+    if clients != said or not weight:
         raise WireError("the masks do not cancel: a client of the cohort is missing, or said something else; ask again")
     mean: np.ndarray = total[:count].view(np.int32) / (weight * float(_SCALE))
     return mean

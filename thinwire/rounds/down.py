@@ -15,11 +15,21 @@ from functools import cached_property
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
-from thinwire.core.tree import bring, restrict, to_device
+from thinwire.core.tree import all_finite, bring, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.rounds.advance import advance, moved
 from thinwire.rounds.guard import check_guard, pack_guard
-from thinwire.rounds.lanes import EVERYONE, Stretch, expect_lanes, pack_stretch, raw, read_step, read_stretch, unraw
+from thinwire.rounds.lanes import (
+    EVERYONE,
+    Stretch,
+    expect_lanes,
+    pack_stretch,
+    planned_names,
+    raw,
+    read_step,
+    read_stretch,
+    unraw,
+)
 from thinwire.rounds.protocol import plan_round
 from thinwire.rounds.state import Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
@@ -206,6 +216,7 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
         expected |= {wire.SHARED} if contract.shared.blocks else set()
         expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
     expect_lanes(ask, expected)
+    names, before = planned_names(contract, ask), public
     if message.kind == wire.STATE:
         public, touched = _take_state(contract, public, message, client)
     else:
@@ -215,9 +226,9 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
         public = public._replace(shared=to_device(unraw(ask.lanes[wire.SHARED], contract.shared), device))
     if wire.BUFFERS in ask.lanes:
         public = public._replace(buffers=to_device(unraw(ask.lanes[wire.BUFFERS], contract.buffers), device))
+    _expect_finite(before, public)
     if wire.GUARD in ask.lanes:
         check_guard(contract, public, ask.lanes[wire.GUARD])
-    names = frozenset(contract.coords.names) if ask.plan is None else ask.plan
     return Received(public, touched, Plan(names, contract.method.schedule.resamples(message.version)))
 
 
@@ -231,6 +242,13 @@ def say_lost(contract: Contract, version: int) -> bytes:
     return wire.pack(wire.LOST, version, (), contract.schema)
 
 
+def _expect_finite(before: Public, after: Public) -> None:
+    """Refuse what leads to numbers that are not finite; the server does not send such, it stops."""
+    for old, new in zip(before[1:], after[1:], strict=True):
+        if new is not old and not all_finite(new):
+            raise WireError(f"the message leads to numbers of version {after.version} that are not finite")
+
+
 def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
     touched: frozenset[str] = frozenset()
     for data in message.bodies[:-1]:
@@ -242,9 +260,11 @@ def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tu
             version = message.version if end is None else min(message.version, end)
             stretch = read_stretch(contract, body, device_of(public), end if version == end else None)
             names, coords = stretch.names, {**public.coords, **stretch.values}
+            del stretch
         else:
             step = read_step(contract, body, public.version, device_of(public))
             names, coords, version = step.names, moved(contract, public, step), public.version + 1
+            del step  # before the next one is unpacked
         public = advance(contract, public, coords, version)
         touched |= names
     if public.version != message.version:
@@ -256,6 +276,7 @@ def _take_state(
     contract: Contract, public: Public, message: wire.Message, client: int
 ) -> tuple[Public, frozenset[str]]:
     body = wire.unpack_body(message.bodies[0], contract.schema)
+    touched = planned_names(contract, body)
     expect_lanes(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
     if contract.method.link == "snapshot":
         peer = contract.peer(message.version, EVERYONE)
@@ -264,6 +285,5 @@ def _take_state(
         coords = unraw(body.lanes[wire.COORDS], contract.sendable)
     device = device_of(public)
     base = to_device(unraw(body.lanes[wire.BASE], contract.weights), device) if wire.BASE in body.lanes else public.base
-    touched = frozenset(contract.coords.names) if body.plan is None else body.plan
     coords = {**public.coords, **to_device(coords, device)}
     return Public(message.version, base, coords, public.shared, public.buffers), touched

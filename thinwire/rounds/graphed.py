@@ -16,21 +16,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.optim.rates import Constant
-from thinwire.rounds.local import Learner, Trained, Workload, make_step, together, where
+from thinwire.rounds.local import Learner, Trained, Unsuited, Workload, make_step, no_chance, together, where
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import Public
 
 KEPT = 8  # recordings for so many different shapes of a chunk; the one that was not used for longest makes room
 WARM = 3  # steps before a recording, in which libraries choose their kernels and take their memory
-
-
-class CannotRecord(Exception):
-    """This step would not be the same when replayed; says why."""
 
 
 class Recorder:
@@ -82,10 +77,10 @@ class _Recording:
         self.device = device = work.index.device
         clients, _, width = work.index.shape
         if any(block.device != device for tree in (frame, public.base) for block in tree.values()):
-            raise CannotRecord(f"{method.space!r} looks at numbers on the host in every step")
+            raise Unsuited(f"{method.space!r} looks at numbers on the host in every step")
         changing = method.rate != Constant()
         if changing and method.penalty.active:
-            raise CannotRecord(f"{method.penalty!r} depends on a step size that changes from round to round")
+            raise Unsuited(f"{method.penalty!r} depends on a step size that changes from round to round")
         self.base, self.frame, self.shared, self.only = (
             _places(tree) for tree in (public.base, frame, public.shared, only)
         )
@@ -146,14 +141,16 @@ class _Recording:
             self._step(masked)
 
         if self.device.type != "cuda":
-            _refuse_chance(step, self.device)
+            with no_chance(self.device):
+                step()
             return step
         with torch.cuda.device(self.device):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(WARM):
-                    _refuse_chance(step, self.device)
+                for _ in range(WARM):  # a replay would draw random numbers from another place
+                    with no_chance(self.device):
+                        step()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # recordings share memory for what lives within a step: nothing in it is read after the step is done
@@ -187,17 +184,3 @@ def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
     blocks = [tree[name] for place, tree in zip(places, trees, strict=True) for name in place]
     if into:
         torch._foreach_copy_(into, blocks)
-
-
-def _refuse_chance(step: Callable[[], None], device: torch.device) -> None:
-    """Do a step; raise CannotRecord if it drew random numbers: a replay would draw them from another place."""
-    cuda = device.type == "cuda"
-
-    def states() -> list[Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
-
-    with torch.random.fork_rng(devices=[device] if cuda else []):
-        before = states()
-        step()
-        if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
-            raise CannotRecord("the model draws random numbers while it trains")

@@ -18,7 +18,7 @@ from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, bring, restrict, to_device
-from thinwire.errors import Diverged, WireError
+from thinwire.errors import WireError
 from thinwire.rounds.state import Contract, Public, device_of
 from thinwire.schedules.base import Plan
 
@@ -59,8 +59,7 @@ def answer(contract: Contract, plan: Plan, version: int, client: int, data: byte
     if message.version != version:
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
     body = wire.unpack_body(message.bodies[0], contract.schema)
-    names = frozenset(contract.coords.names) if body.plan is None else body.plan
-    if names != plan.names:
+    if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
     return body
 
@@ -84,7 +83,7 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: b
     if not (0 < weight < float("inf")):
         raise WireError(f"client {client} says that it counts {weight}; expected a number above 0")
     if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted) if tree):
-        raise Diverged(f"client {client} sent a number that is not finite; try a smaller learning rate")
+        raise WireError(f"client {client} sent a number that is not finite")
     return said
 
 
@@ -137,8 +136,8 @@ def pack_end(contract: Contract, stretch: Stretch, version: int) -> bytes:
 
 def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> Step:
     """The entry that leads on from `version`, from a body that may come from anywhere."""
+    names = planned_names(contract, body)
     expect_lanes(body, {wire.COORDS})
-    names = frozenset(contract.coords.names) if body.plan is None else body.plan
     spec = contract.method.sketch.spec(contract.coords.restrict(names))
     code = contract.method.down.decode(body.lanes[wire.COORDS], spec, contract.peer(version, EVERYONE))
     return Step(names, *bring((code,), device))
@@ -153,12 +152,13 @@ def read_stretch(contract: Contract, body: wire.Body, device: torch.device, end:
         device: where the numbers are wanted.
         end: the version that it leads to, if its window ends there.
     """
+    names = planned_names(contract, body)
     expect_lanes(body, {wire.VALUES})
-    names = frozenset(contract.coords.names) if body.plan is None else body.plan
     data, spec = body.lanes[wire.VALUES], contract.coords.restrict(names)
-    values = (
-        unraw(data, spec) if end is None else contract.method.settle.decode(data, spec, contract.peer(end, EVERYONE))
-    )
+    if end is None:
+        values = unraw(data, spec)
+    else:
+        values = contract.method.settle.decode(data, spec, contract.peer(end, EVERYONE))
     return Stretch(names, *bring((values,), device))
 
 
@@ -170,6 +170,14 @@ def as_heard(contract: Contract, public: Public, down: Codec) -> Public:
     coords = to_device(restrict(public.coords, contract.sendable.names), "cpu")
     heard = down.decode(down.encode(coords, {}, peer)[0], contract.sendable, peer)
     return public._replace(coords={**public.coords, **to_device(heard, device_of(public))})
+
+
+def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:
+    """The blocks of a body's plan; refuses private ones, so that nobody can ask for them or overwrite them."""
+    names = frozenset(contract.coords.names) if body.plan is None else body.plan
+    if private := names - frozenset(contract.sendable.names):
+        raise WireError(f"the message is about block {min(private)!r}, which is private and never travels")
+    return names
 
 
 def expect_lanes(body: wire.Body, expected: Set[int]) -> None:

@@ -2,13 +2,14 @@
 
     g = gradient of loss(expand(base, frame, coords));   g <- correction;   coords <- coords + optimiser(g)
 
-Both ways call the same step with the same batches, so they differ by rounding only. A third, `graphed`, replays a
-recording of the first.
+Both ways call the same step with the same batches, so they differ by rounding only. Two more build on them: `graphed`
+replays a recording of the first, `threaded` goes the second way with several clients side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -20,12 +21,17 @@ from torch.func import grad_and_value, vjp, vmap
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, add, repeat, stack, tmap, unstack
+from thinwire.errors import ConfigError
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import Public
 
-Vectorise = Literal["graph", "vmap", "loop"]
+Vectorise = Literal["graph", "threads", "vmap", "loop"]
 Mask: TypeAlias = "Tensor | None"
 Step: TypeAlias = Callable[..., tuple[Tree, Tree, Tree, Tensor]]
+
+
+class Unsuited(ConfigError):
+    """This way of training would not do what the others do; says why."""
 
 
 class Learner(Protocol):
@@ -70,6 +76,13 @@ class Workload:
             self.index[part, :steps], self.rows[part, :steps], self.samples[part], self.keys[part], self.gather
         )
 
+    def first(self, clients: int, steps: int) -> Workload:
+        """The first steps of the first clients."""
+        part = slice(clients)
+        return Workload(
+            self.index[part, :steps], self.rows[part, :steps], self.samples[part], self.keys[part], self.gather
+        )
+
 
 class Trained(NamedTuple):
     """What local training leaves, stacked by client."""
@@ -107,16 +120,41 @@ def local_train(
         opt: stacked states of the optimisers to go on with; fresh ones if not given.
         only: by block, which numbers may move; a block that is not in it moves everywhere.
     """
-    step = make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)), only=only)
-    clients = len(work)
-    if opt is None:
-        opt = repeat(method.client_opt_at(public.version).init(unstack(start, 0)), clients)
+    step, opt = prepare(method, learner, public, frame, start, work, opt, only)
     if how == "vmap":
-        return _train(together(step), start, opt, repeat(public.buffers, clients), mine, work)
+        with chance(work):
+            return _train(together(step), start, opt, repeat(public.buffers, len(work)), mine, work)
     runs = []
-    for i in range(clients):
-        one = _train(_alone(step), unstack(start, i), unstack(opt, i), public.buffers, unstack(mine, i), work.client(i))
-        runs.append(one)
+    for i in range(len(work)):
+        with chance(work.client(i)):
+            runs.append(train_one(step, start, opt, public.buffers, mine, work, i))
+    return gathered(runs)
+
+
+def prepare(
+    method: Method,
+    learner: Learner,
+    public: Public,
+    frame: Tree,
+    start: Tree,
+    work: Workload,
+    opt: Tree | None,
+    only: Tree | None = None,
+) -> tuple[Step, Tree]:
+    """The step of one client, and the stacked optimisers that training begins with."""
+    step = make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)), only=only)
+    if opt is None:
+        opt = repeat(method.client_opt_at(public.version).init(unstack(start, 0)), len(work))
+    return step, opt
+
+
+def train_one(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: Workload, i: int) -> Trained:
+    """Train client i of a workload alone; all trees but the buffers are stacked."""
+    return _train(_alone(step), unstack(start, i), unstack(opt, i), buffers, unstack(mine, i), work.client(i))
+
+
+def gathered(runs: Sequence[Trained]) -> Trained:
+    """What clients that were trained alone leave, stacked."""
     return Trained(
         stack([run.coords for run in runs]),
         stack([run.buffers for run in runs]),
@@ -124,6 +162,30 @@ def local_train(
         tuple(steps for run in runs for steps in run.steps),
         stack([run.opt for run in runs]),
     )
+
+
+@contextmanager
+def chance(work: Workload) -> Iterator[None]:
+    """Random layers draw from torch's generator: it is seeded here, and the caller's is left as it was."""
+    device = work.index.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(work.keys[0].value)
+        yield
+
+
+@contextmanager
+def no_chance(device: torch.device) -> Iterator[None]:
+    """Raise Unsuited if random numbers were drawn inside: there they would come in an order of nobody's choice."""
+    cuda = device.type == "cuda"
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
+
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        before = states()
+        yield
+        if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
+            raise Unsuited("the model draws random numbers while it trains")
 
 
 def make_step(
@@ -203,23 +265,20 @@ def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: 
     rows = torch.from_numpy(work.rows).to(device)
     loss_sum = torch.zeros(len(work), device=device)
     coords = start
-    # random layers draw from torch's generator: seeded here, and the caller's generator is left as it was
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(work.keys[0].value)
-        for s in range(work.rows.shape[1]):
-            inputs, targets = work.gather(work.index[:, s])
-            mask = None
-            if (work.rows[:, s] < width).any():
-                mask = (torch.arange(width, device=device) < rows[:, s, None]).to(torch.float32)
-            new = step(coords, opt, buffers, start, mine, inputs, targets, mask)
-            if (work.rows[:, s] == 0).any():
-                alive = rows[:, s] > 0
-                coords, opt, buffers = (
-                    where(alive, now, old) for now, old in zip(new[:3], (coords, opt, buffers), strict=True)
-                )
-            else:
-                coords, opt, buffers = new[:3]
-            loss_sum = loss_sum + new[3].detach() * rows[:, s]
+    for s in range(work.rows.shape[1]):
+        inputs, targets = work.gather(work.index[:, s])
+        mask = None
+        if (work.rows[:, s] < width).any():
+            mask = (torch.arange(width, device=device) < rows[:, s, None]).to(torch.float32)
+        new = step(coords, opt, buffers, start, mine, inputs, targets, mask)
+        if (work.rows[:, s] == 0).any():
+            alive = rows[:, s] > 0
+            coords, opt, buffers = (
+                where(alive, now, old) for now, old in zip(new[:3], (coords, opt, buffers), strict=True)
+            )
+        else:
+            coords, opt, buffers = new[:3]
+        loss_sum = loss_sum + new[3].detach() * rows[:, s]
     return Trained(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
 
 

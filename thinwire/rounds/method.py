@@ -24,6 +24,7 @@ from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.rounds.budget import Budget
 from thinwire.rounds.mask import Mask, NoMask
+from thinwire.rounds.mean import Mean, WeightedMean
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
 from thinwire.sketches.base import Identity, Sketch
@@ -51,6 +52,7 @@ class Method:
             `snapshot`: clients keep nothing and receive the coordinates, through `down`, every time.
         say: whether clients send their change or their value.
         weigh: how much a client counts in the mean.
+        mean: how the server puts together what clients said. Clients need not know it.
         client_opt: moves the coordinates on a client.
         server_opt: moves them on the server; its gradient is the negated mean change.
         rate: how the client's step size changes from round to round.
@@ -76,6 +78,7 @@ class Method:
     link: Link = "ledger"
     say: Say = "delta"
     weigh: Weigh = BySamples()
+    mean: Mean = field(default=WeightedMean(), repr=False)  # so that it is no part of the schema
     client_opt: Optimiser = SGD(0.1)
     server_opt: Optimiser = SGD(1.0)
     rate: Rate = Constant()
@@ -161,6 +164,20 @@ class Method:
             )
         if not isinstance(self.mask, NoMask):
             self._check_mask(sketched)
+        if self.mean.clips and self.say == "value":
+            raise IncompatibleParts(
+                f"{self.mean!r} shortens changes, but with say = 'value' clients send none. Write say = 'delta'"
+            )
+        if self.mean != WeightedMean() and self.secure:
+            raise IncompatibleParts(
+                f"secure = true shows the server a sum, but {self.mean!r} must see what each client said. "
+                "Write mean = 'weighted', or secure = false"
+            )
+        if self.mean != WeightedMean() and not isinstance(self.privacy, NoPrivacy):
+            raise IncompatibleParts(
+                f"{self.privacy!r} is made for the plain mean, and nothing is known of its noise under {self.mean!r}. "
+                "Write mean = 'weighted', or privacy = 'none'"
+            )
         for opt, rate in ((self.client_opt, self.rate), (self.server_opt, self.server_rate)):
             if rate != Constant() and not (is_dataclass(opt) and any(f.name == "lr" for f in fields(opt))):
                 raise IncompatibleParts(

@@ -37,7 +37,6 @@ from thinwire.core.tree import (
     tmap,
     to_device,
     unstack,
-    weighted_mean,
 )
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.base import NoPrivacy
@@ -64,6 +63,7 @@ from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
+from thinwire.rounds.threaded import Crew
 from thinwire.schedules.base import Plan
 from thinwire.sketches.base import Identity
 
@@ -97,6 +97,7 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     coords = method.space.init(weights, frame, key.fold("init", 0))
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
+    method.penalty.check(spec, Spec.of(coords))
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
     waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
     if waits and method.space.fresh_every:
@@ -225,6 +226,7 @@ def cohort_round(
     how: Vectorise,
     recorder: Recorder | None = None,
     circle: Circle | None = None,
+    crew: Crew | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -237,9 +239,10 @@ def cohort_round(
         clients: their numbers.
         states: their states, with outdated held blocks forgotten.
         work: their examples.
-        how: all in one program, replayed from a recording or not, or one after another.
+        how: all in one program, replayed from a recording or not, one after another, or some side by side in threads.
         recorder: keeps the recordings of earlier rounds.
         circle: who is added up in this round and their secrets; needed where the method is secure.
+        crew: keeps the threads of earlier rounds.
 
     Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
@@ -253,6 +256,8 @@ def cohort_round(
     only = to_device(mask, device)
     if how == "graph":
         trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept, only)
+    elif how == "threads":
+        trained = (crew or Crew()).train(method, learner, public, frame, start, mine, work, kept, only)
     else:
         trained = local_train(method, learner, public, frame, start, mine, work, how, kept, only)
     goes_on = not method.schedule.resamples(public.version + 1)
@@ -271,14 +276,17 @@ def cohort_round(
     all_codes, all_noted, silent, moved, buffers, shared, loss, opts = bring(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
     )
-    finite = all_finite(all_codes)
+    finite = all(all_finite(tree) for tree in (all_codes, all_noted, buffers) if tree)
     messages, after = [], []
+    blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
     for i, (client, state) in enumerate(zip(clients, states, strict=True)):
         code, memory = unstack(all_codes, i), state.correction
         report: Tree = {}
         if contract.remembers:
             memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
-        if not (finite or all_finite(code)):  # before the codec: what it makes of a NaN is not defined
+        # before the codec: what it makes of a NaN is not defined, and the server refuses one
+        said = (report,) if finite else (report, code, unstack(all_noted, i), unstack(buffers, i))
+        if not all(all_finite(tree) for tree in said if tree):
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client, mask))
         weight = method.weigh.weight(work.samples[i])
@@ -297,7 +305,8 @@ def cohort_round(
         messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
-        after.append(ClientState(public.version, held, memory, codec, opt))
+        mine_after = ClientState(public.version, held, memory, codec, opt)
+        after.append(blank if mine_after.blank else mine_after)
     return Reply(messages, after, loss["loss"])
 
 
@@ -355,6 +364,7 @@ def close_round(
     coords = to_device(restrict(public.coords, plan.names), "cpu")
     if method.secure:
         mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
+        weights = [1.0] * len(messages)
     else:
         masks = _masks(contract, public, messages)
         said = [
@@ -364,22 +374,22 @@ def close_round(
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
         codes = [method.privacy.accept(code) for code in codes]
-        mean = weighted_mean(codes, [one.weight for one in said])
-    weights = [one.weight for one in said]
+        codes, weights = method.mean.admit(codes, [one.weight for one in said])
+        mean = method.mean.of(codes, weights)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
     decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
     schedule = method.schedule.observe(
-        server.schedule, plan, decoded, weighted_mean([one.noted for one in said], weights)
+        server.schedule, plan, decoded, method.mean.of([one.noted for one in said], weights)
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
     silent = frozenset(contract.code.names) - mean.keys()
     mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
-        mean, weighted_mean([one.report for one in said], weights), fraction, mine
+        mean, method.mean.of([one.report for one in said], weights), fraction, mine
     )
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
@@ -393,7 +403,7 @@ def close_round(
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, device)
-    buffers = weighted_mean([one.buffers for one in said], weights)
+    buffers = method.mean.of([one.buffers for one in said], weights)
     code, shared, buffers = bring((step.code, shared, buffers), device)
     reached = moved(contract, public, Step(step.names, code))
     end = None

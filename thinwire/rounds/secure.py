@@ -78,15 +78,16 @@ def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[
     """The weighted mean of what these clients said, from messages that say nothing each."""
     up, peer = contract.method.ups[0], contract.peer(version, EVERYONE)
     spec = contract.method.sketch.spec(contract.coords.restrict(plan.names))
-    payloads = []
-    for client in sorted(messages):
+
+    def payload(client: int) -> bytes:
         body = answer(contract, plan, version, client, messages[client])
         expect_lanes(body, {wire.COORDS})
-        payloads.append(body.lanes[wire.COORDS])
+        return body.lanes[wire.COORDS]
+
     size = up.size(spec)
     assert size is not None, "a codec that adds has one size"
-    mean = reveal(payloads, size // 4)
-    return up.decode(mean.astype("<f4").tobytes(), spec, peer)
+    mean = reveal((payload(client) for client in sorted(messages)), size // 4).astype("<f4")
+    return up.decode(mean.tobytes(), spec, peer)
 
 
 def secure_size(payload: int) -> int:

@@ -10,7 +10,7 @@ from thinwire.run.presets import presets
 What = Literal["methods", "tasks", "models", "splits", "parts"]
 _PARTS = (
     *("space", "sketch", "schedule", "codec", "optimiser", "correction", "penalty", "rate"),
-    *("privacy", "weigh", "mask"),
+    *("privacy", "weigh", "mask", "mean"),
 )
 
 

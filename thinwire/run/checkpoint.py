@@ -56,6 +56,7 @@ def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
         "cohort": list(state.cohort),
         "how": state.how,
         "why": state.why,
+        "onednn": state.onednn,
         "tally": {"syncs": dict(state.tally.syncs), "bytes_up": state.tally.bytes_up},
         "ledger": {
             "version": ledger.version,
@@ -152,7 +153,8 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
         clients[int(i)] = ClientState(version, *parts)
     tally = Tally(**meta["tally"])
-    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), meta["how"], meta["why"], tally)
+    how = meta["how"], meta["why"]
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, tally, meta.get("onednn"))
 
 
 def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:

@@ -48,6 +48,7 @@ SLOTS = {
     "down": "codec",
     "settle": "codec",
     "weigh": "weigh",
+    "mean": "mean",
     "client_opt": "optimiser",
     "server_opt": "optimiser",
     "rate": "rate",

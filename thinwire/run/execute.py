@@ -32,6 +32,7 @@ def execute(
     resume: bool = False,
     again: bool = False,
     on_round: OnRound | None = None,
+    prepare: Callable[[], Simulation] | None = None,
 ) -> Summary:
     """Run an experiment and return its totals. Nothing is written before the experiment is known to be sound.
 
@@ -42,6 +43,7 @@ def execute(
         resume: go on from the newest checkpoint, if there is one.
         again: run anew although the directory holds this very run.
         on_round: is called after every round.
+        prepare: makes what runs the rounds, if not the experiment's own engine.
     """
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
@@ -52,7 +54,7 @@ def execute(
             }
         if not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
-    simulation = experiment.engine.prepare(build_job(experiment, data_dir))
+    simulation = prepare() if prepare else experiment.engine.prepare(build_job(experiment, data_dir))
     with folder.locked():
         if again:
             folder.clear()
@@ -92,7 +94,10 @@ def _rounds(
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
-            facts |= {"convolutions": "im2col" if simulation.model.products and state.how != "loop" else "torch"}
+            facts |= {
+                "convolutions": "im2col" if simulation.model.products and state.how in ("graph", "vmap") else "torch"
+            }
+            facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
             folder.write_environment({**engine, **facts})
         if on_round:
             on_round(record)

@@ -25,6 +25,7 @@ from thinwire.optim.penalties import Penalty
 from thinwire.optim.rates import Rate
 from thinwire.privacy.base import Privacy
 from thinwire.rounds.mask import Mask
+from thinwire.rounds.mean import Mean
 from thinwire.rounds.weigh import Weigh
 from thinwire.run.toml import Table
 from thinwire.schedules.base import Schedule
@@ -44,6 +45,7 @@ KINDS: dict[Any, str] = {
     Privacy: "privacy",
     Weigh: "weigh",
     Mask: "mask",
+    Mean: "mean",
 }
 
 

@@ -133,7 +133,7 @@ def simulate(
         loss: `loss(outputs, targets)`, one number an example or their mean; cross entropy by default.
         local: how much a client trains in a round; one epoch of batches of 32 by default.
         device: `cpu` or `cuda`.
-        vectorise: `auto`, `graph`, `vmap` or `loop`.
+        vectorise: `auto`, `graph`, `threads`, `vmap` or `loop`.
         chunk: clients trained together; 0 means the whole cohort.
         precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact.
         eval_every: rounds between two evaluations.

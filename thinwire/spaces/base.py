@@ -40,3 +40,14 @@ class Space(Protocol):
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """All trainable weights of the model; pure and differentiable in `coords`."""
         ...
+
+
+def in_use(space: Space, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    """The weights with which a trained model is tested and used.
+
+    For nearly all spaces these are the weights that were trained. A space that leaves something out of them afterwards
+    has a method `trim(base, frame, coords)` that gives the weights without it; training never calls it.
+    """
+    trim = getattr(space, "trim", None)
+    weights: Tree = space.expand(base, frame, coords) if trim is None else trim(base, frame, coords)
+    return weights

@@ -15,34 +15,43 @@ from thinwire.core.registry import register
 from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError
 from thinwire.spaces.factors import draw, he, is_matrix, pick, share_matrix, sides
 
 
 @register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
 @dataclass(frozen=True)
 class FactorizedFL:
-    """Train each weight as the product of two vectors, plus a rest of full size.
+    """Train each weight as the product of two vectors, plus a rest of full size that is meant to be sparse.
 
         W[o, i] = v[o] u[i] + mu[o, i]
         W[o, i, k] = v[o, i] u[k] + mu[o, i, k]      (convolutions: a matrix of kernel positions times O I)
 
     Sent whole this costs a little more than the model. The paper sends `u` alone and keeps the rest at home:
-    `Every(private=("*/v", "*/mu"))`. In convolutions `mu` starts at zero; in matrices, where a product of two vectors
-    makes all units alike, both halves start at half the usual variance.
+    `Every(private=("*/v", "*/mu"))`; and makes `mu` sparse: `Norms(l1=5e-4, coords=("*/mu",))`. In convolutions `mu`
+    starts at zero; in matrices, where a product of two vectors makes all units alike, both halves start at half the
+    usual variance.
 
     Args:
         layers: selectors of weights to take apart.
         dense: selectors of weights to leave as they are.
+        prune: leave numbers of `mu` that are smaller than this out of the model when it is tested and used (the paper:
+            5e-4). Training keeps them; what is sent is the codec's business.
 
     >>> space, base = FactorizedFL(), {"conv.weight": torch.zeros(8, 4, 3, 3)}
     >>> {name: tuple(block.shape) for name, block in space.init(base, {}, Key(0)).items()}
     {'conv.weight/u': (9,), 'conv.weight/v': (8, 4), 'conv.weight/mu': (8, 4, 3, 3)}
 
-    Neither the paper's penalty that makes `mu` sparse nor its averaging by similarity of `v` is part of this space.
+    The paper's averaging by similarity of `v`, in which each client gets a mean of its own, is not built.
     """
 
     layers: tuple[str, ...] = ("*",)
     dense: tuple[str, ...] = ()
+    prune: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prune < math.inf:
+            raise ConfigError(f"prune must be 0 or more, not {self.prune}")
 
     @property
     def fresh_every(self) -> int:
@@ -77,6 +86,12 @@ class FactorizedFL:
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """Every weight, composed."""
         return {name: coords[name] if name in coords else _compose(name, w, coords) for name, w in base.items()}
+
+    def trim(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        """Every weight, composed without the numbers of `mu` below `prune`."""
+        rests = [f"{name}/mu" for name in base if name not in coords]
+        kept = {name: coords[name].masked_fill(coords[name].abs() < self.prune, 0.0) for name in rests}
+        return self.expand(base, frame, {**coords, **kept})
 
     def _names(self, spec: Spec) -> frozenset[str]:
         return frozenset(block.name for block in pick(spec, self.layers, self.dense, "FactorizedFL"))

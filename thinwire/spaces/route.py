@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space
+from thinwire.spaces.base import Space, in_use
 from thinwire.spaces.frozen import Frozen
 from thinwire.spaces.full import Full
 
@@ -113,12 +114,19 @@ class Route:
 
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The weights of all spaces, in the order of the model."""
+        return self._make(base, frame, coords, lambda space, *trees: space.expand(*trees))
+
+    def trim(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        """The same, with what each space leaves out of a trained model left out."""
+        return self._make(base, frame, coords, in_use)
+
+    def _make(self, base: Tree, frame: Tree, coords: Tree, how: Callable[[Space, Tree, Tree, Tree], Tree]) -> Tree:
         made: Tree = {}
         for i, (space, names) in enumerate(self._shares(tuple(base))):
             if names:
                 own = frozenset(names)
                 part = {_inside(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
-                made.update(space.expand(restrict(base, names), _own_frame(frame, i), part))
+                made.update(how(space, restrict(base, names), _own_frame(frame, i), part))
         return {name: made[name] for name in base}
 
     def _spaces(self) -> list[Space]:

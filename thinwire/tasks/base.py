@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.rng import Key
+from thinwire.core.rng import Key, permutations
 from thinwire.errors import ConfigError
 from thinwire.tasks.examples import Arrays, Examples, Inputs
 from thinwire.tasks.functional import Loss, cross_entropy
-from thinwire.tasks.partition import Assignment
+from thinwire.tasks.partition import Assignment, offsets_of
+
+_AT_ONCE = 1 << 14  # clients whose examples are shuffled together
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,20 +65,23 @@ def hold_out(clients: Assignment, share: float, key: Key) -> tuple[Assignment, A
     """
     if not 0 < share < 1:
         raise ConfigError(f"the share to hold out must be between 0 and 1, not {share}")
-    rest, taken = [], []
-    for i in range(len(clients)):
-        mine = clients.client(i)
-        count = round(share * len(mine))
-        if not 0 < count < len(mine):
-            raise ConfigError(f"client {i} has {len(mine)} examples, too few to hold out a share of {share}")
-        order = mine[key.fold(i).permutation(len(mine)).numpy()]
-        taken.append(order[:count])
-        rest.append(order[count:])
-    return _join(rest), _join(taken)
-
-
-def _join(parts: list[np.ndarray]) -> Assignment:
-    return Assignment(np.concatenate(parts), np.concatenate(([0], np.cumsum([len(part) for part in parts]))))
+    sizes = clients.sizes()
+    counts = np.rint(share * sizes).astype(np.int64)
+    wrong = np.flatnonzero((counts < 1) | (counts >= sizes))
+    if len(wrong):
+        i = int(wrong[0])
+        raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a share of {share}")
+    order = np.empty_like(clients.order)
+    for first in range(0, len(clients), _AT_ONCE):
+        ids = range(first, min(first + _AT_ONCE, len(clients)))
+        shuffled = np.concatenate(permutations([key.fold(i) for i in ids], sizes[first : ids.stop].tolist()))
+        begin, end = clients.offsets[first], clients.offsets[ids.stop]
+        order[begin:end] = clients.order[
+            shuffled + np.repeat(clients.offsets[first : ids.stop], sizes[first : ids.stop])
+        ]
+    place = np.arange(len(order)) - np.repeat(clients.offsets[:-1], sizes)
+    taken = place < np.repeat(counts, sizes)
+    return Assignment(order[~taken], offsets_of(sizes - counts)), Assignment(order[taken], offsets_of(counts))
 
 
 def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
@@ -101,6 +106,17 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
     except (RuntimeError, KeyError, TypeError) as error:
         raise ConfigError(f"the clients' examples do not have one shape and type: {error}") from error
     return Arrays(inputs, targets), Assignment(np.arange(sum(sizes)), np.concatenate(([0], np.cumsum(sizes))))
+
+
+def alone(inputs: Inputs, targets: Tensor, clients: int) -> tuple[Arrays, Assignment]:
+    """The examples of a machine that has only its own, under whichever of the clients' numbers it is asked for.
+
+    >>> pool, mine = alone(torch.zeros(3, 2), torch.zeros(3), clients=4)
+    >>> len(pool), mine.sizes().tolist()
+    (3, [3, 3, 3, 3])
+    """
+    own, _ = pool_clients([(inputs, targets)])
+    return own, Assignment(np.tile(np.arange(len(own)), clients), len(own) * np.arange(clients + 1))
 
 
 def as_examples(data: Any, what: str = "test") -> Arrays:

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, add, same, scale, stack, sub, unstack
-from thinwire.spaces.base import Space
+from thinwire.spaces.base import Space, in_use
 from thinwire.testing.common import (
     KEY,
     SHAPES,
@@ -67,7 +67,9 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
 
     with hands_off("expand", base, frame, coords):
         made = repeatable("expand", lambda: space.expand(base, frame, coords))
+        used = in_use(space, base, frame, coords)
     check_spec("expand", made, spec)
+    check_spec("trim", used, spec)
     if starts_at_base:
         for name in base:
             assert torch.equal(made[name], base[name]), (

@@ -1,0 +1,653 @@
+"""Send damaged and forged messages to every place where bytes come in, and count what becomes of them.
+
+    python benchmarks/fuzz_wire.py --messages 1000000 --seed 0 --jobs 2
+
+A *door* is one such place: what a client of some method reads (`receive`), what its server reads (`unpack_up`; under
+secure sums a whole cohort; `repair` for calls for help), or what a codec reads. Its seeds are real messages, from
+rounds of a real federation on the handwritten digits. Message i of a seed is a pure function of both (`--only i` runs
+one again): one seed, mutated once to four times on one of five levels:
+
+    wire       the bytes as they are, so that most stop at the checksum
+    sealed     behind the schema, with a checksum that fits
+    fields     kind, version, bodies, plans and lanes, packed again: lengths and checksum fit
+    payload    the bytes of one lane, packed again: only the codec can refuse them
+    stream     a lane whose end is another deflate stream: too short, too long, or a bomb
+
+Whatever is sent must come back as a valid tree (names, shapes and types of the contract, finite numbers) or be refused
+with a WireError (or Drifted, where the guard finds it), within 1 s of processor time and without more memory than 4
+times the model, plus 96 KiB for small Python objects and what both ends draw whatever the message says (frames, random
+positions) or a server writes in answer. The model is what both ends hold: weights, buffers and the memory of the
+correction.
+
+Memory is measured, of every 8th message (`--trace-every 1`: of each, three times as slow). tracemalloc sees every
+allocation of Python and numpy (what zlib makes is a Python object). It does not see torch's, so every 64th message runs
+under a dispatch mode that counts the storages of torch that are alive as well. All messages run in processes that may
+not grow by more than 64 MiB (RLIMIT_AS): what nobody measures fails there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import math
+import multiprocessing
+import random
+import re
+import resource
+import sys
+import time
+import tracemalloc
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federation of the tests makes the seeds
+
+from tests.federation import Federation, digits_task, perceptron
+from tests.parts import Turns
+from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantise, RandomK, RankSlice, Raw, Threshold, TopK
+from thinwire.codecs import message as wire
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree, all_finite
+from thinwire.errors import Drifted, WireError
+from thinwire.optim.corrections import FedDyn, Scaffold
+from thinwire.rounds import Budget, Method, Tier
+from thinwire.rounds.down import open_round, receive, repair, say_lost
+from thinwire.rounds.lanes import unpack_up
+from thinwire.rounds.protocol import plan_round
+from thinwire.rounds.secure import secure_mean
+from thinwire.rounds.weigh import Uniform
+from thinwire.schedules import Every, FedLAMA
+from thinwire.sketches import EvoFed, Identity
+from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
+
+SECONDS, TIMES, SMALL = 1.0, 4, 96 << 10
+TORCH_EVERY = 64
+PART = 5_000  # messages of one task of a process
+HIDDEN = 220  # 16,730 weights: large enough for every form of positions and levels, and for 4x to mean something
+
+BY_BLOCK = ByBlock((("*.weight", TopK(0.1)), ("*", Raw())))
+ROUTE = Route(
+    (("0.weight", MAPO(k=32, fresh_every=0)), ("2.weight", LoRA(rank=2)), ("2.bias", Frozen()), ("*", Full()))
+)
+METHODS = {
+    "raw": Method(),
+    "raw, buffers": Method(),
+    "value, uniform weight": Method(say="value", weigh=Uniform()),
+    "snapshot": Method(link="snapshot", down=Quantise(8), up=TopK(0.05)),
+    "private": Method(schedule=Every(private=("2.*",)), up=Quantise(8)),
+    "private, snapshot": Method(schedule=Every(private=("2.*",)), link="snapshot", up=Raw()),
+    "turns": Method(schedule=Turns(2, private=("0.bias",)), up=TopK(0.3)),
+    "scaffold": Method(correction=Scaffold()),
+    "feddyn, int8": Method(correction=FedDyn(), up=Quantise(8), down=Quantise(8)),
+    "top-k": Method(up=TopK(0.02), down=TopK(0.4)),
+    "top-k by block": Method(up=TopK(0.05, "block", Quantise(4)), down=ErrorFeedback(TopK(0.1, inner=Quantise(8)))),
+    "threshold": Method(up=Threshold(1e-3, Quantise(8)), down=Threshold(1e-2)),
+    "random-k": Method(up=RandomK(0.1, Quantise(4)), down=RandomK(0.5, unbiased=False)),
+    "int2, uniform": Method(up=Quantise(2), down=Quantise(6, "uniform")),
+    "int3, qsgd": Method(up=Quantise(3), down=Quantise(8, "qsgd")),
+    "int11, int16": Method(up=Quantise(11), down=Quantise(16)),
+    "fp16, bf16": Method(up=Quantise(scheme="fp16"), down=Quantise(scheme="bf16")),
+    "sign": Method(up=Quantise(scheme="sign"), down=ErrorFeedback(Quantise(scheme="sign"))),
+    "by block": Method(up=BY_BLOCK, down=ByBlock((("0*", Quantise(4)), ("*", Raw())))),
+    "chain": Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantise(4)))),
+    "mapo": Method(space=MAPO(k=64)),
+    "mapo, settled": Method(space=MAPO(k=64, fresh_every=3), up=Quantise(4), down=Quantise(4), settle=Quantise(4)),
+    "mapo, 3 rounds a frame": Method(space=MAPO(k=64, fresh_every=3), up=Quantise(8), down=Quantise(8)),
+    "mapa": Method(space=MAPA(p=16, fresh_every=0)),
+    "mapax": Method(space=MAPAX(k=8, p=4, fresh_every=0)),
+    "fedpara": Method(space=FedPara(gamma=0.3), up=TopK(0.2)),
+    "low rank": Method(space=LowRank(rank=4)),
+    "lora": Method(space=LoRA(rank=4), link="snapshot"),
+    "factorized": Method(space=FactorizedFL(), up=TopK(0.1)),
+    "route": Method(space=ROUTE),
+    "no guard": Method(guard=False, down=Quantise(8)),
+    "fedlama": Method(schedule=FedLAMA(phi=2)),
+    "evofed": Method(sketch=EvoFed(32, partitions=2)),
+    "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantise(8), down=Quantise(8)),
+    "secure": Method(secure=True),
+    "secure, random-k": Method(secure=True, up=RandomK(0.2, shared=True), weigh=Uniform()),
+    "tiers": Method(budget=Budget((Tier(up=TopK(0.05)), Tier(up=Quantise(4))), (0, 1, 0))),
+    "tiers, snapshot": Method(
+        link="snapshot", budget=Budget((Tier(up=TopK(0.05), down=Quantise(8)), Tier(down=TopK(0.4))), (0, 1, 0))
+    ),
+    "ranks": Method(
+        space=LoRA(rank=4),
+        link="snapshot",
+        budget=Budget((Tier(up=RankSlice(1), down=RankSlice(2)), Tier()), (0, 1, 0)),
+    ),
+}  # fmt: skip
+MIXED = {
+    "h": Key(1).normal(40).half(),
+    "w": Key(2).normal(90, 60),
+    "b": Key(4).normal(30).bfloat16(),
+    "none": torch.zeros(0, 3),
+    "one": torch.tensor(2.0),
+}
+DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}
+CODECS = (
+    TopK(0.01),
+    TopK(0.15, "block"),
+    TopK(0.4, inner=Quantise(5)),
+    Threshold(1.5, inner=Quantise(scheme="fp16")),
+    RandomK(0.5, inner=RandomK(0.5)),
+    RankSlice(20, rows=("w",), columns=(), inner=Quantise(8)),
+    *(Quantise(bits) for bits in (2, 3, 4, 7, 8, 9, 13, 32)),
+    *(Quantise(bits, "uniform") for bits in (1, 5, 8, 20)),
+    *(Quantise(bits, "qsgd", per=per) for bits in (4, 12) for per in ("block", "tree")),
+    *(Quantise(scheme=scheme) for scheme in ("fp16", "bf16", "sign")),
+    ByBlock((("w", ErrorFeedback(TopK(0.1))), ("?", Quantise(4)), ("*", Raw()))),
+)
+
+
+@dataclass(frozen=True)
+class Door:
+    """A place where bytes come in.
+
+    Args:
+        name: what is behind it.
+        model: bytes of what both ends hold behind it.
+        seeds: real messages.
+        read: decodes bytes, and says whether what came out is a valid tree.
+        schema: of the messages; None where bytes reach a codec without a message around them.
+        draws: bytes that drawing what both ends draw (or writing an answer) takes, whatever the message says.
+    """
+
+    name: str
+    model: int
+    seeds: tuple[bytes, ...]
+    read: Callable[[bytes], bool] = field(repr=False)
+    schema: wire.Schema | None = None
+    draws: int = 0
+
+
+def doors(names: Iterable[str] = METHODS) -> list[Door]:
+    """Those of these methods and all codecs, with fresh seeds."""
+    out = []
+    for name in names:
+        out += _federation_doors(name, METHODS[name])
+    whole = {**MIXED, "i": torch.arange(9), "t": torch.tensor([True, False])}
+    out += [_codec_door(codec, DOUBLE) for codec in (TopK(0.2), Quantise(8), Quantise(16), Quantise(8, "uniform"))]
+    return out + [_codec_door(Raw(), whole), *(_codec_door(codec, MIXED) for codec in CODECS)]
+
+
+def _federation_doors(name: str, method: Method) -> Iterator[Door]:
+    """What the server reads in one round, and what clients of three different versions read before it."""
+    federation = Federation(method, digits_task(perceptron(norm="buffers" in name, hidden=HIDDEN), sizes=(40, 17, 33)))
+    seen = []
+    for cohort in ((0, 1), (0, 2), (0, 1), (0, 1) if method.secure else (0,)):
+        seen.append(federation.server.public)
+        federation.round(cohort)
+    contract, server = federation.contract, federation.server
+    version, plan = server.public.version, plan_round(federation.contract, server)
+    code = method.sketch.spec(contract.coords.restrict(plan.names))
+    for client in (0, 1):
+        federation.hear(client)
+    federation.cohort = (0, 1)
+    ups = tuple(federation.answer(client) for client in (0, 1))
+
+    def read_up(data: bytes, client: int) -> bool:
+        if method.secure:
+            mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data})
+            return Spec.of(mean) == code and all_finite(mean)
+        said = unpack_up(contract, plan, version, client, data)
+        return Spec.of(said.code) == code and all(map(all_finite, (said.code, said.buffers, said.report, said.noted)))
+
+    model = contract.weights.nbytes + contract.shared.nbytes + contract.buffers.nbytes
+    draws = most_memory(lambda: _draw(contract, version))
+    lost = say_lost(contract, seen[2].version)
+    for client in (0, 1):  # they differ where there are tiers
+        who = f"{name}, client {client}"
+        read = partial(read_up, client=client)
+        yield Door(f"{who}: up", model, (ups[client],), read, contract.schema, draws)
+        whole = repair(contract, server, lost, client)
+        downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
+        for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
+            kind = wire.KINDS[data[3]]
+            read = partial(_read_down, contract, held, client=client)
+            yield Door(f"{who}: {kind} from {held.version}", model, (data,), read, contract.schema, draws)
+    read = partial(_read_lost, contract, server)
+    yield Door(f"{name}: lost", model, (lost,), read, contract.schema, most_memory(lambda: read(lost)))
+
+
+def _read_lost(contract, server, data: bytes) -> bool:
+    return wire.unpack(repair(contract, server, data, 0), contract.schema).kind == wire.STATE
+
+
+def _draw(contract, version: int) -> object:
+    """What a client that was away draws: a frame, the positions of random-k, the guesses of EvoFed (which it keeps)."""
+    frame = contract.frame(version, "cpu") if contract.method.space.fresh_every else {}
+    drawn = "RandomK" in repr(contract.method) and contract.key.words_numpy(contract.coords.size)
+    sketch = contract.method.sketch
+    for missed in range(version if not isinstance(sketch, Identity) else 0):
+        sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("draw", missed))
+    return frame, drawn
+
+
+def most_memory(call: Callable[[], object]) -> int:
+    """The most bytes that were alive during a call, of Python, numpy and torch."""
+    tracemalloc.start()
+    try:
+        with LiveStorages() as live:
+            call()
+            return live.look()
+    finally:
+        tracemalloc.stop()
+
+
+def _read_down(contract, held, data: bytes, client: int) -> bool:
+    public, touched, plan = receive(contract, held, data, client)
+    specs = (contract.weights, contract.coords, contract.shared, contract.buffers)
+    return (
+        public.version >= held.version
+        and touched | plan.names <= frozenset(contract.sendable.names)
+        and all(Spec.of(tree) == spec for tree, spec in zip(public[1:], specs, strict=True))
+        and all(new is old or all_finite(new) for new, old in zip(public[1:], held[1:], strict=True))
+    )
+
+
+def _codec_door(codec, tree: Tree) -> Door:
+    spec, peer = Spec.of(tree), Peer(Key(5))
+    data, _ = codec.encode(tree, codec.init(spec), peer)
+
+    def read(data: bytes) -> bool:
+        return Spec.of(codec.decode(data, spec, peer)) == spec
+
+    draws = most_memory(lambda: peer.key.words_numpy(spec.size)) if isinstance(codec, RandomK) else 0
+    return Door(f"codec {codec!r}", spec.nbytes, (data,), read, draws=draws)
+
+
+# -- how messages are damaged ------------------------------------------------------------------------------------------
+
+
+def damaged(rng: random.Random, data: bytes, others: list[bytes], front: int = 0) -> bytes:
+    """Some bytes, changed in one of eleven ways; half of the time near their beginning, where lengths are."""
+    n = len(data)
+    near = min(n, 16) if n and rng.random() < 0.5 else n
+    at = rng.randrange(min(front, max(0, near - 1)), max(near, 1)) if n else 0
+    some = rng.choice((1, 1, 2, 4, rng.randrange(1, 64), rng.randrange(1, n + 2)))
+    match rng.randrange(11):
+        case 0:
+            return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :] if n else b"\0"
+        case 1:
+            return data[:at] + rng.choice((b"\0", b"\1", b"\x7f", b"\x80", b"\xfe", b"\xff")) + data[at + 1 :]
+        case 2:
+            return data[:at] + bytes([(data[at] + rng.choice((1, 255))) & 255]) + data[at + 1 :] if n else b"\1"
+        case 3:
+            return data[: rng.randrange(n + 1)]
+        case 4:
+            return data[:at] + data[at + some :]
+        case 5:
+            return data[:at] + rng.randbytes(some) + data[at:]
+        case 6:
+            return data[:at] + rng.randbytes(some) + data[at + some :]
+        case 7:
+            return data[: at + some] + data[at:]
+        case 8:
+            other = rng.choice(others)
+            return data[:at] + other[rng.randrange(len(other) + 1) :]
+        case 9:
+            return data + rng.randbytes(some)
+        case _:
+            return rng.randbytes(rng.choice((some, n)))
+
+
+def sealed(data: bytes, schema: wire.Schema) -> bytes:
+    """With a checksum that fits."""
+    return data + zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
+
+
+def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], level: str) -> bytes:
+    """A message of this door on one of the levels above `wire`."""
+    schema = door.schema
+    if schema is None:
+        return _stream(rng, data) if level == "stream" else damaged(rng, data, others)
+    if level == "sealed":
+        return sealed(damaged(rng, data[:-4], others, front=8), schema)
+    kind, version, behind, bodies = _parsed(data, schema)
+    which = rng.randrange(max(1, len(bodies)))
+    body = next((b for b in bodies[which:] + bodies if b.lanes), wire.Body())
+    if level == "fields":
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            kind, version, behind, bodies = _other_fields(rng, kind, version, behind, bodies, schema, others)
+    elif body.lanes:
+        lane = wire.COORDS if rng.random() < 0.7 else rng.choice(sorted(body.lanes))
+        payload = body.lanes.get(lane, b"")
+        payload = _stream(rng, payload) if level == "stream" else damaged(rng, payload, [*body.lanes.values(), payload])
+        changed = wire.Body(body.plan, {**body.lanes, lane: payload})
+        bodies = [changed if b is body else b for b in bodies]
+    return wire.pack(kind, version, [wire.pack_body(b, schema) for b in bodies], schema, behind)
+
+
+def _parsed(data: bytes, schema: wire.Schema) -> tuple[int, int, int, list[wire.Body]]:
+    if data not in _PARSED:
+        message = wire.unpack(data, schema)
+        bodies = [wire.unpack_body(body, schema) for body in message.bodies]
+        parts = message.kind, message.version, message.behind, bodies
+        if len(_PARSED) > 400:  # the seeds, which come first, are what is worth keeping
+            return parts
+        _PARSED[data] = parts
+    return _PARSED[data]
+
+
+_PARSED: dict[bytes, tuple[int, int, int, list[wire.Body]]] = {}
+
+
+def _other_fields(rng, kind, version, behind, bodies, schema, others):
+    at = rng.randrange(len(bodies)) if bodies else 0
+    body = bodies[at] if bodies else wire.Body()
+    match rng.randrange(10):
+        case 0:
+            kind = rng.choice((1, 2, 3, 3, 2, 4, rng.randrange(256)))
+        case 1:
+            version = rng.choice((version + 1, max(0, version - 1), 0, rng.randrange(1 << 35), (1 << 35) - 1))
+        case 9:
+            behind = rng.choice((behind + 1, max(0, behind - 1), 0, version, rng.randrange(1 << 35)))
+        case 2:
+            bodies = bodies[:at] + bodies[at + 1 :]
+        case 3:
+            bodies = bodies[:at] + [body] * rng.choice((2, 2, 3, 9)) + bodies[at + 1 :]
+        case 4:
+            bodies = rng.sample(bodies, len(bodies))
+        case 5:
+            plan = frozenset(name for name in schema.blocks if rng.random() < rng.choice((0.1, 0.5, 0.9)))
+            bodies = [*bodies[:at], wire.Body(rng.choice((None, frozenset(), plan)), body.lanes), *bodies[at + 1 :]]
+        case 6:
+            gone = rng.choice([*body.lanes, 0])
+            lanes = {lane: payload for lane, payload in body.lanes.items() if lane != gone}
+            bodies = [*bodies[:at], wire.Body(body.plan, lanes), *bodies[at + 1 :]]
+        case 7:
+            payload = rng.choice((b"", rng.randbytes(4), *body.lanes.values()))
+            lanes = {**body.lanes, rng.choice((1, 2, 3, 4, 5, 6, 7, 8, rng.randrange(256))): payload}
+            bodies = [*bodies[:at], wire.Body(body.plan, lanes), *bodies[at + 1 :]]
+        case _:
+            _, their_version, behind, theirs = _parsed(rng.choice(others), schema)
+            bodies = [*bodies[:at], *rng.sample(theirs, min(1, len(theirs))), *bodies[at + 1 :]]
+            version = rng.choice((version, their_version, version + 1))
+    return kind, min(version, (1 << 35) - 1), min(behind, (1 << 35) - 1), bodies
+
+
+def _stream(rng: random.Random, data: bytes) -> bytes:
+    """The bytes with another deflate stream at their end."""
+    size = rng.choice((1, 300, len(data), 4 * len(data), 16_730, 16_729, len(BOMB)))
+    if size == len(BOMB):
+        stream = BOMB
+    else:
+        at = rng.randrange(1000)
+        deflate = zlib.compressobj(rng.choice((0, 1, 9)), zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
+        stream = deflate.compress(SKEWED[at : at + size]) + deflate.flush()
+    return data[: rng.choice((0, 1, 2, 3, rng.randrange(len(data) + 1)))] + stream
+
+
+def _bomb() -> bytes:
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return deflate.compress(bytes(20_000_000)) + deflate.flush()
+
+
+BOMB = _bomb()
+SKEWED = bytes(random.Random(0).choices(range(256), weights=[256 >> min(i, 8) for i in range(256)], k=21_000))
+LEVELS = {"wire": 8, "sealed": 17, "fields": 25, "payload": 42, "stream": 8}
+
+
+def message(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]]) -> tuple[Door, str, bytes]:
+    """Message i: its door, its level and its bytes."""
+    rng = random.Random(f"{seed}/{i}")
+    which = rng.randrange(len(through))
+    door = through[which]
+    level = rng.choices(list(LEVELS), list(LEVELS.values()))[0]
+    data = rng.choice(door.seeds)
+    others = kin[which]
+    if level == "wire":
+        return door, level, damaged(rng, data, others)
+    data = forged(rng, door, data, others, level)
+    for _ in range(rng.choice((0, 0, 0, 1, 3)) if level in ("payload", "sealed") and door.schema else 0):
+        try:
+            data = forged(rng, door, data, others, "payload")
+        except WireError:  # no longer a message: sent as it is
+            break
+    return door, level, data
+
+
+# -- what becomes of them ----------------------------------------------------------------------------------------------
+
+
+class LiveStorages(TorchDispatchMode):
+    """The most bytes alive at a time: of torch's storages that are made while it is on, and what tracemalloc sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: dict[int, object] = {}
+        self._before = tracemalloc.get_traced_memory()[0]
+
+    def look(self) -> int:
+        """The peak until now."""
+        self.peak = max(self.peak, self.now + tracemalloc.get_traced_memory()[1] - self._before)
+        tracemalloc.reset_peak()
+        return self.peak
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.look()
+        for storage in _storages(args):
+            self._meet(storage, 0)  # was there before, or is numpy's
+        out = func(*args, **(kwargs or {}))
+        for storage in _storages((out,)):
+            self._meet(storage, storage.nbytes())
+        return out
+
+    def _meet(self, storage: torch.UntypedStorage, size: int) -> None:
+        if id(storage) not in self._seen:
+            self._seen[id(storage)] = weakref.finalize(storage, self._gone, id(storage), size)
+            self.now += size
+
+    def _gone(self, which: int, size: int) -> None:
+        self.now -= size
+        self._seen.pop(which, None)
+
+
+def _storages(values) -> Iterator[torch.UntypedStorage]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.device.type == "cpu":
+                yield value.untyped_storage()
+        elif isinstance(value, (tuple, list)):
+            yield from _storages(value)
+
+
+@dataclass
+class Tally:
+    """What became of many messages."""
+
+    outcomes: Counter = field(default_factory=Counter)  # (level, outcome)
+    doors: Counter = field(default_factory=Counter)  # (door, decoded or refused)
+    traced: int = 0
+    slowest: float = 0.0
+    hungriest: tuple[float, str] = (0.0, "")  # times the model
+    torch_peak: tuple[float, str] = (0.0, "")
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """The messages of another."""
+        self.outcomes += other.outcomes
+        self.doors += other.doors
+        self.traced += other.traced
+        self.slowest = max(self.slowest, other.slowest)
+        self.hungriest = max(self.hungriest, other.hungriest)
+        self.torch_peak = max(self.torch_peak, other.torch_peak)
+        self.failures += other.failures
+
+
+def reason(error: WireError | Drifted) -> str:
+    """The message of an error without what differs from case to case."""
+    text = re.sub(r"-?\d[\d.e+-]*|\bnan\b|\binf\b|-inf", "N", str(error))
+    text = re.sub(r"starts with \w+", "starts with N", re.sub(r"schema \w+, ours \w+", "schema N, ours N", text))
+    return re.sub(r"'[^']*'", "'...'", re.sub(r"\[.*?\]", "[...]", text))
+
+
+@contextmanager
+def bounded(more: int) -> Iterator[None]:
+    """The process may not grow by more than that many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@cache
+def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Door], dict[int, list[bytes]]]:
+    """The doors, each tried with its seeds, and for each what may be spliced into them; once a process."""
+    torch.set_num_threads(1)
+    through = doors(names)
+    for door in through:
+        for data in door.seeds:
+            if not door.read(data):
+                raise SystemExit(f"{door.name}: a real message does not come back")
+            if door.schema:
+                _parsed(data, door.schema)
+    return through, _kin(through)
+
+
+def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...] = tuple(METHODS)) -> Tally:
+    """Send the messages of these numbers."""
+    through, kin = ready(names)
+    tally = Tally()
+    try:
+        with bounded(64 << 20):
+            for done, i in enumerate(numbers):
+                if done % 1000 == 0:
+                    faulthandler.dump_traceback_later(300, exit=True)  # a real hang ends here, and says where
+                _send(i, seed, through, kin, tally, i % trace_every == 0)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return tally
+
+
+def _kin(through: list[Door]) -> dict[int, list[bytes]]:
+    """For each door the messages that may be spliced into its own: those of the same schema."""
+    by: dict[object, list[bytes]] = {}
+    for door in through:
+        by.setdefault(door.schema and door.schema.digest, []).extend(door.seeds)
+    return {i: by[door.schema and door.schema.digest] for i, door in enumerate(through)}
+
+
+def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], tally: Tally, traced: bool) -> None:
+    door, level, data = message(i, seed, through, kin)
+    if traced:
+        tracemalloc.start()
+    live = LiveStorages() if traced and i % TORCH_EVERY == 0 else None
+    start = time.perf_counter()
+    wrong = ""
+    try:
+        with live or nullcontext():
+            valid = door.read(data)
+        outcome = "decoded"
+        wrong = "" if valid else "what came out is not a valid tree"
+    except (WireError, Drifted) as error:
+        outcome = reason(error)
+    except Exception as error:
+        outcome = f"{type(error).__name__}: {error}"
+        wrong = outcome
+    seconds = time.perf_counter() - start
+    peak = live.look() if live else tracemalloc.get_traced_memory()[1]
+    if traced:
+        tracemalloc.stop()
+    if seconds > SECONDS:  # by the clock on the wall; others may have had the processor meanwhile
+        seconds = _processor_seconds(door, data)
+        wrong = wrong or (f"took {seconds:.2f} s" if seconds > SECONDS else "")
+    if peak > TIMES * door.model + door.draws + SMALL:
+        wrong = wrong or f"{peak:,} bytes of memory for a model of {door.model:,}"
+    tally.outcomes[level, outcome] += 1
+    tally.doors[door.name, "decoded" if outcome == "decoded" else "refused"] += 1
+    tally.slowest = max(tally.slowest, seconds)
+    times = ((peak - door.draws - SMALL) / door.model, f"message {i}, {door.name}")
+    if live:
+        tally.torch_peak = max(tally.torch_peak, times)
+    elif traced:
+        tally.traced += 1
+        tally.hungriest = max(tally.hungriest, times)
+    if wrong:
+        tally.failures.append(f"message {i} ({level}, {len(data):,} bytes) to {door.name}: {wrong}")
+
+
+def _processor_seconds(door: Door, data: bytes) -> float:
+    start = time.process_time()
+    with suppress(WireError, Drifted):
+        door.read(data)
+    return time.process_time() - start
+
+
+def report(tally: Tally, by_door: bool) -> str:
+    """The tally as tables."""
+    levels = list(LEVELS)
+    total = sum(tally.outcomes.values())
+    rows: dict[str, Counter] = {}
+    for (level, outcome), count in tally.outcomes.items():
+        rows.setdefault(outcome, Counter())[level] += count
+    lines = ["| outcome | all | " + " | ".join(levels) + " |", "|---|" + "---:|" * (1 + len(levels))]
+    for outcome, counts in sorted(rows.items(), key=lambda row: -sum(row[1].values())):
+        cells = " | ".join(f"{counts[level]:,}" for level in levels)
+        lines.append(f"| {outcome} | {sum(counts.values()):,} | {cells} |")
+    if by_door:
+        names = sorted({name for name, _ in tally.doors})
+        lines += ["", "| door | decoded | refused |", "|---|---:|---:|"]
+        lines += [f"| {n} | {tally.doors[n, 'decoded']:,} | {tally.doors[n, 'refused']:,} |" for n in names]
+    decoded = sum(rows["decoded"].values()) if "decoded" in rows else 0
+    lines += [
+        "",
+        f"{total:,} messages: {decoded:,} decoded to valid trees, {total - decoded:,} refused for {len(rows) - 1} "
+        f"reasons, {len(tally.failures):,} failures.",
+        f"Slowest {tally.slowest:.3f} s. Most memory of Python and numpy, in {tally.traced:,} messages: "
+        f"{max(0.0, tally.hungriest[0]):.2f} x the model ({tally.hungriest[1]}); with torch, every {TORCH_EVERY}th "
+        f"message: {max(0.0, tally.torch_peak[0]):.2f} x ({tally.torch_peak[1]}); {SMALL >> 10} KiB for small objects "
+        "and what is drawn left out.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fuzz, print what became of the messages, and exit with 1 if one of them got through."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long, with what is done by then")
+    parser.add_argument("--trace-every", type=int, default=8, help="measure the memory of each so-manieth message")
+    parser.add_argument("--doors", action="store_true", help="one more table, with what each door did")
+    parser.add_argument("--only", type=int, help="send this message alone, and show what happens")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    if options.only is not None:
+        through = doors()
+        door, level, data = message(options.only, options.seed, through, _kin(through))
+        print(f"{door.name}, {level}, {len(data)} bytes: {data[:64].hex()}")
+        print(door.read(data))
+        return
+    parts = [range(first, min(first + PART, options.messages)) for first in range(0, options.messages, PART)]
+    tally = Tally()
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for part in pool.imap_unordered(partial(fuzz, seed=options.seed, trace_every=options.trace_every), parts):
+            tally.add(part)
+            print(f"{sum(tally.outcomes.values()):,} of {options.messages:,}", file=sys.stderr, flush=True)
+            if time.perf_counter() - start > 60 * options.minutes:
+                break
+    print(report(tally, options.doors))
+    print(f"Seed {options.seed}, {time.perf_counter() - start:.0f} s with {options.jobs} job(s).")
+    for line in tally.failures[:40]:
+        print(f"FAILED {line}")
+    sys.exit(1 if tally.failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Write one part of a page of documentation, and leave the rest of the page as it is.
+
+    <!-- begin codecs: python benchmarks/codecs.py --docs docs -->
+    what the command printed
+    <!-- end codecs -->
+
+The part is found by its name; the command beside it is the one that writes it again. A page without the part gets it at
+its end.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def write_part(page: Path, name: str, text: str, command: str) -> None:
+    """Put a text between the marks of this name.
+
+    >>> import tempfile
+    >>> page = Path(tempfile.mkdtemp()) / "page.md"
+    >>> _ = page.write_text("# Page\\n\\n<!-- begin a: old -->\\nold\\n<!-- end a -->\\n\\nEnd.\\n")
+    >>> write_part(page, "a", "new", "make a")
+    >>> page.read_text()
+    '# Page\\n\\n<!-- begin a: make a -->\\nnew\\n<!-- end a -->\\n\\nEnd.\\n'
+    """
+    part = f"<!-- begin {name}: {command} -->\n{text.strip()}\n<!-- end {name} -->"
+    before = page.read_text() if page.exists() else ""
+    marks = re.compile(rf"<!-- begin {re.escape(name)}: .*? -->.*?<!-- end {re.escape(name)} -->", re.S)
+    found = len(marks.findall(before))
+    if found > 1 or (f"<!-- begin {name}:" in before and not found):
+        raise SystemExit(f"{page} has a part {name!r} without an end, or twice; repair its marks by hand")
+    after = marks.sub(lambda _: part, before) if found else f"{before.rstrip()}\n\n{part}\n".lstrip()
+    page.write_text(after)

@@ -1,0 +1,100 @@
+"""Whether a round takes longer because more clients are registered: a thousand against a million, cohort 100.
+
+    python benchmarks/scale.py                        FedAvg on a small perceptron
+    python benchmarks/scale.py --asked                as if every client had been asked before
+    python benchmarks/scale.py --method scaffold      any preset; those with memories keep one for each client asked
+
+Each federation runs in a process of its own. A round's time is the median of processor seconds over a few rounds after
+one that is not counted, memory is the largest that the process held. All clients share one pool of examples, so that
+only the number of clients differs. "ratio" is the time with more clients over that with fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+POOL, EACH, BATCH = 100_000, 20, 10
+
+
+def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) -> dict[str, float]:
+    """Seconds to deal the examples and of a round, seconds and bytes of a checkpoint, megabytes held."""
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from thinwire.core.rng import Key
+    from thinwire.engines.local import Job, LocalEngine
+    from thinwire.engines.roster import Roster
+    from thinwire.rounds import Local
+    from thinwire.rounds.state import ClientState
+    from thinwire.run.checkpoint import load_checkpoint, save_checkpoint
+    from thinwire.run.config import method_from
+    from thinwire.run.presets import preset
+    from thinwire.tasks.base import Task
+    from thinwire.tasks.examples import Arrays
+    from thinwire.tasks.partition import Assignment
+    from thinwire.tasks.splits import IID
+
+    torch.manual_seed(0)
+    began = time.process_time()
+    dealt = IID().assign(np.zeros(clients * EACH, np.int64), clients, Key(0))
+    split = time.process_time() - began
+    pool = Arrays(torch.randn(POOL, 64), torch.randint(0, 10, (POOL,)))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    task = Task(model, pool, Assignment(dealt.order % POOL, dealt.offsets))
+    table = preset("methods", method).table
+    job = Job(task, method_from(table.get("method", {})), 10**6, cohort, Local(batch=BATCH), eval_every=10**6)
+    simulation = LocalEngine("cpu", "vmap").prepare(job)
+    state, _ = simulation.round(simulation.start())
+    if asked:
+        seen = ClientState(state.server.public.version)
+        state = state._replace(clients=Roster(dict.fromkeys(range(clients), seen)))
+    took = []
+    for _ in range(rounds):
+        began = time.process_time()
+        state, _ = simulation.round(state)
+        took.append(time.process_time() - began)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10 if sys.platform == "linux" else 1 << 20)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.process_time()
+        save_checkpoint(Path(folder), state, "")
+        saved = time.process_time() - began
+        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+        began = time.process_time()
+        load_checkpoint(Path(folder), "")
+        loaded = time.process_time() - began
+    out = {"clients": clients, "split_s": split, "round_s": statistics.median(took), "memory_mb": memory}
+    return out | {"checkpoint_s": saved, "checkpoint_mb": size / 1e6, "resume_s": loaded}
+
+
+def main() -> None:  # noqa: D103
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", nargs=2, type=int, default=[1_000, 1_000_000], help="fewer and more")
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds that are timed")
+    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--asked", action="store_true", help="as if every client had been asked before")
+    parser.add_argument("--one", type=int, help="measure this many clients in this process")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.cohort, options.rounds, options.method, options.asked)))
+        return
+    rows = []
+    for clients in options.clients:
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", str(clients)]
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        print("  ".join(f"{key}={value:.4g}" for key, value in rows[-1].items()), flush=True)
+    few, many = rows
+    print(f"ratio={many['round_s'] / few['round_s']:.3f}  more_memory_mb={many['memory_mb'] - few['memory_mb']:.0f}")
+
+
+if __name__ == "__main__":
+    main()

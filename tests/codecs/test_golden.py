@@ -1,0 +1,203 @@
+"""The wire format does not change by accident, and docs/wire.md is enough to read it.
+
+The golden files are written by `python -m tests.golden.make`.
+"""
+
+import json
+
+import pytest
+import torch
+
+from tests import wire_reader as reader
+from tests.golden import make
+from thinwire.codecs import Peer, indices, symbols
+from thinwire.core.rng import Key
+from thinwire.core.spec import DTYPES, Block, Spec
+from thinwire.rounds.down import receive
+from thinwire.rounds.lanes import unraw
+from thinwire.run.parts import build
+
+FILES = {file.stem: json.loads(file.read_text()) for file in sorted(make.HERE.glob("*.json"))}
+TYPES = {code: dtype for dtype, (code, _) in DTYPES.items()}
+
+
+def of(kind):
+    return pytest.mark.parametrize("name", [name for name in FILES if name.startswith(kind)])
+
+
+def spec_of(blocks):
+    return Spec(tuple(Block(name, tuple(shape), TYPES[kind]) for name, shape, kind in blocks))
+
+
+def flat(blocks, names=None):
+    """Blocks as the reader wants them."""
+    return [(name, tuple(shape), kind) for name, shape, kind in blocks if names is None or name in names]
+
+
+def numbers(blocks, as_hex):
+    """Blocks of a golden file as lists of Python numbers, by way of torch."""
+    return {
+        block.name: unraw(bytes.fromhex(as_hex[block.name]), Spec((block,)))[block.name].flatten().tolist()
+        for block in spec_of(blocks)
+        if block.name in as_hex
+    }
+
+
+@pytest.fixture(scope="module")
+def today():
+    return make.cases()
+
+
+def test_the_files_are_those_that_are_made(today):
+    assert sorted(today) == sorted(FILES), "run python -m tests.golden.make"
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_the_same_bytes_are_made_today(name, today):
+    assert json.loads(make.as_text(today[name])) == FILES[name]
+
+
+@of("positions")
+def test_positions_are_read(name):
+    file = FILES[name]
+    data = bytes.fromhex(file["bytes"])
+    assert reader.read_positions(data, file["n"], file["k"]) == file["positions"]
+    assert indices.decode(data, file["n"], file["k"]).tolist() == file["positions"]
+
+
+@of("levels")
+def test_levels_are_read(name):
+    file = FILES[name]
+    data, levels = bytes.fromhex(file["bytes"]), file["levels"]
+    assert reader.read_levels(data, len(levels), file["bits"]) == levels
+    assert symbols.decode(data, len(levels), file["bits"]).tolist() == levels
+
+
+@of("codec")
+def test_codecs_are_read(name):
+    file = FILES[name]
+    data, wanted = bytes.fromhex(file["bytes"]), numbers(file["blocks"], file["numbers"])
+    assert reader.read_codec(file["codec"], data, flat(file["blocks"]), (file["key"], file["everyone"])) == wanted
+    codec, spec = build("codec", file["codec"], "golden"), spec_of(file["blocks"])
+    assert make.as_hex(codec.decode(data, spec, Peer(Key(file["key"]), Key(file["everyone"])))) == file["numbers"]
+
+
+def read(file):
+    return reader.read_message(
+        bytes.fromhex(file["bytes"]), bytes.fromhex(file["digest"]), [block[0] for block in file["coords"]]
+    )
+
+
+def peer(file, version, client):
+    return reader.fold(file["key"], "peer", version, client), reader.fold(file["key"], "peers", version)
+
+
+@of("message-up")
+def test_answers_are_read(name):
+    file = FILES[name]
+    kind, version, behind, bodies = read(file)
+    assert (kind, version, behind, len(bodies)) == ("up", file["version"], 0, 1)
+    plan, lanes = bodies[0]
+    assert plan == file["plan"]
+    said = reader.read_codec(file["up"], lanes.pop(1), flat(file["coords"], plan), peer(file, version, file["client"]))
+    assert said == numbers(file["coords"], file["numbers"])
+    assert reader.read_codec("raw", lanes.pop(2), [("weight", (1,), "f4")], 0) == {"weight": [file["weight"]]}
+    read_rest(file, lanes, "shared_said", "buffers_said", file)
+
+
+@of("message-lost")
+def test_calls_for_help_are_read(name):
+    file = FILES[name]
+    assert read(file) == ("lost", file["version"], 0, [])
+
+
+@of("message-steps")
+def test_steps_are_read(name):
+    file = FILES[name]
+    kind, version, behind, bodies = read(file)
+    assert (kind, version, behind) == ("steps", file["version"], file["version"] - file["from"])
+    read_ask(file, bodies.pop(), news=behind > 0)
+    at = file["from"]
+    for (plan, lanes), wanted in zip(bodies, file["way"], strict=True):
+        assert (at, plan) == (wanted["from"], wanted["plan"])
+        blocks = flat(file["coords"], plan)
+        if 7 in lanes:
+            end = (at // file["window"] + 1) * file["window"] if file["window"] else None
+            settled = end is not None and end <= version
+            at = end if settled else version
+            said = reader.read_codec(file["settle"] if settled else "raw", lanes.pop(7), blocks, peer(file, at, -1))
+        else:
+            said = reader.read_codec(file["down"], lanes.pop(1), blocks, peer(file, at, -1))
+            at += 1
+        assert said == numbers(file["coords"], wanted["numbers"])
+        assert at == wanted["until"]
+        assert not lanes
+    assert at == version
+
+
+@of("message-state")
+def test_states_are_read(name):
+    file = FILES[name]
+    kind, version, behind, bodies = read(file)
+    assert (kind, version, behind) == ("state", file["version"], file["version"] - file["from"])
+    read_ask(file, bodies.pop(), news=True)
+    ((plan, lanes),) = bodies
+    assert plan == file["touched"]
+    after, blocks = file["after"], flat(file["sendable"])
+    codec = file["down"] if file["link"] == "snapshot" else "raw"
+    said = reader.read_codec(codec, lanes.pop(1), blocks, peer(file, version, -1))
+    held = numbers(file["coords"], after["coords"])
+    assert said == {name: held[name] for name, _, _ in blocks}
+    if file["window"] and version >= file["window"]:
+        base = reader.read_codec("raw", lanes.pop(6), flat(file["weights"]), 0)
+        assert base == numbers(file["weights"], after["base"])
+    assert not lanes
+
+
+def read_ask(file, ask, news):
+    plan, lanes = ask
+    assert plan == file["plan"]
+    if file["guarded"]:
+        state = {name: numbers(file[blocks], file["after"][part]) for name, blocks, part in guarded_parts(file)}
+        value = reader.read_codec("raw", lanes.pop(8), [("guard", (), "f4")], 0)["guard"][0]
+        assert value == pytest.approx(reader.guard(state, reader.fold(file["key"], "guard", file["version"])), rel=1e-6)
+    if news:
+        read_rest(file, lanes, "shared", "buffers", file["after"])
+    assert not lanes
+
+
+def guarded_parts(file):
+    """What the guard is of: the base where spaces merge into it, then the coordinates."""
+    base = [("base/", "weights", "base")] if file["window"] else []
+    return [*base, ("", "coords", "coords")]
+
+
+def read_rest(file, lanes, shared, buffers, wanted):
+    for lane, blocks, numbers_of in ((3, "buffers", buffers), (4, "shared", shared)):
+        payload = lanes.pop(lane, b"")
+        assert reader.read_codec("raw", payload, flat(file[blocks]), 0) == numbers(file[blocks], wanted[numbers_of])
+    assert not lanes
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith(("message-steps", "message-state"))])
+def test_clients_arrive_where_the_file_says(name):
+    file = FILES[name]
+    contract, servers, _ = make.history(name.split("-")[2])
+    after = receive(contract, servers[file["from"]].public, bytes.fromhex(file["bytes"]), 0).public
+    assert make.public_hex(after) == file["after"]
+
+
+def test_every_codec_and_kind_of_message_has_a_file():
+    from thinwire.codecs.message import KINDS
+    from thinwire.core.registry import entries
+
+    used = json.dumps([file.get("codec") for file in FILES.values()])
+    assert [name for name in entries("codec") if f'"{name}"' not in used] == []
+    assert {one["kind"] for file in FILES.values() for one in file.get("way", ())} == {"entry", "stretch"}
+    assert {name.split("-")[1] for name in FILES if name.startswith("message")} == set(KINDS.values())
+
+
+def test_the_reader_reads_numbers_of_all_types():
+    types = {kind for file in FILES.values() for _, _, kind in file.get("blocks", ())}
+    assert types == set(TYPES)
+    assert torch.tensor(reader.philox(7, 9)).tolist() == Key(7).words(9).tolist()

@@ -1,0 +1,298 @@
+"""Write the golden files: bytes that pin the wire format, and the numbers that they stand for.
+
+    python -m tests.golden.make
+
+One file a kind of section, codec and message. Everything in them is drawn from keys or a multiple of 1/8, so that the
+same bytes come out on every machine. Write them again only when the format is meant to change, and say so in the
+CHANGELOG; `git diff tests/golden` shows what changed.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from thinwire.codecs import (
+    ByBlock,
+    Chain,
+    ErrorFeedback,
+    Peer,
+    Quantise,
+    RandomK,
+    RankSlice,
+    Raw,
+    Threshold,
+    TopK,
+    indices,
+    symbols,
+)
+from thinwire.codecs import message as wire
+from thinwire.core.rng import Key
+from thinwire.core.spec import DTYPES, Spec
+from thinwire.core.tree import Tree
+from thinwire.optim.corrections import Scaffold
+from thinwire.rounds import Method
+from thinwire.rounds.budget import Budget, Tier
+from thinwire.rounds.down import open_round, receive, repair, say_lost
+from thinwire.rounds.lanes import raw, read_step, read_stretch, unpack_up
+from thinwire.rounds.protocol import agree, begin, close_round, plan_round
+from thinwire.rounds.state import Contract, Public, ServerState
+from thinwire.run.parts import describe
+from thinwire.schedules.base import Every, Plan
+from thinwire.spaces import MAPO
+
+HERE = Path(__file__).parent
+KEY, EVERYONE = Key(20), Key(27)
+TREE = {
+    "conv.weight": Key(21).normal(6, 20),
+    "conv.bias": Key(22).normal(6) * 0.01,
+    "half": Key(23).normal(20).half(),
+    "half.b": Key(25).normal(3, 5).half(),
+    "zeros": torch.where(torch.arange(30) % 4 == 0, Key(26).normal(30), torch.zeros(30)),
+    "none": torch.zeros(0, 2),
+    "one": torch.tensor(-0.75),
+}
+ALL_TYPES = {DTYPES[kind][0]: torch.tensor([[0, 1, 1]]).to(kind) for kind in DTYPES} | {"f4": Key(24).normal(3)}
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+CLUSTER = np.concatenate((np.arange(40, 240), np.arange(700, 760), [3990]))
+POSITIONS = {  # n, positions, which form they take
+    "rice": (1000, np.array([3, 17, 900]), 2),
+    "gaps": (4000, CLUSTER, 0),
+    "gaps-long": (20_000, np.concatenate((np.arange(200), np.arange(19_000, 19_100))), 0),
+    "bitmap-packed": (24, np.array([0, 1, 4, 7, 9, 10, 12, 15, 17, 20, 21, 23]), 1),
+    "bitmap-squeezed": (800, np.arange(150, 470), 1),
+    "all": (5, np.arange(5), None),
+}
+SKEWED = np.minimum(KEY.fold("levels").words_numpy(300) // (1 << 26), 70) % 7  # 0 to 6
+LEVELS = {  # bits, levels
+    "1": (1, np.array([1, 0, 1, 1, 0, 0, 0, 1, 1, 0])),
+    "2-squeezed": (2, np.where(np.arange(300) % 17 == 0, 3, 1)),
+    "3-packed": (3, np.arange(10) % 8),
+    "3-squeezed": (3, np.where(SKEWED > 4, SKEWED, 3)),
+    "4-packed": (4, np.arange(16)[::-1].copy()),
+    "5-squeezed": (5, SKEWED % 3),
+    "6-packed": (6, np.arange(0, 64, 5)),
+    "8-squeezed": (8, 100 + SKEWED),
+    "11-squeezed-top": (11, 1024 + np.arange(200)),
+    "32": (32, np.array([0, 1, (1 << 32) - 1, 123_456_789])),
+}
+
+
+def sections() -> Iterator[tuple[str, dict]]:
+    """Positions and levels by themselves."""
+    for name, (n, at, form) in POSITIONS.items():
+        data = indices.encode(at, n)
+        assert form is None or data[0] == form, f"positions {name!r} took form {data[0]}"
+        yield f"positions-{name}", {"n": n, "k": len(at), "positions": at.tolist(), "bytes": data.hex()}
+    for name, (bits, levels) in LEVELS.items():
+        data = symbols.encode(levels, bits)
+        assert ("squeezed" in name) == (len(data) < -(-len(levels) * bits // 8)), f"levels {name!r}"
+        yield f"levels-{name}", {"bits": bits, "levels": levels.tolist(), "bytes": data.hex()}
+
+
+# -- codecs ------------------------------------------------------------------------------------------------------------
+
+CODECS = {
+    "raw": Raw(),
+    "topk": TopK(0.1),
+    "topk-by-block-int4": TopK(0.2, "block", Quantise(4)),
+    "threshold-int8": Threshold(1.2, Quantise(8)),
+    "threshold-nothing": Threshold(100.0),
+    "randomk": RandomK(0.1),
+    "topk-up": TopK(0.1, rounding="up"),
+    "randomk-shared": RandomK(0.1, shared=True),
+    "rank-slice": RankSlice(2, rows=("conv.weight",), columns=("half.*",), inner=Quantise(8)),
+    "randomk-as-is-uniform": RandomK(0.3, Quantise(8, "uniform"), unbiased=False),
+    "quantise-2": Quantise(2),
+    "quantise-3": Quantise(3, block=50),
+    "quantise-4": Quantise(4),
+    "quantise-8": Quantise(8),
+    "quantise-12": Quantise(12),
+    "quantise-16-tree": Quantise(16, per="tree"),
+    "quantise-stochastic": Quantise(4, stochastic=True),
+    "quantise-uniform": Quantise(5, "uniform"),
+    "quantise-qsgd": Quantise(8, "qsgd", block=64),
+    "quantise-fp16": Quantise(scheme="fp16"),
+    "quantise-bf16": Quantise(scheme="bf16"),
+    "quantise-sign": Quantise(scheme="sign", block=100),
+    "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantise(8))),
+    "by-block": ByBlock((("conv.*", TopK(0.2)), (("*", "!one"), RandomK(0.5)), ("*", Raw()))),
+}
+
+
+def codecs() -> Iterator[tuple[str, dict]]:
+    """One tree through each codec."""
+    for name, codec in CODECS.items():
+        tree = ALL_TYPES if name == "raw" else TREE
+        spec, peer = Spec.of(tree), Peer(KEY, EVERYONE)
+        data, _ = codec.encode(tree, codec.init(spec), peer)
+        keys = {"key": KEY.value, "everyone": EVERYONE.value}
+        out = {"codec": describe("codec", codec), **keys, "blocks": blocks_of(spec), "bytes": data.hex()}
+        yield f"codec-{name}", out | {"numbers": as_hex(codec.decode(data, spec, peer))}
+
+
+def blocks_of(spec: Spec) -> list:
+    """Name, shape and type of each block."""
+    return [[block.name, list(block.shape), DTYPES[block.dtype][0]] for block in spec]
+
+
+def as_hex(tree: Tree) -> dict[str, str]:
+    """Each block as its raw bytes."""
+    return {name: raw({name: block}).hex() for name, block in tree.items()}
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def eighths(spec: Spec, key: Key) -> Tree:
+    """Multiples of 1/8 from -1 to 7/8: their sums are exact everywhere."""
+    return {b.name: ((key.fold(b.name).words(b.numel) >> 28) / 8 - 1).reshape(b.shape).to(b.dtype) for b in spec}
+
+
+MODEL = {"fc.weight": torch.zeros(4, 3), "fc.bias": torch.zeros(4), "head": torch.zeros(2, 4)}
+BUFFERS = {"norm.mean": torch.tensor([0.5, -0.25])}
+METHODS = {
+    "fedavg": (Method(), BUFFERS),
+    "sparse": (Method(up=TopK(0.25, inner=Quantise(8)), down=Quantise(4)), {}),
+    "private": (Method(schedule=Every(private=("head",)), link="snapshot", down=Quantise(8)), {}),
+    "scaffold": (Method(correction=Scaffold()), {}),
+    "tiers": (Method(link="snapshot", budget=Budget((Tier(up=TopK(0.5), down=Quantise(8)), Tier()), (0, 1))), {}),
+    "windows": (Method(space=MAPO(k=4, layout="contiguous", fresh_every=2), guard=False), BUFFERS),
+    "settled": (
+        Method(space=MAPO(k=4, layout="contiguous", fresh_every=2), down=Quantise(8), settle=Quantise(4)),
+        {},
+    ),
+    "mapo": (Method(space=MAPO(k=4, layout="contiguous"), up=Quantise(scheme="fp16")), {}),
+}
+
+
+def answer(contract: Contract, plan: Plan, version: int) -> bytes:
+    """What client 0 says, with drawn numbers in the place of trained ones."""
+    method, key = contract.method, KEY.fold("answer", version)
+    code = method.sketch.spec(contract.coords.restrict(plan.names))
+    up = contract.up(0)
+    payload, _ = up.encode(eighths(code, key), up.init(code), contract.peer(version, 0))
+    lanes = {wire.COORDS: payload, wire.WEIGHT: raw({"weight": torch.tensor(1.0)})}
+    if contract.buffers.blocks:
+        lanes[wire.BUFFERS] = raw(eighths(contract.buffers, key))
+    if contract.shared.blocks:
+        lanes[wire.SHARED] = raw(eighths(contract.shared, key))
+    body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
+    return wire.pack(wire.UP, version, [body], contract.schema)
+
+
+def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], list[bytes]]:
+    """Some rounds with one client: the server's states, and what the client said."""
+    method, buffers = METHODS[name]
+    weights = eighths(Spec.of(MODEL), KEY)
+    contract, public = agree(method, weights, buffers, KEY)
+    servers, said = [begin(contract, public)], []
+    for version in range(rounds):
+        plan = plan_round(contract, servers[-1])
+        said.append(answer(contract, plan, version))
+        servers.append(close_round(contract, servers[-1], plan, {0: said[-1]}, 1))
+    return contract, servers, said
+
+
+def messages() -> Iterator[tuple[str, dict]]:
+    """What a client says, and what clients of several versions are told."""
+    for name, (method, _) in METHODS.items():
+        contract, servers, said = history(name)
+        about = {
+            "up": describe("codec", contract.up(0)),
+            "down": describe("codec", contract.down(0)),
+            "settle": describe("codec", method.settle),
+            "link": method.link,
+            "guarded": method.guard and method.link == "ledger",
+            "window": method.space.fresh_every,
+            "key": KEY.value,
+            "digest": contract.schema.digest.hex(),
+            **{
+                part: blocks_of(getattr(contract, part))
+                for part in ("weights", "coords", "sendable", "shared", "buffers")
+            },
+        }
+        plan = plan_round(contract, servers[1])
+        heard = unpack_up(contract, plan, 1, 0, said[1])
+        up = {"version": 1, "client": 0, "plan": in_order(contract, plan.names), "weight": heard.weight}
+        up |= {
+            "numbers": as_hex(heard.code),
+            "buffers_said": as_hex(heard.buffers),
+            "shared_said": as_hex(heard.report),
+        }
+        yield f"message-up-{name}", about | {"bytes": said[1].hex()} | up
+        for version in (3, 2, 0):
+            data = open_round(contract, servers[3], {0: version})[0]
+            yield f"message-{wire.KINDS[data[3]]}-{name}-from-{version}", about | heard_of(contract, servers, data)
+        lost = say_lost(contract, 1)
+        if name == "fedavg":
+            yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}
+        if method.link == "ledger":
+            answer_to = repair(contract, servers[3], lost)
+            yield f"message-state-{name}-from-1", about | heard_of(contract, servers, answer_to)
+
+
+def heard_of(contract: Contract, servers: list[ServerState], data: bytes) -> dict:
+    """What client 0 makes of a message."""
+    message = wire.unpack(data, contract.schema)
+    version = message.version - message.behind
+    before = servers[version].public
+    after, touched, plan = receive(contract, before, data, 0)
+    out = {"version": message.version, "from": version, "plan": in_order(contract, plan.names)}
+    out |= {"touched": in_order(contract, touched), "bytes": data.hex(), "way": []}
+    if message.kind == wire.STEPS:
+        at = version
+        for one in message.bodies[:-1]:
+            body = wire.unpack_body(one, contract.schema)
+            if wire.VALUES in body.lanes:
+                end = contract.window_end(at)
+                until = min(message.version, end or message.version)
+                names, values = read_stretch(contract, body, torch.device("cpu"), end if until == end else None)
+            else:
+                names, values = read_step(contract, body, at, torch.device("cpu"))
+                until = at + 1
+            kind = "stretch" if wire.VALUES in body.lanes else "entry"
+            about = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
+            out["way"].append(about | {"numbers": as_hex(values)})
+            at = until
+    return out | {"before": public_hex(before), "after": public_hex(after)}
+
+
+def in_order(contract: Contract, names: frozenset[str]) -> list[str]:
+    """Names in the order of the model."""
+    return [name for name in contract.coords.names if name in names]
+
+
+def public_hex(public: Public) -> dict:
+    """A public state as raw bytes."""
+    return {"version": public.version} | {part: as_hex(getattr(public, part)) for part in public._fields[1:]}
+
+
+def as_text(content: dict) -> str:
+    """JSON with one line a key."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()) + "\n}\n"
+
+
+def cases() -> dict[str, dict]:
+    """All golden files by name."""
+    return dict([*sections(), *codecs(), *messages()])
+
+
+def main() -> None:
+    """Write them all, and remove those that are no longer made."""
+    made = cases()
+    for old in HERE.glob("*.json"):
+        if old.stem not in made:
+            old.unlink()
+    for name, content in made.items():
+        (HERE / f"{name}.json").write_text(as_text(content))
+    print(f"{len(made)} files, {sum(file.stat().st_size for file in HERE.glob('*.json')):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The parts of the benchmarks that others rely on: the fuzzer in its short form, pages, bars."""
+
+import doctest
+
+import pytest
+
+from benchmarks import codecs, fuzz_wire, page
+from thinwire.codecs import Quantise, TopK
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+
+
+def test_forged_messages_are_decoded_or_refused():
+    names = ("raw, buffers", "top-k by block", "private, snapshot", "mapo, 3 rounds a frame")
+    tally = fuzz_wire.fuzz(range(3000), seed=1, trace_every=4, names=names)
+    assert tally.failures == []
+    refusals = {outcome for _, outcome in tally.outcomes} - {"decoded"}
+    decoded = sum(count for (_, outcome), count in tally.outcomes.items() if outcome == "decoded")
+    assert decoded > 300  # mutations that are still messages
+    # from the outermost check to the innermost
+    for deep in ("checksum", "lanes [", "not finite", "positions", "compressed section", "level N does not exist"):
+        assert any(deep in refusal for refusal in refusals), deep
+    assert "3,000 messages" in fuzz_wire.report(tally, by_door=True)
+
+
+def test_the_fuzzer_sees_what_it_looks_for():
+    big = fuzz_wire.Door("hungry", 1000, (b"x",), lambda data: len(bytearray(10_000_000)) > 0)
+    odd = fuzz_wire.Door("odd", 1000, (b"x",), lambda data: data.no_such_thing)
+    wrong = fuzz_wire.Door("wrong", 1000, (b"x",), lambda data: False)
+    hungry = fuzz_wire.Door("torch", 1000, (b"x",), lambda data: bool((fuzz_wire.torch.zeros(1 << 20) + 1).all()))
+    for door, says in ((big, "bytes of memory"), (odd, "AttributeError"), (wrong, "not a valid tree")):
+        tally = fuzz_wire.Tally()
+        fuzz_wire._send(1, 0, [door], {0: [b"x"]}, tally, traced=True)
+        assert says in tally.failures[0]
+    tally = fuzz_wire.Tally()
+    fuzz_wire._send(64, 0, [hungry], {0: [b"x"]}, tally, traced=True)
+    assert "bytes of memory" in tally.failures[0]
+
+
+def test_a_message_of_the_fuzzer_is_a_function_of_its_number():
+    through, kin = fuzz_wire.ready(("raw, buffers",))
+    assert all(fuzz_wire.message(i, 0, through, kin) == fuzz_wire.message(i, 0, through, kin) for i in range(50))
+
+
+def test_a_part_of_a_page_is_written_and_the_rest_left_alone(tmp_path):
+    assert doctest.testmod(page).failed == 0
+    file = tmp_path / "page.md"
+    file.write_text("# Page\n")
+    page.write_part(file, "b", "one", "make b")
+    page.write_part(file, "c", "two", "make c")
+    page.write_part(file, "b", "three \\1", "make b")
+    text = file.read_text()
+    assert text.count("begin b") == text.count("end b") == 1
+    assert text.index("three \\1") < text.index("two")
+    assert text.startswith("# Page\n")
+    file.write_text("<!-- begin b: make b -->")
+    with pytest.raises(SystemExit, match="without an end"):
+        page.write_part(file, "b", "four", "make b")
+
+
+def test_bars_can_be_missed():
+    bars = codecs.Bars()
+    bars.hold("near", [(1.0, "a"), (1.02, "b")], 1.03, most=True)
+    assert bars.missed == 0
+    bars.hold("near", [(1.0, "a"), (1.04, "b")], 1.03, most=True)
+    bars.hold("fast", [(99.0, "a"), (200.0, "b")], 100.0, most=False)
+    assert bars.missed == 2
+    assert bars.table().count("FAIL") == 2
+
+
+def test_flower_sends_positions_and_values_or_all_of_them():
+    spec = Spec.of({"w": Key(0).normal(100, 10)})
+    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantise(8)), spec)
+    assert dense == [("f4", [100, 10])]
+    assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]

@@ -1,0 +1,369 @@
+"""A reader of thinwire's bytes, written from docs/wire.md alone: it imports nothing of thinwire, numpy or torch.
+
+It shows that the page is enough. It is slow, and it refuses less than the real one: it checks what it needs.
+"""
+
+import math
+import struct
+import zlib
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+
+MAX = {"f2": 65504.0, "b2": 255 * 2.0**120, "f4": (2 - 2.0**-23) * 2.0**127, "f8": (2 - 2.0**-52) * 2.0**1023}
+SIZE = {"f4": 4, "f8": 8, "f2": 2, "b2": 2, "i8": 8, "i4": 4, "i2": 2, "i1": 1, "u1": 1, "t1": 1}
+LETTER = {"f4": "f", "f8": "d", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b", "u1": "B", "t1": "?"}
+
+
+class Cursor:
+    """Bytes, read from the front."""
+
+    def __init__(self, data):
+        self.data, self.at = bytes(data), 0
+
+    def take(self, n=None):
+        n = len(self.data) - self.at if n is None else n
+        assert 0 <= n <= len(self.data) - self.at, "the bytes end too early"
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def byte(self):
+        return self.take(1)[0]
+
+    def v(self):
+        value = 0
+        for i in range(5):
+            byte = self.byte()
+            value |= (byte & 127) << 7 * i
+            if byte < 128:
+                assert byte or i == 0, "not the shortest form"
+                return value
+        raise AssertionError("longer than five bytes")
+
+    def end(self):
+        assert self.at == len(self.data), "something follows"
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def read_message(data, digest, blocks):
+    """Kind, version, versions behind it, and bodies; a body is its plan (names of blocks) and lanes (payload by id)."""
+    assert zlib.crc32(digest + data[:-4]) == struct.unpack("<I", data[-4:])[0], "checksum"
+    c = Cursor(data[:-4])
+    assert c.take(2) == b"TW"
+    assert c.byte() == 1
+    kind = {1: "up", 2: "steps", 3: "state", 4: "lost"}[c.byte()]
+    assert c.take(4) == digest[:4]
+    version, bodies = c.v(), []
+    behind = c.v() if kind in ("steps", "state") else 0
+    while c.at < len(c.data):
+        plan = list(blocks)
+        if c.byte():
+            bitmap = c.take(-(-len(blocks) // 8))
+            plan = [name for i, name in enumerate(blocks) if bitmap[i // 8] >> i % 8 & 1]
+        bodies.append((plan, {c.byte(): c.take(c.v()) for _ in range(c.v())}))
+    return kind, version, behind, bodies
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+def width(count, bits):
+    return -(-count * bits // 8)
+
+
+def unpack(data, count, bits):
+    """Numbers of a few bits each: all bytes are one whole number, the first byte its lowest."""
+    assert len(data) == width(count, bits)
+    whole = int.from_bytes(data, "little")
+    assert whole >> count * bits == 0
+    return [whole >> i * bits & ((1 << bits) - 1) for i in range(count)]
+
+
+def expand(data, length):
+    if len(data) == length:
+        return data
+    inflate = zlib.decompressobj(-15)
+    out = inflate.decompress(data)
+    assert len(data) < length == len(out)
+    assert inflate.eof
+    assert not inflate.unused_data
+    return out
+
+
+def read_levels(data, count, bits):
+    if bits > 8:
+        cut = width(count, bits - 8)
+        low, top = unpack(data[:cut], count, bits - 8), expand(data[cut:], count)
+        return [high << bits - 8 | rest for high, rest in zip(top, low, strict=True)]
+    if bits in (1, 2, 4, 8):
+        return unpack(expand(data, width(count, bits)), count, bits)
+    if len(data) == width(count, bits):
+        return unpack(data, count, bits)
+    if bits > 3:
+        return list(expand(data, count))
+    pairs = expand(data, -(-count // 2))
+    return [level for byte in pairs for level in (byte & 7, byte >> 3)][:count]
+
+
+def read_positions(data, n, k):
+    if k in (0, n):
+        assert not data
+        return list(range(k))
+    c = Cursor(data)
+    form = c.byte()
+    if form == 1:
+        bitmap = unpack(expand(c.take(), width(n, 1)), n, 1)
+        out = [i for i, bit in enumerate(bitmap) if bit]
+    elif form == 0:
+        r = max(0, (n // k).bit_length() - 1 - 4)
+        escapes = c.v()
+        low = unpack(c.take(width(k, r)), k, r)
+        wide = (n >> r).bit_length()
+        long = iter(unpack(c.take(width(escapes, wide)), escapes, wide))
+        high = [next(long) if byte == 255 else byte for byte in expand(c.take(), k)]
+        out = _from_gaps([h << r | rest for h, rest in zip(high, low, strict=True)])
+    else:
+        assert form == 2
+        r = c.byte()
+        low = unpack(c.take(width(k, r)), k, r)
+        unary, high = int.from_bytes(c.take(), "little"), []
+        for _ in range(k):
+            zeros = (unary & -unary).bit_length() - 1
+            high.append(zeros)
+            unary >>= zeros + 1
+        assert unary == 0
+        out = _from_gaps([h << r | rest for h, rest in zip(high, low, strict=True)])
+    assert len(out) == k
+    assert out[-1] < n
+    return out
+
+
+def _from_gaps(gaps):
+    out, at = [], -1
+    for gap in gaps:
+        at += gap + 1
+        out.append(at)
+    return out
+
+
+# -- codecs ------------------------------------------------------------------------------------------------------------
+
+
+def read_codec(codec, data, blocks, key):
+    """The numbers of each block, row-major. Blocks are (name, shape, type); key: the peer's, the common one."""
+    codec = {"kind": codec} if isinstance(codec, str) else codec
+    return globals()["_read_" + codec["kind"].replace("-", "_")](codec, data, blocks, key)
+
+
+def count_of(blocks):
+    return sum(math.prod(shape) for _, shape, _ in blocks)
+
+
+def _read_raw(codec, data, blocks, key):
+    c = Cursor(data)
+    out = {name: _raw(c.take(math.prod(shape) * SIZE[kind]), kind) for name, shape, kind in blocks}
+    c.end()
+    return out
+
+
+def _raw(data, kind):
+    if kind == "b2":
+        return [struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)]
+    return list(struct.unpack(f"<{len(data) // SIZE[kind]}{LETTER[kind]}", data))
+
+
+def _read_error_feedback(codec, data, blocks, key):
+    return read_codec(codec.get("inner", "raw"), data, blocks, key)
+
+
+def _read_chain(codec, data, blocks, key):
+    *outer, inner = codec["parts"]
+    for part in reversed(outer):
+        inner = {**({"kind": part} if isinstance(part, str) else part), "inner": inner}
+    return read_codec(inner, data, blocks, key)
+
+
+def _read_route(codec, data, blocks, key):
+    shares = {}
+    for block in blocks:
+        first = next(i for i, rule in enumerate(codec["rules"]) if _matches(block[0], rule["on"]))
+        shares.setdefault(first, []).append(block)
+    c, out = Cursor(data), {}
+    for i in sorted(shares):
+        part = c.take(c.v()) if i != max(shares) else c.take()
+        own = (fold(key[0], "rule", i), key[1]) if i else key
+        out |= read_codec(codec["rules"][i]["codec"], part, shares[i], own)
+    return {name: out[name] for name, _, _ in blocks}
+
+
+def _matches(name, patterns):
+    hits = [p for p in patterns if fnmatchcase(name, p.removeprefix("!"))]
+    return bool(hits) and not hits[-1].startswith("!")
+
+
+def _read_rank_slice(codec, data, blocks, key):
+    cut = []
+    for name, shape, kind in blocks:
+        if len(shape) == 2 and _matches(name, codec["rows"]):
+            shape = (min(codec["rank"], shape[0]), shape[1])
+        elif len(shape) == 2 and _matches(name, codec["columns"]):
+            shape = (shape[0], min(codec["rank"], shape[1]))
+        cut.append((name, shape, kind))
+    said, out = read_codec(codec.get("inner", "raw"), data, cut, key), {}
+    for (name, whole, _), (_, part, _) in zip(blocks, cut, strict=True):
+        out[name] = said[name]
+        if part != whole:
+            rows = [[0.0] * whole[1] for _ in range(whole[0])]
+            for i, value in enumerate(said[name]):
+                rows[i // part[1]][i % part[1]] = value
+            out[name] = [value for row in rows for value in row]
+    return out
+
+
+def _read_topk(codec, data, blocks, key):
+    parts = [[block] for block in blocks] if codec.get("by") == "block" else [blocks]
+    up = codec.get("rounding") == "up"
+    return _sparse(codec, Cursor(data), sum(kept(codec["density"], count_of(part), up) for part in parts), blocks, key)
+
+
+def _read_threshold(codec, data, blocks, key):
+    c = Cursor(data)
+    return _sparse(codec, c, c.v(), blocks, key)
+
+
+def _sparse(codec, c, k, blocks, key):
+    n = count_of(blocks)
+    at = read_positions(c.take(c.v()), n, k)
+    return _spread(at, _inner(codec, c.take(), k, blocks, key), blocks)
+
+
+def _read_randomk(codec, data, blocks, key):
+    n = count_of(blocks)
+    k = kept(codec["density"], n)
+    words = philox(fold(key[1] if codec.get("shared") else key[0], "randomk"), n)
+    at = sorted(sorted(range(n), key=lambda i: (-words[i], i))[:k])
+    values = _inner(codec, data, k, blocks, key)
+    if codec.get("unbiased", True):
+        values = [_as(common(blocks), value * (n / k)) for value in values]
+    return _spread(at, values, blocks)
+
+
+def kept(density, n, up=False):
+    exact = round(density * n, 6)
+    return min(n, max(1, math.ceil(exact) if up else math.floor(exact)))
+
+
+def _inner(codec, data, k, blocks, key):
+    return read_codec(codec.get("inner", "raw"), data, [("values", (k,), common(blocks))], key)["values"]
+
+
+def common(blocks):
+    kinds = {kind for _, _, kind in blocks}
+    if not kinds:
+        return "f4"
+    if len(kinds) == 1:
+        return kinds.pop()
+    return "f8" if "f8" in kinds else "f4"
+
+
+def _spread(at, values, blocks):
+    vector = [0.0] * count_of(blocks)
+    for i, value in zip(at, values, strict=True):
+        vector[i] = value
+    return _cut(vector, blocks)
+
+
+def _cut(vector, blocks):
+    out, at = {}, 0
+    for name, shape, kind in blocks:
+        count = math.prod(shape)
+        out[name] = [_as(kind, value) for value in vector[at : at + count]]
+        at += count
+    return out
+
+
+def _as(kind, value):
+    """The nearest number of a type, ties to even; beyond its range its largest."""
+    value = max(-MAX[kind], min(MAX[kind], value))
+    if kind == "b2":  # struct has no bfloat16; numbers of codecs reach it by way of float32
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
+        return struct.unpack("<f", struct.pack("<I", bits))[0]
+    return struct.unpack("<" + LETTER[kind], struct.pack("<" + LETTER[kind], value))[0]
+
+
+def _read_quantise(codec, data, blocks, key):
+    n, scheme, bits = count_of(blocks), codec.get("scheme", "block"), codec.get("bits", 8)
+    c = Cursor(data)
+    if n == 0:
+        c.end()
+        return _cut([], blocks)
+    if scheme in ("fp16", "bf16"):
+        length = c.v()
+        lower, high, low = expand(c.take(length), n), expand(c.take(), n), [0] * n
+        for byte, i in zip(lower, sorted(range(n), key=lambda i: high[i]), strict=True):
+            low[i] = byte
+        turned = [h << 8 | rest for h, rest in zip(high, low, strict=True)]
+        words = b"".join(struct.pack("<H", t >> 1 | (t & 1) << 15) for t in turned)
+        return _cut(_raw(words, "f2" if scheme == "fp16" else "b2"), blocks)
+    if scheme == "uniform":
+        least, most = struct.unpack("<ff", c.take(8))
+        step = (most - least) / ((1 << bits) - 1)
+        return _cut([least + step * level for level in read_levels(c.take(), n, bits)], blocks)
+    length = n if codec.get("per") == "tree" else min(codec.get("block", 256), n)
+    scales = _raw(c.take(2 * -(-n // length)), "b2")
+    if scheme == "sign":
+        zeros = c.v()
+        where = set(read_positions(c.take(c.v()), n, zeros)) if zeros else set()
+        bits_of = iter(read_levels(c.take(), n - zeros, 1))
+        levels = [0 if i in where else 2 * next(bits_of) - 1 for i in range(n)]
+    else:
+        bits = c.byte() if scheme == "qsgd" else bits
+        highest = (1 << bits - 1) - 1
+        levels = [level - highest for level in read_levels(c.take(), n, bits)]
+    return _cut([level * scales[i // length] for i, level in enumerate(levels)], blocks)
+
+
+# -- the guard ---------------------------------------------------------------------------------------------------------
+
+
+def guard(state, key):
+    """The sum of all numbers of some trees (by the prefix of their names), each with a random sign."""
+    columns, total = signs(fold(key, "columns"), 4096), 0.0
+    for prefix, tree in state.items():
+        for name, block in tree.items():
+            rows = signs(fold(key, "rows", prefix + name), -(-len(block) // 4096))
+            total += sum(value * columns[i % 4096] * rows[i // 4096] for i, value in enumerate(block))
+    return total
+
+
+# -- what both ends draw -----------------------------------------------------------------------------------------------
+
+
+def fold(key, *parts):
+    """A key from a key and some words or whole numbers."""
+    digest = blake2b(key.to_bytes(8, "little"), digest_size=8, person=b"thinwire.key")
+    for part in parts:
+        data = str(part).encode()
+        digest.update((b"s" if isinstance(part, str) else b"i") + len(data).to_bytes(4, "little") + data)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def philox(key, n):
+    """The first n words of a key's stream: Philox4x32-10 of the counters 0, 1, 2, ..."""
+    out, mask = [], 0xFFFFFFFF
+    for counter in range(-(-n // 4)):
+        c, (k0, k1) = [counter & mask, counter >> 32, 0, 0], (key & mask, key >> 32)
+        for _ in range(10):
+            p0, p1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+            c = [p1 >> 32 ^ c[1] ^ k0, p1 & mask, p0 >> 32 ^ c[3] ^ k1, p0 & mask]
+            k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+        out += c
+    return out[:n]
+
+
+def signs(key, n):
+    """n signs: bit i % 32 of word i // 32, 1 for plus."""
+    words = philox(key, -(-n // 32))
+    return [2 * (words[i // 32] >> i % 32 & 1) - 1 for i in range(n)]

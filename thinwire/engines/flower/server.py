@@ -1,0 +1,230 @@
+"""The server's side of a deployment: ask, wait, check, decide. It knows a transport, not what is behind it.
+
+What goes wrong, and what then happens:
+
+    a client is not there, or too late         the round goes on without it, if enough others answered (`quorum`)
+    fewer answered                             asked again (they repeat what they said), then the run stops: resume
+    a message is damaged, far too long, of     refused and counted; the client stays where it was
+      another version or method, or not finite
+    a client lies                              bounded, or outvoted, if the method says so (`rounds/mean.py`)
+    an answer comes twice                      the first counts
+    a client was away, or lost its state       the shortest way from its version; or the whole state, if it asks
+    an answer was lost on its way              the client goes back to where it was before (`kept.py`)
+    the server dies                            it resumes at its checkpoint; clients repeat their last answer
+    two servers                                the lock of the run directory keeps the second out
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+
+from thinwire.codecs import message as wire
+from thinwire.engines.flower.kept import Answer, Ask
+from thinwire.engines.flower.transport import Transport
+from thinwire.engines.local import Job, LocalEngine, RoundRecord, RunState, Simulation, Tap
+from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.rounds.down import open_round, repair, split_down
+from thinwire.rounds.lanes import unpack_up
+from thinwire.rounds.protocol import close_round, plan_round
+from thinwire.rounds.state import ClientState, Contract, ServerState
+from thinwire.schedules.base import Plan
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits, and for how many.
+
+    Args:
+        seconds: for the answers of one asking.
+        quorum: the share of the cohort that must have answered, from above 0 to 1.
+        tries: how often clients that did not answer are asked while there is no quorum.
+    """
+
+    seconds: float = 600.0
+    quorum: float = 0.5
+    tries: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"quorum must be above 0 and at most 1, not {self.quorum}")
+        if not self.seconds > 0 or self.tries < 1:
+            raise ConfigError(f"seconds must be above 0 and tries 1 or more, not {self.seconds} and {self.tries}")
+
+    def enough(self, cohort: int) -> int:
+        """How many answers a round needs.
+
+        >>> Patience(quorum=0.5).enough(5)
+        3
+        """
+        return math.ceil(self.quorum * cohort)
+
+
+@dataclass
+class _Gathered:
+    """What one round has brought so far."""
+
+    accepted: dict[int, Answer] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    bytes_catchup: int = 0
+    drifted: int = 0
+
+
+class Served(Simulation):
+    """A job whose clients are elsewhere. `round` is that of the simulation, over a transport.
+
+    Args:
+        engine: the device of the server.
+        job: what is learnt; of the clients' examples only their number is used.
+        connect: gives, for a contract and a number of clients, what brings messages to them.
+        patience: how long to wait for whom.
+        log: is told, in one line each, what was refused.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        job: Job,
+        connect: Callable[[Contract, int], Transport],
+        patience: Patience | None = None,
+        log: Log = lambda line: None,
+    ) -> None:
+        super().__init__(engine, job)
+        if job.method.secure:
+            raise IncompatibleParts(
+                "secure = true needs secrets between clients, and those of a deployment agree on none yet. "
+                "Write secure = false, or simulate"
+            )
+        self.transport = connect(self.contract, len(job.task.clients))
+        self.patience, self.log = patience or Patience(), log
+        parts = (self.contract.code, self.contract.report, self.contract.buffers, self.contract.coords)
+        self.longest = 2 * sum(part.nbytes for part in parts) + (1 << 16)  # no codec doubles what it is given
+        self._met = False  # nobody yet: nodes take a while to arrive
+
+    def start(self) -> RunState:
+        """The state before the first round."""
+        return super().start()._replace(how="loop", why="clients are elsewhere")
+
+    def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
+        """One round."""
+        began = time.perf_counter()
+        number = state.round + 1
+        server, job, contract = state.server, self.job, self.contract
+        plan = plan_round(contract, server)
+        cohort = state.cohort
+        if plan.resample or not cohort:
+            cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
+        heard = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
+        down = open_round(contract, server, {i: max(0, version) for i, version in heard.items()})
+        got = self._gather(number, server, plan, {i: Ask(down[i], heard[i]) for i in cohort})
+        up = {i: got.accepted[i].data for i in cohort if i in got.accepted}
+        loss = examples = 0.0
+        for i in up:
+            answer = got.accepted[i]
+            loss, examples = loss + answer.loss * answer.examples, examples + answer.examples
+        try:
+            after = close_round(contract, server, plan, up, len(job.task.clients))
+        except Diverged as error:
+            raise Diverged(f"round {number}: {error}") from error
+        if tap:
+            for direction, messages in (("down", down), ("up", up)):
+                for client, message in messages.items():
+                    tap(number, direction, client, message)
+        # all that the server knows of a client is from which version it last answered
+        clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
+        test_loss = accuracy = None
+        if self.test is not None and (number % job.eval_every == 0 or number == job.rounds):
+            with self._kernels():
+                test_loss, accuracy = self.model.evaluate(self.weights(after.public), after.public.buffers, self.test)
+        record = RoundRecord(
+            number,
+            loss / examples,
+            accuracy,
+            test_loss,
+            got.bytes_up,
+            got.bytes_down,
+            got.bytes_catchup,
+            len(up),
+            time.perf_counter() - began,
+            rate=job.method.client_opt_at(server.public.version).lr,
+            drifted=got.drifted,
+            refused=len(got.refused),
+            absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
+        )
+        tally = state.tally.add(contract, plan, up)
+        return RunState(number, after, clients, cohort, state.how, state.why, tally), record
+
+    def _gather(self, number: int, server: ServerState, plan: Plan, asks: Mapping[int, Ask]) -> _Gathered:
+        """Ask the cohort, and again those that did not answer while they are too few."""
+        got, needed = _Gathered(), self.patience.enough(len(asks))
+        for attempt in range(self.patience.tries):
+            here = self._present(asks.keys(), needed)
+            asked = {i: ask for i, ask in asks.items() if i in here and i not in got.accepted}
+            sent = {i: ask.data for i, ask in asked.items()}
+            ordinary, more = split_down(self.contract, server, sent)
+            again = ordinary if attempt else 0  # a message that is sent again is no ordinary one
+            got.bytes_down, got.bytes_catchup = got.bytes_down + ordinary - again, got.bytes_catchup + more + again
+            lost = self._hear(got, server, plan, asked)
+            if lost:
+                got.drifted += len(lost)
+                got.bytes_catchup += sum(len(ask.data) for ask in lost.values())
+                self._hear(got, server, plan, lost)
+            for i, why in got.refused.items():
+                self.log(f"round {number}: refused client {i}: {why}")
+            if len(got.accepted) >= needed:
+                return got
+            self.log(f"round {number}: {len(got.accepted)} of {len(asks)} clients answered, {needed} are needed")
+        raise WireError(
+            f"round {number}: {len(got.accepted)} of {len(asks)} clients gave an answer that can be used, "
+            f"{needed} are needed; `thinwire resume` goes on when they are back"
+        )
+
+    def _present(self, cohort: Set[int], needed: int) -> Set[int]:
+        """The clients that can be asked. At first a server waits for its whole cohort, later for enough of it."""
+        end = time.monotonic() + self.patience.seconds
+        wanted = needed if self._met else len(cohort)
+        while len(here := cohort & self.transport.clients()) < wanted and time.monotonic() < end:
+            time.sleep(min(1.0, self.patience.seconds / 10))
+        self._met = True
+        return here
+
+    def _hear(self, got: _Gathered, server: ServerState, plan: Plan, asked: Mapping[int, Ask]) -> dict[int, Ask]:
+        """Take the answers that can be used; gives what those need that say they are lost."""
+        lost: dict[int, Ask] = {}
+        if not asked:
+            return lost
+        for client, answer in self.transport.ask(asked, self.patience.seconds):
+            got.bytes_up += len(answer.data)
+            if client not in asked or client in got.accepted or client in lost:
+                continue
+            try:
+                need = self._judge(server, plan, client, answer)
+            except (WireError, Diverged) as error:
+                got.refused[client] = str(error)
+                continue
+            if need is None:
+                got.accepted[client] = answer
+            else:
+                lost[client] = Ask(need, asked[client].heard)
+        return lost
+
+    def _judge(self, server: ServerState, plan: Plan, client: int, answer: Answer) -> bytes | None:
+        """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
+        if answer.error:
+            raise WireError(f"it could not answer: {answer.error[:300]}")
+        if len(answer.data) > self.longest:
+            raise WireError(
+                f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
+            )
+        if wire.unpack(answer.data, self.contract.schema).kind == wire.LOST:
+            return repair(self.contract, server, answer.data, client)
+        unpack_up(self.contract, plan, server.public.version, client, answer.data)
+        if not (math.isfinite(answer.loss) and answer.examples > 0):
+            raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")
+        return None

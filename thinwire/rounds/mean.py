@@ -1,0 +1,154 @@
+"""How what the clients said becomes one: their mean, or something that a few liars cannot move far.
+
+The server alone does this, so it is no part of what both ends agree on: clients need not know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from thinwire.core.registry import register
+from thinwire.core.tree import Tree, scale, weighted_mean
+from thinwire.errors import ConfigError
+
+
+class Mean(Protocol):
+    """Puts trees of clients together."""
+
+    @property
+    def clips(self) -> bool:
+        """Whether `admit` shortens changes, so that it must be shown changes and not values."""
+        ...
+
+    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+        """What counts of the clients' changes and weights."""
+        ...
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """One tree out of one for each client."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Plain:
+    @property
+    def clips(self) -> bool:
+        """No."""
+        return False
+
+    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+        """All as it came."""
+        return list(codes), list(weights)
+
+
+@register("mean", "weighted", paper="McMahan et al., AISTATS 2017")
+@dataclass(frozen=True)
+class WeightedMean(_Plain):
+    """Clients count as much as their weights say:  sum_i p_i x_i.
+
+    >>> WeightedMean().of([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [3.0, 1.0])["w"].tolist()
+    [1.0]
+    """
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """Their weighted mean."""
+        return weighted_mean(trees, weights)
+
+
+@register("mean", "trimmed", paper="Yin et al., ICML 2018")
+@dataclass(frozen=True)
+class TrimmedMean(_Plain):
+    """Of each number, the largest and the smallest share of the clients' values are left out; the rest is averaged.
+
+        k = floor(share * clients);   mean of x_(k+1) ... x_(clients-k),   all clients counting alike
+
+    Args:
+        share: left out at either end, from 0 to below 0.5.
+
+    Up to k liars cannot push the result beyond what honest clients said. Weights are ignored: they could be lies too.
+
+    >>> said = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 3.0, 1e9)]
+    >>> TrimmedMean(0.25).of(said, [1.0] * 4)["w"].tolist()
+    [2.5]
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5:
+            raise ConfigError(f"share must be from 0 to below 0.5, not {self.share}")
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """What is left, averaged."""
+        cut = math.floor(self.share * len(trees))
+        stacked = {name: torch.stack([tree[name] for tree in trees]).sort(0).values for name in trees[0]}
+        return {name: block[cut : len(trees) - cut].mean(0) for name, block in stacked.items()}
+
+
+@register("mean", "median", paper="Yin et al., ICML 2018")
+@dataclass(frozen=True)
+class Median(_Plain):
+    """Of each number, the middle one of the clients' values (of an even number, the mean of the middle two).
+
+    Weights are ignored. With sparse messages the middle is zero wherever fewer than half of the clients speak.
+
+    >>> Median().of([{"w": torch.tensor([x])} for x in (1.0, 2.0, 1e9)], [1.0] * 3)["w"].tolist()
+    [2.0]
+    """
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """The middle."""
+        low, high = (len(trees) - 1) // 2, len(trees) // 2
+        stacked = {name: torch.stack([tree[name] for tree in trees]).sort(0).values for name in trees[0]}
+        return {name: (block[low] + block[high]) / 2 for name, block in stacked.items()}
+
+
+@register("mean", "bounded")
+@dataclass(frozen=True)
+class Bounded:
+    """No client counts more, or changes more, than is allowed; what is left is put together by another mean.
+
+        x_i <- x_i * min(1, norm / |x_i|),     weight_i <- min(weight_i, weight)
+
+    Args:
+        norm: the longest change, as the 2-norm over all numbers that a client sends; 0 for no bound.
+        weight: the largest weight, in examples where clients count by examples; 0 for no bound.
+        then: what puts the rest together.
+
+    >>> codes, weights = Bounded(norm=5.0, weight=100.0).admit([{"w": torch.tensor([30.0, 40.0])}], [1e9])
+    >>> codes[0]["w"].tolist(), weights
+    ([3.0, 4.0], [100.0])
+    """
+
+    norm: float = 0.0
+    weight: float = 0.0
+    then: Mean = WeightedMean()
+
+    def __post_init__(self) -> None:
+        for name in ("norm", "weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 (no bound) or more, not {getattr(self, name)}")
+
+    @property
+    def clips(self) -> bool:
+        """Whether there is a bound on changes."""
+        return self.norm > 0 or self.then.clips
+
+    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+        """All within bounds."""
+        codes = [self._shortened(code) for code in codes] if self.norm else codes
+        weights = [min(weight, self.weight) for weight in weights] if self.weight else weights
+        return self.then.admit(codes, weights)
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """As `then` does it."""
+        return self.then.of(trees, weights)
+
+    def _shortened(self, code: Tree) -> Tree:
+        length = math.sqrt(sum(float(block.double().square().sum()) for block in code.values()))
+        return scale(code, self.norm / length) if length > self.norm else code
