@@ -17,13 +17,12 @@ import argparse
 import json
 import math
 import statistics
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.run.grid import Grid, Line, Progress, markdown, metrics, run_grids, score, spread, summary, to_target
-from thinwire.terminal import human_bytes
+from thinwire.run.grid import Grid, Line, markdown, metrics, run_grids, score, spread, summary, to_target
+from thinwire.terminal import human_bytes, say_run
 
 KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
 WAYS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
@@ -158,13 +157,6 @@ def records(lines: list[Line], out: Path) -> dict[str, Any]:
     return found
 
 
-def say(progress: Progress) -> None:
-    """One line for a run that ended."""
-    left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s to go"
-    words = progress.trouble or "done"
-    print(f"{time.strftime('%H:%M:%S')} {progress.done}/{progress.todo} {progress.name} {words}{left}", flush=True)
-
-
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grids", nargs="+", type=Path)
@@ -177,7 +169,7 @@ def main() -> None:  # noqa: D103
     options = parser.parse_args()
     grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}
     if not options.table_only:
-        run_grids(list(grids.values()), options.out, options.jobs, on_run=say)
+        run_grids(list(grids.values()), options.out, options.jobs, on_run=say_run)
     options.docs.mkdir(parents=True, exist_ok=True)
     for path, grid in grids.items():
         lines = grid.final(options.out)

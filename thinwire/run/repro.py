@@ -8,28 +8,20 @@ done. `measure` is what we compare, `differs` what is not as in the paper, `verd
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from thinwire.errors import ConfigError, UnknownName
+from thinwire.errors import ConfigError
 from thinwire.run.grid import Grid, Line, markdown, spread, summary
-from thinwire.run.presets import layer
-from thinwire.run.toml import Table, loads
-from thinwire.terminal import human_bytes
+from thinwire.run.presets import preset
+from thinwire.run.toml import Table
+from thinwire.run.units import human_bytes
 
 Scale = Literal["quick", "gpu", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
-
-
-class Listed(NamedTuple):
-    """One table that can be reproduced."""
-
-    name: str
-    paper: str
-    about: str
 
 
 class Reproduction(NamedTuple):
@@ -46,35 +38,23 @@ class Section(NamedTuple):
 
     text: str
     runs: dict[str, dict[str, Any]]
-    missing: int  # runs that are not done
-
-
-def tables() -> list[Listed]:
-    """All tables, in alphabetical order."""
-    out = []
-    for name, file in _files().items():
-        content = loads(file.read_text("utf-8"), f"preset {file.name}")
-        out.append(Listed(name, f"{content['paper']}, {content['table']}", content["about"]))
-    return out
+    missing: int  # runs that did not finish
 
 
 def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence[str] = ()) -> Reproduction:
     """A table at a scale.
 
     Args:
-        name: as `tables` lists them.
+        name: as `thinwire repro` lists them.
         scale: `quick` shows that it runs, `gpu` is what one GPU does in minutes, `paper` as much as the paper did.
         device: `cpu` or `cuda`.
         changes: settings for all runs, as in `--set`.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
-    known = _files()
-    if name not in known:
-        raise UnknownName("table", name, known, "; `thinwire repro` lists them")
-    content = loads(known[name].read_text("utf-8"), f"preset {name}.toml")
-    scales = content.pop("scale")
-    content = layer(content, scales[scale])
+    found = preset("repro", name)
+    content = {**found.table, **found.table["scale"][scale], "about": found.about, "paper": found.paper}
+    content["set"] = {**found.table.get("set", {}), **found.table["scale"][scale].get("set", {})}
     rows = [_cell(column, row, i) for i, column in enumerate(content["columns"]) for row in content["rows"]]
     grid = Grid({**content, "rows": [row for row in rows if row]}, device, changes)
     return Reproduction(name, scale, content, grid)
@@ -84,7 +64,7 @@ def _cell(column: Table, row: Table, number: int) -> Table:
     """The row of a grid for one cell of a table; nothing where the row leaves a column out."""
     if column["name"] in row.get("skip", ()):
         return {}
-    out = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
+    out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
     out |= {"label": row.get("label", row["method"]), "column": column["name"]}
     out |= {"set": {**column.get("set", {}), **row.get("set", {})}}
     out |= {"on": column["on"]} if "on" in column else {}
@@ -97,7 +77,7 @@ def section(repro: Reproduction, out: Path) -> Section:
     """The table from run directories, with what is missing left open."""
     content, lines = repro.content, repro.grid.final(out)
     measure = content.get("measure", "best_accuracy")
-    text = f"## {content['paper']}, {content['table']}: {content['about']}\n\n"
+    text = f"## {content['paper']}: {content['about']}\n\n"
     text += f"{content['differs'].strip()}\n\n" if content.get("differs") else ""
     runs: dict[str, dict[str, Any]] = {}
     for column in content["columns"]:
@@ -114,8 +94,18 @@ def section(repro: Reproduction, out: Path) -> Section:
     missing = len({e.digest() for line in everything for e in line.runs if not summary(e, out)})
     if verdict := content.get("verdict", "").strip():
         text += f"{verdict}\n\n"
-    text += f"Scale `{repro.scale}`" + (f"; {missing} runs are missing" if missing else "")
+    text += f"Scale `{repro.scale}`" + (f"; {missing} runs did not finish" if missing else "")
     return Section(text + f". `thinwire repro {repro.name} --scale {repro.scale}` makes this table.\n", runs, missing)
+
+
+def write_page(path: Path, sections: Sequence[Section]) -> None:
+    """A page of tables, and beside it a .json file with the numbers of every run that it names."""
+    text = "# The papers' tables, and ours\n\nWritten by `thinwire repro` from run directories.\n\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n".join(part.text for part in sections))
+    runs = {name: values for part in sections for name, values in sorted(part.runs.items())}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(values)}" for name, values in runs.items())
+    path.with_suffix(".json").write_text("{\n" + lines + "\n}\n")
 
 
 def _work(line: Line) -> str:
@@ -154,8 +144,3 @@ def _table(repro: Reproduction, lines: list[Line], out: Path, measure: str) -> s
 def _mean(line: Line, out: Path, key: str) -> float | None:
     known = [s[key] for e in line.runs if (s := summary(e, out))]
     return statistics.fmean(known) if known else None
-
-
-def _files() -> dict[str, Path]:
-    folder = Path(str(resources.files("thinwire"))).joinpath("presets", "repro")
-    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
