@@ -1,4 +1,4 @@
-"""What clients are trained by: the contract, with corrections beside the weights where the space can keep them there."""
+"""What clients are trained by: the contract, with corrections beside the weights where the space has such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrections beside the weights instead of in them, for training: no client needs a copy of a matrix that is corrected.
+"""Corrections beside the weights instead of in them, for training: no client needs a corrected matrix of its own.
 
     expand:   W = W0 + B A, then x W^T            one W for each client that is trained at the same time
     beside:   x W0^T + (x A^T) B^T                one W0 for all of them; only A and B are each client's own
