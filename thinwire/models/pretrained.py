@@ -23,7 +23,7 @@ class Pretrained(nn.Module):
     `torch.func.vmap` forbids that, and a GPU must wait for it. So the mask is handed over ready-made, as numbers to add
     to the attention scores:
 
-        mask[query, key] = 0 where the key is a word (and, for models that look at the past only, key <= query), else -inf
+        mask[query, key] = 0 where key is a word (and key <= query, for models that see the past only), else the lowest
 
     Which of these a model means by its bits, or whether it takes bits only, is found with one small example.
 
@@ -53,12 +53,12 @@ class Pretrained(nn.Module):
         seen = words[:, None, None, :].expand(-1, 1, length, -1)  # (n, 1, queries, keys)
         if self.form == "past":
             seen = seen & torch.ones(length, length, dtype=torch.bool, device=words.device).tril()
-        return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
     @torch.no_grad()
     def _tried(self) -> str:
         """The first form of mask with which a padded example gets the logits that its bits give it."""
-        config = self.model.config
+        config: Any = self.model.config
         words = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
         known = int(getattr(config, "vocab_size", 2))
         ids = torch.where(words == 1, 5 + torch.arange(10).view(2, 5), _number(config.pad_token_id)) % known

