@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire as tw
 from tests.tasks.tiny import WORDS, make, write_checkpoint, write_sheets
@@ -18,6 +19,8 @@ from thinwire.run.adapter import adapter_of_run
 from thinwire.run.build import build_task
 from thinwire.run.config import from_table, resolve, to_table
 from thinwire.run.execute import execute
+from thinwire.spaces.beside import Beside
+from thinwire.tasks.functional import Functional
 
 pytest.importorskip("transformers")
 
@@ -152,3 +155,28 @@ def test_minilm_with_lora_trains_and_peft_gives_the_same_logits(tmp_path):
             theirs(input_ids=codes[0], attention_mask=mask.long()).logits, wanted, rtol=0, atol=1e-4
         )
         assert (model.eval()(codes[0], mask) - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_nothing_in_a_step_makes_a_gpu_wait(family, tmp_path):
+    """No number is read back to the host and none is made there: such a step can be recorded."""
+    model = Functional.of(build("pretrained", checkpoint=str(write_checkpoint(tmp_path, family)), classes=3))
+    space = Beside(tw.LoRA(rank=2, layers=("*query.weight", "*value.weight")))
+    base = model.weights()
+    point = space.init(base, {}, tw.Key(0))
+    met = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            met.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def loss(point, codes, mask):
+        inputs = {"input_ids": codes, "attention_mask": mask}
+        return model.loss(space.expand(base, {}, point), {}, inputs, torch.zeros(3, dtype=torch.int64), None)[0]
+
+    codes, masks = torch.stack([CODES, CODES]).int(), torch.stack([MASK, MASK]).bool()
+    with Watch():
+        vmap(grad(loss))(stack([point, point]), codes, masks)
+    assert not {"_local_scalar_dense", "is_nonzero", "lift_fresh", "nonzero"} & set(met)
+    assert len(met) > 100
