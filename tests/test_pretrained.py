@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thinwire as tw
-from tests.tasks.tiny import WORDS, make, write_checkpoint, write_sheets
+from tests.checkpoints import WORDS, make, write_checkpoint, write_sheets
 from thinwire.core.tree import stack, unstack
 from thinwire.errors import ConfigError
 from thinwire.models import build

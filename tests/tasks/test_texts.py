@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tasks.tiny import write_checkpoint, write_sheets
+from tests.checkpoints import write_checkpoint, write_sheets
 from thinwire.errors import ConfigError, DataError, ThinwireError, UnknownName
 from thinwire.tasks import texts as module
 from thinwire.tasks import tokens as kept
