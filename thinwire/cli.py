@@ -155,6 +155,22 @@ def deploy(
     _execute(experiment, path, data_dir, log, as_json, quiet, by)
 
 
+@app.command()
+def adapter(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the adapter.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Write what a run trained with LoRA as an adapter that `peft.PeftModel.from_pretrained` loads.
+
+    Example: thinwire adapter runs/lora-text-classification-s0-1a2b3c my-adapter
+    """
+    from thinwire.run.adapter import adapter_of_run
+
+    for file in adapter_of_run(run, folder, data_dir):
+        print(file)
+
+
 @app.command("app")
 def app_(
     what: Method,

@@ -23,6 +23,7 @@ from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
 from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
+from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import Opening, receive
@@ -195,6 +196,7 @@ class Simulation:
         self.key = Key(job.seed)
         self.contract: Contract
         self.contract, self.public = agree(job.method, self.model.weights(), self.model.buffers(), self.key.fold("run"))
+        self.training = for_training(self.contract)
         tiers = job.method.budget.tiers
         everybody = range(len(job.task.clients))
         self.asked = [i for i in everybody if not tiers or tiers[self.contract.tier(i)].asked]
@@ -327,7 +329,7 @@ class Simulation:
     def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None) -> Reply:
         """The replies of some clients."""
         model = self.alone if how in ("loop", "threads") else self.model
-        return cohort_round(self.contract, model, *args, how, self.recorder, circle, self.crew)
+        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew)
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""

@@ -100,10 +100,12 @@ class Grid:
 
 def _name(key: str) -> str:
     """What a table calls a setting: its last name, or two where the last says nothing."""
-    return "evaluated every" if key == "eval.every" else key.rsplit(".", 1)[-1]
+    return {"eval.every": "evaluated every", "method.server_opt.lr": "server lr"}.get(key) or key.rsplit(".", 1)[-1]
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, dict) and "tiers" in value:
+        return f"of {len(value['tiers'])} tiers"
     return value.get("kind", value) if isinstance(value, dict) else value
 
 
