@@ -131,7 +131,8 @@ class LocalEngine:
             the fastest of threads, vmap, loop in a short race before the first round.
         chunk: clients trained together; 0 means the whole cohort. Less needs less memory.
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
-            behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU).
+            behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and
+            what stays in float32, tests too, as `tf32` does.
         conv: convolutions of many clients as one `grouped` convolution or as products of matrices (`im2col`), which
             takes more memory and, on a GPU, less time; `auto` takes products on a GPU.
     """
@@ -437,7 +438,7 @@ class Simulation:
         onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
         settings: list[tuple[Any, str, Any]] = [(onednn, "enabled", _onednn() if chosen is None else chosen)]
         if self.device.type == "cuda":
-            kind = "tf32" if self.engine.precision == "tf32" else "ieee"
+            kind = "ieee" if self.engine.precision == "float32" else "tf32"
             products: Any = (torch.backends.cuda.matmul, cudnn.conv)  # type: ignore[attr-defined]
             settings += [(part, "fp32_precision", kind) for part in products]
             settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
