@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.engines.probe import first_line
 from thinwire.errors import ThinwireError
 from thinwire.run.config import Experiment, parse_overrides, resolve
 from thinwire.run.execute import default_folder, execute
@@ -252,4 +253,6 @@ def _run(experiment: Experiment, out: Path, data_dir: Path | None) -> str:
         execute(experiment, folder, data_dir=data_dir, resume=True)
     except ThinwireError as error:
         return str(error)
+    except Exception as error:  # such as no memory left: the others go on
+        return f"{type(error).__name__}: {first_line(error)}"
     return ""
