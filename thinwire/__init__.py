@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from thinwire.rounds.budget import Budget as Budget
     from thinwire.rounds.budget import Tier as Tier
     from thinwire.rounds.mask import NoMask as NoMask
+    from thinwire.rounds.mask import Pick as Pick
     from thinwire.rounds.mask import Prune as Prune
     from thinwire.rounds.mask import Select as Select
     from thinwire.rounds.mean import Bounded as Bounded
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from thinwire.rounds.mean import TrimmedMean as TrimmedMean
     from thinwire.rounds.mean import WeightedMean as WeightedMean
     from thinwire.rounds.method import Method as Method
+    from thinwire.rounds.stage import Stage as Stage
     from thinwire.rounds.weigh import BySamples as BySamples
     from thinwire.rounds.weigh import Uniform as Uniform
     from thinwire.run.config import Experiment as Experiment
@@ -130,9 +132,10 @@ _HOMES = {
     "thinwire.privacy.dp": ("DP",),
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
-    "thinwire.rounds.mask": ("NoMask", "Prune", "Select"),
+    "thinwire.rounds.mask": ("NoMask", "Pick", "Prune", "Select"),
     "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
+    "thinwire.rounds.stage": ("Stage",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),
     "thinwire.run.report": ("report",),

@@ -102,6 +102,11 @@ class Job:
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         self.method.budget.check(clients)
+        if self.method.then is not None and self.method.then.at >= self.rounds:
+            raise ConfigError(
+                f"the second stage begins after {self.method.then.at} rounds, but the run has {self.rounds}; write for "
+                f"example --set method.then.at={max(1, self.rounds // 4)}, or more rounds"
+            )
         if self.method.secure and self.cohort < 2:
             raise ConfigError("secure = true hides a client among others: cohort must be 2 or more, not 1")
 
@@ -231,16 +236,18 @@ class Simulation:
 
     def weights(self, public: Public) -> Tree:
         """The weights with which the model is tested and used, as the server or a client has it (`method.evaluate`)."""
-        if self.job.method.evaluate == "client":
-            public = as_heard(self.contract, public, self.job.method.down)
-        frame = self.contract.frame(public.version, self.device)
-        return in_use(self.job.method.space, public.base, frame, public.coords)
+        contract = self.contract.at(public.version)
+        if contract.method.evaluate == "client":
+            public = as_heard(contract, public, contract.method.down)
+        frame = contract.frame(public.version, self.device)
+        return in_use(contract.method.space, public.base, frame, public.coords)
 
     def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
         began = time.perf_counter()
         number = state.round + 1
-        server, job, contract = state.server, self.job, self.contract
+        server, job = state.server, self.job
+        contract = self.contract.at(server.public.version)
         plan = plan_round(contract, server)
         cohort = state.cohort
         if plan.resample or not cohort:
@@ -258,7 +265,7 @@ class Simulation:
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
-            server = close_round(contract, server, plan, up, len(job.task.clients))
+            server = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if tap:
@@ -285,7 +292,7 @@ class Simulation:
             len(cohort),
             time.perf_counter() - began,
             own_accuracy,
-            job.method.client_opt_at(state.server.public.version).lr,
+            contract.method.client_opt_at(state.server.public.version).lr,
         )
         tally = state.tally.add(contract, plan, up)
         return RunState(number, server, clients, cohort, state.how, state.why, tally, state.onednn), record
@@ -344,7 +351,7 @@ class Simulation:
             if i in clients:
                 mine = forget(clients[i], server.ledger.touched(clients[i].version))
                 coords = {**coords, **add(to_device(mine.held, self.device), coords)}
-            weights = in_use(self.job.method.space, public.base, frame, coords)
+            weights = in_use(self.contract.at(public.version).method.space, public.base, frame, coords)
             _, share = self.model.evaluate(weights, public.buffers, self.train, tests.client(i))
             if share is not None:
                 shares.append(share)

@@ -13,6 +13,9 @@ def for_training(contract: Contract) -> Contract:
 
     A penalty looks at the weights that coordinates make, so with one they are built.
     """
+    if contract.later is not None:
+        later = for_training(contract.later)
+        return replace(for_training(replace(contract, later=None)), later=later)
     method = contract.method
     if method.penalty.active or beside(method.space) is method.space:
         return contract

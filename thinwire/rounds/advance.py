@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from thinwire.core.tree import Tree, add, restrict
 from thinwire.rounds.lanes import Step
 from thinwire.rounds.state import Contract, Public, device_of
@@ -26,3 +28,16 @@ def advance(contract: Contract, public: Public, coords: Tree, version: int) -> P
         base = space.expand(base, frame, coords)
         coords = space.init(base, frame, contract.key.fold("init", version))
     return Public(version, base, coords, public.shared, public.buffers)
+
+
+def switched(contract: Contract, later: Contract, public: Public) -> Public:
+    """The same version in the coordinates of the next stage, on the same base.
+
+    The server alone does this: on link 'snapshot' clients are sent what comes of it.
+    """
+    frame = contract.frame(public.version - 1, device_of(public))
+    weights = contract.method.space.expand(public.base, frame, public.coords)
+    space: Any = later.method.space  # `Method.check` has seen to it that it can
+    coords = space.adopt(public.base, weights, contract.key.fold("init", public.version))
+    shared = later.method.correction.init_shared(coords)
+    return public._replace(coords=coords, shared=shared)

@@ -65,6 +65,7 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int = E
         data: what the client said (`say_lost`), not trusted.
         client: its number; needed where tiers of clients hear different codecs.
     """
+    contract = contract.at(server.public.version)
     message = wire.unpack(data, contract.schema)
     if message.kind != wire.LOST:
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
@@ -77,7 +78,7 @@ class Opening:
     """The messages that open one round; what they share is made at most once."""
 
     def __init__(self, contract: Contract, server: ServerState) -> None:
-        self.contract, self.server = contract, server
+        self.contract, self.server = contract.at(server.public.version), server
         self._snapshots: dict[int, bytes] = {}  # by tier
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
@@ -158,7 +159,8 @@ class Opening:
         tier = contract.tier(client)
         if tier not in self._snapshots:
             coords = restrict(public.coords, contract.sendable.names)
-            peer = contract.peer(public.version, EVERYONE)  # all clients of a tier read the same
+            # all clients of a tier read the same
+            peer = contract.peer(public.version, EVERYONE, contract.moving)
             self._snapshots[tier], _ = contract.down(client).encode(coords, {}, peer)
         return self._snapshots[tier]
 
@@ -211,6 +213,7 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
         client: the number of the client; needed where tiers of clients hear different codecs.
     """
     message = wire.unpack(data, contract.schema)
+    contract = contract.at(message.version)
     if message.kind not in (wire.STEPS, wire.STATE):
         raise WireError("a client's message was sent to a client")
     if (start := message.version - message.behind) != public.version:
@@ -286,11 +289,14 @@ def _take_state(
     touched = planned_names(contract, body)
     expect_lanes(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
     if contract.method.link == "snapshot":
-        peer = contract.peer(message.version, EVERYONE)
+        peer = contract.peer(message.version, EVERYONE, contract.moving)
         coords = contract.down(client).decode(body.lanes[wire.COORDS], contract.sendable, peer)
+        if contract.moving:
+            coords = contract.heard(coords, to_device(public.coords, "cpu"))
     else:
         coords = unraw(body.lanes[wire.COORDS], contract.sendable)
     device = device_of(public)
     base = to_device(unraw(body.lanes[wire.BASE], contract.weights), device) if wire.BASE in body.lanes else public.base
-    coords = {**public.coords, **to_device(coords, device)}
+    known = {**public.coords, **to_device(coords, device)}
+    coords = {name: known[name] for name in contract.coords.names}  # of an earlier stage others may be known
     return Public(message.version, base, coords, public.shared, public.buffers), touched

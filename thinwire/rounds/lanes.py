@@ -166,9 +166,9 @@ def as_heard(contract: Contract, public: Public, down: Codec) -> Public:
     """A public state as clients of a tier read it: on link 'snapshot' through its down codec, on a ledger as it is."""
     if contract.method.link == "ledger" or isinstance(down, Raw):
         return public
-    peer = contract.peer(public.version, EVERYONE)
+    peer = contract.peer(public.version, EVERYONE, contract.moving)
     coords = to_device(restrict(public.coords, contract.sendable.names), "cpu")
-    heard = down.decode(down.encode(coords, {}, peer)[0], contract.sendable, peer)
+    heard = contract.heard(down.decode(down.encode(coords, {}, peer)[0], contract.sendable, peer), coords)
     return public._replace(coords={**public.coords, **to_device(heard, device_of(public))})
 
 

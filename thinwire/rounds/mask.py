@@ -7,6 +7,7 @@ A mask is never sent. It is a function of the coordinates that a client received
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from thinwire.codecs.sparse import kept, largest
 from thinwire.codecs.vectors import cut, join
 from thinwire.core.registry import register
+from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
@@ -25,6 +27,11 @@ class Mask(Protocol):
     @property
     def prunes(self) -> bool:
         """Whether the server ever sets numbers to zero."""
+        ...
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is known before anything is received: then the numbers that it keeps still are never sent."""
         ...
 
     def trained(self, coords: Tree, version: int) -> Tree:
@@ -43,6 +50,11 @@ class NoMask:
 
     @property
     def prunes(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def fixed(self) -> bool:
         """No."""
         return False
 
@@ -80,6 +92,11 @@ class Select:
 
     @property
     def prunes(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def fixed(self) -> bool:
         """No."""
         return False
 
@@ -134,6 +151,11 @@ class Prune:
         """Yes."""
         return True
 
+    @property
+    def fixed(self) -> bool:
+        """No: it follows what training makes large."""
+        return False
+
     def share(self, version: int) -> float:
         """Which share of the numbers is left at a version."""
         if version < self.at:
@@ -152,6 +174,57 @@ class Prune:
         if mask:
             after = tmap(lambda block, stays: torch.where(stays, block, 0), after, mask)
         return _the_largest(after, self.share(version))
+
+
+@register("mask", "pick", paper="SLoRA (Babakniya et al., 2023)")
+@dataclass(frozen=True)
+class Pick:
+    """Train some numbers picked at random, the same in every round; the others stay as they are, on clients and server.
+
+        M = the k largest of n random numbers,    k = max(1, floor(density n)),    drawn from `seed` alone
+
+    Both ends draw it before anything is sent, so `masked` works in both directions: neither the numbers that stand
+    still nor any position travels.
+
+    Args:
+        density: share of the numbers that is trained, above 0 and at most 1.
+        seed: another one picks others.
+
+    >>> [int(Pick(0.1).trained({"w": torch.zeros(1000)}, version)["w"].sum()) for version in (0, 7)]
+    [100, 100]
+    """
+
+    density: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.1")
+
+    @property
+    def prunes(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def fixed(self) -> bool:
+        """Yes."""
+        return True
+
+    def trained(self, coords: Tree, version: int) -> Tree:
+        """Those that were picked."""
+        return {} if self.density == 1 else dict(_picked(Spec.of(coords), self.density, self.seed))
+
+    def left(self, before: Tree, after: Tree, version: int) -> Tree:
+        """All."""
+        return {}
+
+
+@lru_cache(maxsize=2)
+def _picked(spec: Spec, density: float, seed: int) -> Tree:
+    """Drawn once: a model of 22 million weights is asked for it several times a round."""
+    key = Key(seed).fold("mask")
+    return _the_largest({block.name: key.fold(block.name).uniform(*block.shape) for block in spec}, density)
 
 
 def _the_largest(coords: Tree, density: float) -> Tree:

@@ -6,7 +6,7 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -25,6 +25,7 @@ from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.rounds.budget import Budget
 from thinwire.rounds.mask import Mask, NoMask
 from thinwire.rounds.mean import Mean, WeightedMean
+from thinwire.rounds.stage import Stage
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
 from thinwire.sketches.base import Identity, Sketch
@@ -67,6 +68,7 @@ class Method:
         evaluate: whose coordinates the model is made of that is tested and kept: the `server`'s, or those that a
             `client` receives through `down` (link `snapshot`; on a ledger they are the same).
         secure: add up what clients say under masks that cancel, so that the server sees the sum only.
+        then: what is different after some rounds (link `snapshot`).
     """
 
     space: Space = Full()
@@ -91,6 +93,7 @@ class Method:
     budget: Budget = Budget()
     evaluate: Evaluate = field(default="server", repr=False)  # no message depends on it
     secure: bool = False
+    then: Stage | None = field(default=None, repr=False)  # the schema of messages holds it where there is one
 
     def __post_init__(self) -> None:
         if self.link not in get_args(Link):
@@ -107,6 +110,15 @@ class Method:
     def server_opt_at(self, version: int) -> Optimiser:
         """What moves them on the server in the round from `version`."""
         return at_rate(self.server_opt, self.server_rate, version)
+
+    @property
+    def later(self) -> Method:
+        """The method of the second stage, or itself if there is none."""
+        if self.then is None:
+            return self
+        names = (field.name for field in fields(self.then) if field.name != "at")
+        other = {name: part for name in names if (part := getattr(self.then, name)) is not None}
+        return replace(self, then=None, **other)
 
     @property
     def ups(self) -> tuple[Codec, ...]:
@@ -164,6 +176,8 @@ class Method:
             )
         if not isinstance(self.mask, NoMask):
             self._check_mask(sketched)
+        if self.then is not None:
+            self._check_stages(remembers)
         if self.mean.clips and self.say == "value":
             raise IncompatibleParts(
                 f"{self.mean!r} shortens changes, but with say = 'value' clients send none. Write say = 'delta'"
@@ -215,6 +229,24 @@ class Method:
         ):
             if clash:
                 raise IncompatibleParts(f"{self.mask!r} masks coordinates, but with {part!s} {why}. Write {instead}")
+
+    def _check_stages(self, remembers: bool) -> None:
+        """The first coordinates end with their stage: nothing may be remembered of them, and all are sent."""
+        later = self.later
+        for clash, part, why, instead in (
+            (self.link == "ledger", "link = 'ledger'", "it replays what was added to them", "link = 'snapshot'"),
+            (self.space.fresh_every, self.space, "it merges them into the base", "fresh_every = 0"),
+            (later.space.fresh_every, later.space, "it merges them into the base", "fresh_every = 0"),
+            (remembers, self.correction, "it remembers them", "correction = 'none'"),
+            (not hasattr(later.space, "adopt"), later.space, "it cannot begin at given weights", "space = 'lora'"),
+            (getattr(later.space, "freeze_a", False), later.space, "its A is drawn", "freeze_a = false"),
+            (later.mask.fixed, later.mask, "clients do not know what it keeps still", "mask = 'none'"),
+        ):
+            if clash:
+                raise IncompatibleParts(
+                    f"then gives up the coordinates of the first stage, but with {part!s} that cannot be: {why}. "
+                    f"Write {instead}"
+                )
 
     def _server_opt_looks_at_coordinates(self) -> bool:
         """Whether the same gradient is answered otherwise at another place."""

@@ -40,7 +40,7 @@ from thinwire.core.tree import (
 )
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.base import NoPrivacy
-from thinwire.rounds.advance import advance, moved
+from thinwire.rounds.advance import advance, moved, switched
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import (
     EVERYONE,
@@ -88,6 +88,21 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
         buffers: initial floating-point buffers of the model.
         key: the root of the run's randomness.
     """
+    contract, public = _agree(method, weights, buffers, key)
+    if method.then is None:
+        return contract, public
+    later, _ = _agree(method.later, weights, buffers, key)
+    # one schema for both, so that a message can be read before its version is known
+    digest = hashlib.blake2b(contract.schema.digest + later.schema.digest, digest_size=8)
+    digest.update(method.then.at.to_bytes(8, "little"))
+    names = tuple(dict.fromkeys((*contract.coords.names, *later.coords.names)))
+    schema = wire.Schema(digest.digest(), names)
+    later = replace(later, schema=schema, since=method.then.at)
+    return replace(contract, schema=schema, later=later), public
+
+
+def _agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contract, Public]:
+    """The same for one stage."""
     spec = Spec.of(weights)
     if not spec.blocks:
         raise ConfigError("the model has no trainable weights; at least one parameter must have requires_grad=True")
@@ -102,6 +117,11 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
     if waits and method.space.fresh_every:
         raise _held_in_lost_frame(method, waits)
+    if waits and method.then is not None:
+        raise IncompatibleParts(
+            f"{method.schedule!r} lets clients hold back {min(waits)!r}, but then gives up the coordinates of the "
+            "first stage. Write schedule = 'every', or leave then out"
+        )
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
@@ -159,6 +179,7 @@ def begin(contract: Contract, public: Public) -> ServerState:
 
 def plan_round(contract: Contract, server: ServerState) -> Plan:
     """Which blocks the next round synchronises."""
+    contract = contract.at(server.public.version)
     method = contract.method
     plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
     silent = frozenset(contract.coords.names) - plan.names
@@ -199,6 +220,7 @@ def fresh_client(contract: Contract, public: Public, client: int = EVERYONE) -> 
         public: the public state of any version.
         client: the number of the client; needed where tiers of clients have codecs of their own.
     """
+    contract = contract.at(public.version)
     method = contract.method
     return ClientState(
         version=0,
@@ -246,6 +268,7 @@ def cohort_round(
 
     Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
+    contract = contract.at(public.version)
     method, device = contract.method, device_of(public)
     lr = method.client_opt_at(public.version).lr
     states = [_in_this_frame(contract, *known, public.version) for known in zip(clients, states, strict=True)]
@@ -318,7 +341,8 @@ def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
 
 def _in_this_frame(contract: Contract, client: int, state: ClientState, version: int) -> ClientState:
     """A client whose codec starts anew if the frame was redrawn since: its memory is of coordinates that are gone."""
-    if not state.codec or contract.window(state.version) == contract.window(version):
+    gone = state.version < contract.since or contract.window(state.version) != contract.window(version)
+    if not state.codec or not gone:
         return state
     return replace(state, codec=contract.up(client).init(contract.code))
 
@@ -357,6 +381,7 @@ def close_round(
     The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
     device of the public state.
     """
+    whole, contract = contract, contract.at(server.public.version)
     method, public = contract.method, server.public
     device = device_of(public)
     if not messages:
@@ -396,6 +421,9 @@ def close_round(
     if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), public.version + 1)):
         change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
         opt = {name: _under(block, left.get(name.split("/", 1)[-1])) for name, block in opt.items()}
+    if moving_at := restrict(contract.moving, change.keys()) if contract.moving else {}:
+        change = tmap(lambda step, moves: torch.where(moves, step, 0), change, moving_at)  # noise, too, stays out
+        opt = {name: _under(block, moving_at.get(name.split("/", 1)[-1])) for name, block in opt.items()}
     opt = {**server.opt, **opt}
     step = Step(plan.names, change)
     codec = server.codec
@@ -420,6 +448,8 @@ def close_round(
     )
     if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
+    if (next_stage := whole.at(after.version)) is not contract:
+        return begin(next_stage, switched(contract, next_stage, after))
     if contract.window(after.version) != contract.window(public.version):
         # what was remembered of the old coordinates means nothing in the new ones
         opt, codec = moving.init(contract.code.zeros()), method.down.init(contract.code)

@@ -72,6 +72,8 @@ class Contract:
         weights, coords, shared, buffers: what the trees of the public state look like.
         key: the root of all shared randomness.
         schema: the hash of all this that every message carries, and the block names behind its plans.
+        later: what holds from version `later.since` on, where the method has two stages.
+        since: the version from which on this holds.
     """
 
     method: Method
@@ -81,7 +83,18 @@ class Contract:
     buffers: Spec
     key: Key
     schema: Schema
+    later: Contract | None = None
+    since: int = 0
     _frame: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def at(self, version: int) -> Contract:
+        """What holds at a version: this, or what its method does later."""
+        return self.later if self.later is not None and version >= self.later.since else self
+
+    @property
+    def stages(self) -> tuple[Contract, ...]:
+        """This, and what comes later."""
+        return (self,) if self.later is None else (self, self.later)
 
     @cached_property
     def sendable(self) -> Spec:
@@ -107,6 +120,8 @@ class Contract:
 
     def frame(self, version: int, device: Device) -> Tree:
         """The frame in which the round from `version` trains; the newest is kept, for it is asked for often."""
+        if (holds := self.at(version)) is not self:
+            return holds.frame(version, device)
         window, device = self.window(version), torch.device(device or "cpu")
         if self._frame.get("of") != (window, device):
             frame = self.method.space.frame(self.weights, self.key.fold("frame", window), device)
@@ -140,8 +155,19 @@ class Contract:
         """Which numbers a client trains that received this public state, on the CPU; empty means all."""
         if isinstance(self.method.mask, NoMask):
             return {}
+        if self.method.mask.fixed:
+            return self.moving
         heard = to_device(restrict(public.coords, self.sendable.names), "cpu")
         return self.method.mask.trained(heard, public.version)
+
+    @cached_property
+    def moving(self) -> Tree:
+        """Which numbers are ever trained, where a mask says it once and for all; empty means all."""
+        return self.method.mask.trained(self.sendable.zeros(), 0) if self.method.mask.fixed else {}
+
+    def heard(self, coords: Tree, known: Tree) -> Tree:
+        """What was decoded from the server, with the numbers in place that never move and are not sent."""
+        return {**coords, **{n: torch.where(moves, coords[n], known[n]) for n, moves in self.moving.items()}}
 
     def tier(self, client: int) -> int:
         """The number of that client's tier."""

@@ -98,7 +98,8 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     state = known.load("cpu")
     if state is None:
         raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` goes on with it")
-    public, method = state.server.public, known.experiment.method
+    public = state.server.public
+    method = simulation.contract.at(public.version).method
     frame = simulation.contract.frame(public.version, "cpu")
     weights = method.space.expand(public.base, frame, public.coords)
     return save_adapter(folder, simulation.job.task.model, method.space, frame, public.coords, weights)

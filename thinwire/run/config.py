@@ -27,6 +27,7 @@ from thinwire.rounds.batches import Local
 from thinwire.rounds.budget import Budget
 from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
+from thinwire.rounds.stage import Stage
 from thinwire.run.parts import arguments, build, coerce, describe, named, plain
 from thinwire.run.plus import join
 from thinwire.run.plus import named as named_methods
@@ -269,7 +270,7 @@ def from_table(table: Table) -> Experiment:
 def method_from(table: Table) -> Method:
     """A method from its table."""
     plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "evaluate": str}
-    plain_types["secure"] = bool
+    plain_types |= {"secure": bool, "then": Stage}
     known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
@@ -317,6 +318,7 @@ def method_table(method: Method, strict: bool = True) -> Table:
         del slots["mask"]  # seldom set, and experiments from before it keep their names
     rare = {"budget": plain(method.budget)} if method.budget.tiers else {}
     rare |= {"secure": True} if method.secure else {}
+    rare |= {"then": plain(method.then)} if method.then else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
     return {**slots, "link": method.link, "say": method.say, "guard": method.guard, **rare}
 

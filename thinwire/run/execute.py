@@ -123,6 +123,7 @@ def summarise(
 ) -> Summary:
     """The totals of a run."""
     lines = [record._asdict() for record in records]
+    spoken = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
     return {
         "method": name,
         "task": task,
@@ -132,5 +133,5 @@ def summarise(
         "trainable": Spec.of(simulation.public.coords).size,
         **totals(lines, accounting),
         "seconds_by_link": seconds_by_link(lines),
-        "layers": layers_of(simulation.contract.coords, tally),
+        "layers": layers_of(Spec(tuple(spoken.values())), tally),
     }

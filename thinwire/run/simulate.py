@@ -191,6 +191,7 @@ def simulate(
             folder.write_environment({"device": device, "clients_trained_by": state.how, "because": state.why})
             folder.finish(summarise(label, OWN_TASK, simulation, history, state.tally), {**final, **buffers})
         frame, coords = simulation.contract.frame(public.version, device), public.coords
+        space = simulation.contract.at(public.version).method.space
     return Run(
         history,
         final,
@@ -200,8 +201,8 @@ def simulate(
         copy.deepcopy(model).cpu(),
         folder.path if folder else None,
         {name: block.detach().cpu() for name, block in coords.items()},
-        job.method.space,
-        {name: block.detach().cpu() for name, block in frame.items()} if isinstance(job.method.space, LoRA) else {},
+        space,
+        {name: block.detach().cpu() for name, block in frame.items()} if isinstance(space, LoRA) else {},
     )
 
 

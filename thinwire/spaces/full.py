@@ -39,6 +39,10 @@ class Full:
         """The weights of the base."""
         return dict(base)
 
+    def adopt(self, base: Tree, weights: Tree, key: Key) -> Tree:
+        """Coordinates that make these weights."""
+        return dict(weights)
+
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The coordinates themselves."""
         return coords

@@ -104,6 +104,31 @@ class LoRA:
                 out[name] = weight
         return out
 
+    def adopt(self, base: Tree, weights: Tree, key: Key) -> Tree:
+        """Coordinates whose weights come as close to the given ones as the rank allows.
+
+            W - W0 = U S V^T,    B = U_r sqrt(S_r / s),    A = sqrt(S_r / s) V_r^T,    s = alpha / rank
+
+        so s B A is the best correction of that rank. Where the singular value is zero A is drawn and B stays zero, as
+        at any start: two zeros would never move.
+        """
+        first, size = self.init(weights, {}, key), self.alpha / self.rank
+        turned = self._turned(Spec.of(base))
+        out: Tree = {}
+        for name, block in first.items():
+            out[name] = block
+            if name.endswith("/b") and (at := name.removesuffix("/b")) in base:
+                change = (weights[at] - base[at]).double().cpu()
+                change = change.mT if at in turned else change.reshape(len(change), -1)
+                u, s, v = torch.linalg.svd(change, full_matrices=False)
+                u, s, v = u[:, : self.rank], s[: self.rank], v[: self.rank]
+                root = (s / size).sqrt()
+                there = s > s[0] * max(change.shape) * torch.finfo(block.dtype).eps
+                a = first[f"{at}/a"]
+                out[f"{at}/a"] = torch.where(there.to(a.device)[:, None], (root[:, None] * v).to(a), a)
+                out[name] = torch.where(there, u * root, 0.0).to(block)
+        return out
+
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The base plus all corrections; merging is keeping what this gives."""
         turned = self._turned(Spec.of(base)) if self.transposed else frozenset()

@@ -32,9 +32,12 @@ def play(simulation, rounds: int, state=None):
     return state, records, messages
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "fedper"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "fedper", "sparse-adapter", "slora", "flora"],
+)
 def test_a_deployment_is_the_simulation(method):
-    chosen = experiment(method)
+    chosen = experiment(method, **({"method.then.at": 2} if method in ("slora", "flora") else {}))
     job = build_job(chosen)
     theirs, their_records, their_messages = play(chosen.engine.prepare(job), 4)
     served = Served(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)), Patience(quorum=1.0))

@@ -27,7 +27,7 @@ from thinwire.engines.flower.transport import Transport
 from thinwire.engines.local import Job, LocalEngine, RoundRecord, RunState, Simulation, Tap
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.down import open_round, repair, split_down
-from thinwire.rounds.lanes import unpack_up
+from thinwire.rounds.lanes import as_heard, unpack_up
 from thinwire.rounds.protocol import close_round, plan_round
 from thinwire.rounds.state import ClientState, Contract, ServerState
 from thinwire.schedules.base import Plan
@@ -103,8 +103,8 @@ class Served(Simulation):
             )
         self.transport = connect(self.contract, len(job.task.clients))
         self.patience, self.log = patience or Patience(), log
-        parts = (self.contract.code, self.contract.report, self.contract.buffers, self.contract.coords)
-        self.longest = 2 * sum(part.nbytes for part in parts) + (1 << 16)  # no codec doubles what it is given
+        sizes = [sum(p.nbytes for p in (c.code, c.report, c.buffers, c.coords)) for c in self.contract.stages]
+        self.longest = 2 * max(sizes) + (1 << 16)  # no codec doubles what it is given
         self._met = False  # nobody yet: nodes take a while to arrive
 
     def start(self) -> RunState:
@@ -115,7 +115,8 @@ class Served(Simulation):
         """One round."""
         began = time.perf_counter()
         number = state.round + 1
-        server, job, contract = state.server, self.job, self.contract
+        server, job = state.server, self.job
+        contract = self.contract.at(server.public.version)
         plan = plan_round(contract, server)
         cohort = state.cohort
         if plan.resample or not cohort:
@@ -129,7 +130,7 @@ class Served(Simulation):
             answer = got.accepted[i]
             loss, examples = loss + answer.loss * answer.examples, examples + answer.examples
         try:
-            after = close_round(contract, server, plan, up, len(job.task.clients))
+            after = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if tap:
@@ -152,7 +153,7 @@ class Served(Simulation):
             got.bytes_catchup,
             len(up),
             time.perf_counter() - began,
-            rate=job.method.client_opt_at(server.public.version).lr,
+            rate=contract.method.client_opt_at(server.public.version).lr,
             drifted=got.drifted,
             refused=len(got.refused),
             absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
@@ -224,7 +225,9 @@ class Served(Simulation):
             )
         if wire.unpack(answer.data, self.contract.schema).kind == wire.LOST:
             return repair(self.contract, server, answer.data, client)
-        unpack_up(self.contract, plan, server.public.version, client, answer.data)
+        contract = self.contract.at(server.public.version)
+        mask = contract.trained(as_heard(contract, server.public, contract.down(client)))
+        unpack_up(contract, plan, server.public.version, client, answer.data, mask)
         if not (math.isfinite(answer.loss) and answer.examples > 0):
             raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")
         return None
