@@ -47,7 +47,8 @@ def progress(
         nonlocal total, accuracy
         total += record.bytes_up + record.bytes_down + (record.bytes_catchup if accounting == "honest" else 0)
         accuracy = accuracy if record.accuracy is None else record.accuracy
-        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)} {accounting}"
+        private = "" if record.epsilon is None else f"  epsilon {record.epsilon:.4g}"
+        return f"loss {record.loss:.4f}  accuracy {percent(accuracy)}  {human_bytes(total)} {accounting}{private}"
 
     if not err.is_terminal:
         step = max(1, rounds // 20)

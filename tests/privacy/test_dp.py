@@ -1,6 +1,7 @@
 """Clipped changes and noise."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from thinwire.core.rng import Key
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.run.config import method_from, resolve
+from thinwire.run.execute import execute
 from thinwire.run.presets import preset
 from thinwire.testing import check_privacy
 
@@ -90,21 +92,65 @@ def test_it_joins_other_methods():
 def test_epsilon_is_the_accountants():
     pytest.importorskip("dp_accounting")
     part = tw.DP(sigma=1.1)
-    assert part.epsilon(100, 10_000, 1000, 1e-5) == pytest.approx(1.7118, abs=1e-3)
+    assert part.epsilon(100, 10_000, 1000, 1e-5) == pytest.approx(1.5154, abs=1e-3)  # of the accountant: 1.51537
     assert tw.DP(sigma=1.1, cohort=100).epsilon(10, 10_000, 1000, 1e-5) == part.epsilon(100, 10_000, 1000, 1e-5)
     assert part.epsilon(100, 10_000, 2000, 1e-5) > part.epsilon(100, 10_000, 1000, 1e-5)
     assert tw.DP(sigma=0.0).epsilon(100, 10_000, 1, 1e-5) == math.inf
-    with pytest.raises(ConfigError, match="cannot be"):
-        part.epsilon(100, 99, 1, 1e-5)
+    assert tw.DP(sigma=1.1, population=10_000).epsilon(100, 100, 1000) == part.epsilon(100, 10_000, 1000, 1e-5)
+    assert part.epsilon(100, 10_000, 1000, 1e-3) < part.epsilon(100, 10_000, 1000, 1e-5)
+
+
+def test_a_bound_on_epsilon_is_that_of_the_accountant_with_its_own_step():
+    accounting = pytest.importorskip("dp_accounting")
+    from dp_accounting.pld import PLDAccountant
+
+    one = accounting.PoissonSampledDpEvent(0.05, accounting.GaussianDpEvent(2.0))
+    exact = PLDAccountant().compose(accounting.SelfComposedDpEvent(one, 50)).get_epsilon(1e-5)
+    assert exact <= tw.DP(sigma=2.0).epsilon(5, 100, 50) <= 1.002 * exact
+
+
+@pytest.mark.parametrize("name", ["ffa-lora", "full", "flasc", "lora"])
+def test_epsilon_is_told_every_round_and_in_the_summary(name, tmp_path):
+    pytest.importorskip("dp_accounting")
+    small = {"rounds": 2, "cohort.size": 2, "local.epochs": 1, "method.privacy.sigma": 2.0}
+    experiment = resolve(f"{name}+dp-fedadam", "digits", small)
+    told = []
+    summary = execute(experiment, tmp_path / "run", on_round=told.append)
+    by_hand = [experiment.method.privacy.epsilon(2, 20, rounds) for rounds in (1, 2)]
+    assert [record.epsilon for record in told] == by_hand
+    assert (summary["epsilon"], summary["delta"]) == (by_hand[-1], 1e-5)
+    assert "epsilon_unknown" not in summary
+    assert by_hand[0] < by_hand[1]
+
+
+def test_where_epsilon_is_not_known_the_summary_says_why(tmp_path, monkeypatch):
+    small = {"rounds": 1, "cohort.size": 2, "local.epochs": 1}
+    played = resolve("full+dp-fedadam", "digits", {**small, "method.privacy.cohort": 1000})
+    summary = execute(played, tmp_path / "played")
+    assert summary["epsilon"] is None
+    assert "privacy.population = 10000" in summary["epsilon_unknown"]
+    for name in ("dp_accounting", "dp_accounting.pld"):
+        monkeypatch.setitem(sys.modules, name, None)
+    summary = execute(resolve("full+dp-fedadam", "digits", {**small, "method.privacy.sigma": 3.21}), tmp_path / "alone")
+    assert summary["epsilon_unknown"].endswith("pip install 'thinwire[dp]'")
+    assert "epsilon" not in execute(resolve("fedavg", "digits", small), tmp_path / "none")
 
 
 def test_a_missing_accountant_is_one_line(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
+    for name in ("dp_accounting", "dp_accounting.pld"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install 'thinwire\[dp\]'"):
-        tw.DP().epsilon(10, 100, 1, 1e-5)
+        tw.DP(sigma=3.5).epsilon(10, 100, 1, 1e-5)
+    with pytest.raises(ConfigError, match=r"write for example privacy\.population = 1000"):
+        tw.DP().epsilon(100, 99, 1, 1e-5)
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for changes, words in (({"clip": 0.0}, "clip"), ({"sigma": -1.0}, "sigma"), ({"cohort": -1}, "cohort")):
+    for changes, words in (
+        ({"clip": 0.0}, "clip"),
+        ({"sigma": -1.0}, "sigma"),
+        ({"cohort": -1}, "cohort"),
+        ({"delta": 0.0}, "delta"),
+    ):
         with pytest.raises(ConfigError, match=words):
             tw.DP(**changes)

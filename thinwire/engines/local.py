@@ -25,6 +25,7 @@ from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
 from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
+from thinwire.privacy.base import spent
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.graphed import Recorder
@@ -67,6 +68,7 @@ class RoundRecord(NamedTuple):
     drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
     refused: int = 0  # clients whose message could not be used; in a simulation all can
     absent: int = 0  # clients of the cohort that did not answer in time
+    epsilon: float | None = None  # what differential privacy has cost so far; None without it, or where nobody can tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +295,15 @@ class Simulation:
             time.perf_counter() - began,
             own_accuracy,
             contract.method.client_opt_at(state.server.public.version).lr,
+            epsilon=(self.spent(number) or (None,))[0],
         )
         tally = state.tally.add(contract, plan, up)
         return RunState(number, server, clients, cohort, state.how, state.why, tally, state.onednn), record
+
+    def spent(self, rounds: int) -> tuple[float | None, str] | None:
+        """The epsilon of so many rounds, or why it is not known; None where the method promises none."""
+        clients = min(self.job.cohort, len(self.asked))
+        return spent(self.job.method.privacy, clients, len(self.job.task.clients), rounds)
 
     def _settled(
         self,

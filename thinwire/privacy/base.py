@@ -55,3 +55,13 @@ class NoPrivacy:
     def release(self, mean: Tree, clients: int, key: Key) -> Tree:
         """Unchanged."""
         return mean
+
+
+def spent(privacy: Privacy, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
+    """The epsilon of the rounds so far, or why it is not known; None where a mechanism promises none.
+
+    A mechanism that does has a method `spent(clients, population, rounds)`.
+    """
+    tell = getattr(privacy, "spent", None)
+    told: tuple[float | None, str] | None = None if tell is None else tell(clients, population, rounds)
+    return told

@@ -113,6 +113,16 @@ def _there(experiment: Experiment, records: list[RoundRecord]) -> bool:
     return goal < 1 and last is not None and last >= goal
 
 
+def _privacy(simulation: Simulation, rounds: int) -> Summary:
+    """What differential privacy cost, for methods that have it."""
+    told = simulation.spent(rounds) if rounds else None
+    if told is None:
+        return {}
+    epsilon, why = told
+    delta = getattr(simulation.job.method.privacy, "delta", None)
+    return {"epsilon": epsilon, "delta": delta, **({"epsilon_unknown": why} if why else {})}
+
+
 def summarise(
     name: str,
     task: str,
@@ -132,6 +142,7 @@ def summarise(
         "parameters": simulation.model.parameters(),
         "trainable": Spec.of(simulation.public.coords).size,
         **totals(lines, accounting),
+        **_privacy(simulation, len(records)),
         "seconds_by_link": seconds_by_link(lines),
         "layers": layers_of(Spec(tuple(spoken.values())), tally),
     }

@@ -157,6 +157,7 @@ class Served(Simulation):
             drifted=got.drifted,
             refused=len(got.refused),
             absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
+            epsilon=(self.spent(number) or (None,))[0],
         )
         tally = state.tally.add(contract, plan, up)
         return RunState(number, after, clients, cohort, state.how, state.why, tally), record
