@@ -272,7 +272,13 @@ def tune(
     what: Method = "flasc",
     on: On = None,
     ranks: Annotated[str, typer.Option(metavar="R,R,...", help="Ranks to try, ascending.")] = "1,4,8",
-    densities: Annotated[str, typer.Option(metavar="D,D,...", help="Densities to try, ascending.")] = "0.0625,0.25,1",
+    densities: Annotated[str, typer.Option(metavar="D,D,...", help="Densities to try, ascending.")] = "1/16,1/4,1",
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY[+KEY]=V,V,...", help="Instead: any two settings whose product is what is sent."),
+    ] = None,
+    budget: Annotated[str | None, typer.Option(metavar="BYTES", help="Stop when so much was sent: 500MB.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the runs; what it holds is not run again.")] = Path("runs"),
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
@@ -282,23 +288,34 @@ def tune(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the rank and the density of FLASC by a few runs (FLASC-S), and say what the search cost.
+    """Find two settings by a few runs (FLASC-S: rank and density), and say what the search and a grid cost.
 
-    Example: thinwire tune flasc --on digits --ranks 1,4,8 --densities 0.0625,0.25,1
+    Example: thinwire tune flasc --on digits --ranks 1,4,8 --densities 1/16,1/4,1 --budget 50MB
     """
-    from thinwire.run.tune import numbers
+    from thinwire.run.tune import Knob, flasc_knobs, numbers
     from thinwire.run.tune import tune as search
+    from thinwire.run.units import read_bytes
     from thinwire.terminal import show_facts
 
     experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_)
-    found = search(experiment, numbers(ranks, int, "ranks"), numbers(densities, float, "densities"), data_dir)
-    facts: dict[str, Any] = {"rank": found.rank, "density": found.density, "bytes_total": found.bytes}
+    if knob and len(knob) != 2:
+        raise ConfigError(f"the search has two knobs, the size and the share; {len(knob)} were given")
+    size, share = (
+        (Knob.parse(knob[0]), Knob.parse(knob[1]))
+        if knob
+        else flasc_knobs(numbers(ranks, "ranks"), numbers(densities, "densities"))
+    )
+    limit = None if budget is None else read_bytes(budget)
+    found = search(experiment, size, share, budget=limit, out=out, data_dir=data_dir)
+    facts: dict[str, Any] = {size.label: found.size, share.label: found.share, "bytes_total": found.bytes}
+    facts |= {"bytes_of_a_grid": found.grid, "stopped": found.stopped}
     facts |= {"tried": [one._asdict() for one in found.tried]}
     if not as_json:
         for one in facts.pop("tried"):
             unequal = " (not of equal cost)" if one["clipped"] else ""
             told = f"accuracy {one['accuracy']:.4f}, {one['bytes']} bytes{unequal}"
-            facts[f"rank {one['rank']}, density {one['density']:g}"] = told
+            facts[f"{size.label} {one['size']:g}, {share.label} {one['share']:g}"] = told
+        facts["stopped"] = "by the budget: the best so far" if found.stopped else "when it was done"
     _print_json(facts) if as_json else show_facts(facts, "the search")
 
 

@@ -1,10 +1,18 @@
-"""The search for rank and density."""
+"""The search for two settings, such as rank and density."""
+
+import json
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from thinwire.cli import app
 from thinwire.errors import ConfigError
+from thinwire.run.build import build_job
 from thinwire.run.config import resolve
-from thinwire.run.tune import search, tune
+from thinwire.run.tune import Knob, Spent, flasc_knobs, numbers, search, tune
+
+SMALL = {"rounds": 2, "cohort.size": 2, "local.steps": 2}
 
 
 def counted(accuracy):
@@ -22,32 +30,115 @@ def test_stops_at_the_first_density_at_which_the_larger_rank_wins():
     measure, calls = counted(lambda r, d: r if d >= 0.25 or r == 1 else 0)
     found = search(measure, (1, 4, 16), (0.0625, 0.25, 1.0))
     assert calls == [(1, 0.25), (4, 0.0625), (1, 1.0), (4, 0.25), (16, 0.25)]
-    assert (found.rank, found.density) == (16, 0.25)
+    assert (found.size, found.share) == (16, 0.25)
     assert found.bytes == sum(int(1000 * r * d) for r, d in calls)
     assert not any(one.clipped for one in found.tried)
+    assert not found.stopped
 
 
 def test_if_the_larger_rank_never_wins_nothing_is_masked():
     measure, calls = counted(lambda r, d: -r)
     found = search(measure, (1, 4, 16), (0.25, 0.5))
-    assert found.density == 1.0
-    assert found.rank == 4
+    assert found.share == 1.0
+    assert found.size == 4
     assert len(set(calls)) == len(calls)  # rank 1 without a mask is measured once
     assert search(measure, (1, 4), (0.5,)).tried[0].clipped  # 0.5 * 4 / 1 is above 1
     assert found.tried[0] == (1, 1.0, -1, 1000, True)  # of equal cost at density 0.25, not any more at 0.5
 
 
-def test_real_runs():
-    experiment = resolve("flasc", "digits", {"rounds": 2, "cohort.size": 2, "local.epochs": 1})
-    found = tune(experiment, (1, 2, 4), (0.5,))
-    assert {one.rank for one in found.tried} == {1, 2, 4}
-    assert found.rank in (2, 4)
+def test_whole_numbers_stay_whole():
+    measure, calls = counted(lambda k, bits: k * bits)
+    found = search(measure, (2, 3, 8), (3, 8), top=8)
+    assert calls == [(2, 4), (3, 3), (8, 3)]  # 3 * 3 / 2 bits are none that can be
+    assert found.tried[0].clipped
+    assert not found.tried[1].clipped
+
+
+def test_what_was_found_when_the_budget_is_spent():
+    def measure(rank, density):
+        if rank == 16:
+            raise Spent(7)
+        return rank * density, 100
+
+    found = search(measure, (1, 4, 16), (0.25, 1.0))
+    assert found.stopped
+    assert found.bytes == 100 * len(found.tried) + 7
+    assert (found.size, found.share) == (4, 1.0)
+    with pytest.raises(ConfigError, match="before one run was done"):
+        search(lambda rank, density: (_ for _ in ()).throw(Spent(1)), (1, 4), (1.0,))
+
+
+def test_real_runs_and_what_a_grid_would_cost():
+    experiment = resolve("flasc", "digits", SMALL)
+    found = tune(experiment, *flasc_knobs((1, 2, 4), (0.5,)))
+    assert {one.size for one in found.tried} == {1, 2, 4}
+    assert found.size in (2, 4)
     assert found.bytes > 0
+    all_runs = 0
+    for rank in (1, 2, 4):
+        for density in (0.5, 1.0):
+            given = {"method.space.rank": rank, "method.up.density": density, "method.down.density": density}
+            chosen = resolve("flasc", "digits", {**SMALL, **given})
+            records = chosen.engine.run(build_job(chosen))
+            all_runs += sum(one.bytes_up + one.bytes_down + one.bytes_catchup for one in records)
+    assert found.grid == pytest.approx(all_runs, rel=0.02)  # lengths of messages hardly depend on training
+
+
+def test_any_two_settings_of_any_method():
+    knobs = Knob.parse("method.space.k=16,32"), Knob.parse("method.up.bits=2,4,8")
+    found = tune(resolve("mapo+int8", "digits", SMALL), *knobs)
+    first, second = found.tried[:2]
+    assert (first.size, first.share, second.size, second.share) == (16, 4, 32, 2)
+    assert isinstance(found.share, int)
+    assert [knob.label for knob in knobs] == ["k", "bits"]
+    staged = tune(
+        resolve("slora", "digits", {**SMALL, "method.then.at": 1}),
+        Knob.parse("method.then.space.rank=1,2"),
+        Knob.parse("method.mask.density=1/4,1/2"),
+    )
+    assert len(staged.tried) >= 2
+
+
+def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path):
+    experiment, knobs = resolve("flasc", "digits", SMALL), flasc_knobs((1, 2, 4), (0.5,))
+    whole = tune(experiment, *knobs, out=tmp_path / "whole")
+    assert not whole.stopped
+    first = whole.tried[0].bytes
+    part = tune(experiment, *knobs, budget=first + 10, out=tmp_path / "part")
+    assert part.stopped
+    assert part.tried == whole.tried[:1]
+    assert first < part.bytes < first + whole.tried[1].bytes + 1  # it ends with the round in which it was spent
+    done = (tmp_path / "part").glob("*/summary.json")
+    before = {file: file.stat().st_mtime_ns for file in done}
+    assert len(before) == 1
+    again = tune(experiment, *knobs, budget=whole.bytes, out=tmp_path / "part")
+    assert again == whole
+    assert all(file.stat().st_mtime_ns == time for file, time in before.items())  # not run again
+
+
+def test_the_verb_prints_the_search_beside_a_grid(tmp_path):
+    words = ["tune", "flasc", "--on", "digits", "--rounds", "2", "--cohort", "2", "--ranks", "1,2", "--densities"]
+    words += ["1/2,1", "--set", "local.steps=2", "--out", str(tmp_path), "--budget", "10MB"]
+    done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    facts = json.loads(done.stdout)
+    assert facts["rank"] == 2
+    assert 0 < facts["bytes_total"] <= 10_000_000
+    assert facts["bytes_of_a_grid"] >= facts["bytes_total"] // 2
+    assert facts["stopped"] is False
+    said = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    assert "bytes of a grid" in said
+    assert len(list(Path(tmp_path).glob("flasc-digits-*"))) == len(facts["tried"])
 
 
 def test_what_makes_no_sense_is_refused():
     for ranks, densities in (((4,), (1.0,)), ((4, 1), (1.0,)), ((1, 4), ()), ((1, 4), (0.5, 0.25)), ((1, 4), (2.0,))):
         with pytest.raises(ConfigError, match="ascend"):
             search(lambda r, d: (0.0, 0), ranks, densities)
-    with pytest.raises(ConfigError, match="start from flasc"):
-        tune(resolve("lora", "digits"), (1, 4), (1.0,))
+    with pytest.raises(ConfigError, match=r"no setting 'method\.up\.density'"):
+        tune(resolve("lora", "digits"), *flasc_knobs((1, 4), (1.0,)))
+    with pytest.raises(ConfigError, match="is a whole number"):
+        tune(resolve("flasc", "digits"), *flasc_knobs((1, 1.5, 2), (1.0,)))
+    with pytest.raises(ConfigError, match="numbers between commas"):
+        numbers("1,x", "ranks")
+    with pytest.raises(ConfigError, match="--knob takes"):
+        Knob.parse("rank")

@@ -1,128 +1,260 @@
-"""Which rank and density FLASC should have, found by a few runs: FLASC-S.
+"""Two settings that together decide what a method sends, found by a few runs: FLASC-S, for any two ordered knobs.
 
-    stage 1   for d in densities:  stop when FLASC(r2, d) beats FLASC(r1, min(1, d r2 / r1)), which costs the same
-    stage 2   FLASC(r, d) for all other ranks r
+    stage 1   for d in shares:  stop when (r2, d) beats (r1, min(top, d r2 / r1)), which costs the same
+    stage 2   (r, d) for all other sizes r
 
-Paper: FLASC, 2024 (its text; the printed algorithm takes the number of the density for that of a rank).
+For FLASC r is the rank and d the density. Paper: FLASC, 2024 (its text; the printed algorithm takes the number of the
+density for that of a rank).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from thinwire.codecs.sparse import TopK
+from thinwire.engines.local import RoundRecord
 from thinwire.errors import ConfigError
+from thinwire.rounds.batches import Local
 from thinwire.run.build import build_job
-from thinwire.run.config import Experiment
-from thinwire.spaces.lora import LoRA
+from thinwire.run.config import Experiment, from_table, put, to_table
+from thinwire.run.execute import default_folder, execute
+from thinwire.run.toml import Table
 
-N = TypeVar("N", int, float)
+Number = int | float
+
+
+class Knob(NamedTuple):
+    """A setting, or several that are set alike, and the values to try, ascending."""
+
+    paths: tuple[str, ...]
+    values: tuple[Number, ...]
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        return self.paths[0].rpartition(".")[2]
+
+    @classmethod
+    def parse(cls, text: str) -> Knob:
+        """From words.
+
+        >>> Knob.parse("method.up.density+method.down.density=1/4,1")
+        Knob(paths=('method.up.density', 'method.down.density'), values=(0.25, 1))
+        """
+        paths, sign, values = text.partition("=")
+        if not sign or not all(paths.split("+")):
+            raise ConfigError(f"--knob takes key=value,value,..., such as method.space.rank=1,4,16, not {text!r}")
+        return cls(tuple(paths.split("+")), numbers(values, paths))
 
 
 class Tried(NamedTuple):
     """One run of the search."""
 
-    rank: int
-    density: float
+    size: Number
+    share: Number
     accuracy: float
     bytes: int
-    clipped: bool = False  # d r2 / r1 was above 1: the two runs that were compared did not cost the same
+    clipped: bool = False  # d r2 / r1 was no value that can be: the two runs that were compared did not cost the same
 
 
 class Found(NamedTuple):
-    """The best of the runs with the density that was found, and all runs."""
+    """The best of the runs with the share that was found, and all runs."""
 
-    rank: int
-    density: float
+    size: Number
+    share: Number
     tried: tuple[Tried, ...]
+    lost: int = 0  # bytes of a run that the budget cut off
+    grid: int | None = None  # about what all sizes with all shares would cost
 
     @property
     def bytes(self) -> int:
         """What the search cost: the traffic of all runs."""
-        return sum(one.bytes for one in self.tried)
+        return self.lost + sum(one.bytes for one in self.tried)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the budget ended the search; then the best run so far is given."""
+        return self.lost > 0
 
 
-Measure = Callable[[int, float], tuple[float, int]]  # rank, density -> accuracy, bytes
+class Spent(Exception):
+    """The budget is used up; says how many bytes a run had sent when it was cut off."""
+
+    def __init__(self, lost: int) -> None:
+        super().__init__(lost)
+        self.lost = lost
 
 
-def numbers(text: str, kind: Callable[[str], N], what: str) -> tuple[N, ...]:
-    """Numbers between commas.
+Measure = Callable[[Number, Number], tuple[float, int]]  # size, share -> accuracy, bytes
 
-    >>> numbers("1,4", int, "ranks")
-    (1, 4)
+
+def numbers(text: str, what: str) -> tuple[Number, ...]:
+    """Numbers between commas; fractions, too.
+
+    >>> numbers("1,4", "ranks"), numbers("1/16,0.25,1", "densities")
+    ((1, 4), (0.0625, 0.25, 1))
     """
     try:
-        return tuple(kind(one) for one in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{what} must be numbers between commas, such as 1,4, not {text!r}") from error
+        exact = [Fraction(one.strip()) for one in text.split(",")]
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"{what} must be numbers between commas, such as 1,4 or 1/16,1/4, not {text!r}") from error
+    return tuple(int(one) if one.denominator == 1 else float(one) for one in exact)
 
 
-def search(measure: Measure, ranks: Sequence[int], densities: Sequence[float]) -> Found:
-    """The search over anything that can be measured; no rank and density is measured twice.
+def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], top: Number = 1.0) -> Found:
+    """The search over anything that can be measured; no size and share is measured twice.
 
     Args:
-        measure: gives the accuracy and the bytes of a rank and a density.
-        ranks: two or more, ascending.
-        densities: ascending; 1 is added at the end where it is missing.
+        measure: gives the accuracy and the bytes of a size and a share; raises `Spent` when there is nothing left.
+        sizes: two or more, ascending, such as ranks.
+        shares: ascending, such as densities; `top` is added at the end where it is missing.
+        top: the largest share that can be.
 
     >>> found = search(lambda r, d: (min(r * d, 2.0) + r / 100, int(100 * r * d)), (1, 2, 4), (0.25, 0.5, 1.0))
-    >>> found.rank, found.density, found.bytes, len(found.tried)
+    >>> found.size, found.share, found.bytes, len(found.tried)
     (4, 0.25, 200, 3)
     """
-    if len(ranks) < 2 or list(ranks) != sorted(set(ranks)) or ranks[0] < 1:
-        raise ConfigError(f"ranks must be two or more, ascending, not {list(ranks)}; write for example 1, 4, 16")
-    if not densities or list(densities) != sorted(set(densities)) or not 0 < densities[0] <= densities[-1] <= 1:
-        raise ConfigError(f"densities must ascend from above 0 to 1, not {list(densities)}")
-    tried: dict[tuple[int, float], Tried] = {}
+    if len(sizes) < 2 or list(sizes) != sorted(set(sizes)) or sizes[0] <= 0:
+        raise ConfigError(f"sizes must be two or more, ascending, not {list(sizes)}; write for example 1, 4, 16")
+    if not shares or list(shares) != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] <= top:
+        raise ConfigError(f"shares must ascend from above 0 to at most {top:g}, not {list(shares)}")
+    tried: dict[tuple[Number, Number], Tried] = {}
+    whole = isinstance(top, int)
 
-    def run(rank: int, density: float, clipped: bool = False) -> float:
-        if (rank, density) not in tried:
-            tried[rank, density] = Tried(rank, density, *measure(rank, density), clipped)
+    def run(size: Number, share: Number, clipped: bool = False) -> float:
+        if (size, share) not in tried:
+            tried[size, share] = Tried(size, share, *measure(size, share), clipped)
         elif clipped:
-            tried[rank, density] = tried[rank, density]._replace(clipped=True)
-        return tried[rank, density].accuracy
+            tried[size, share] = tried[size, share]._replace(clipped=True)
+        return tried[size, share].accuracy
 
-    small, large = ranks[:2]
-    density = 1.0
-    for d in (*densities, *(() if densities[-1] == 1 else (1.0,))):
-        equal = d * large / small
-        low = run(small, min(1.0, equal), equal > 1)
-        if run(large, d) > low:
-            density = d
-            break
-    best = max(ranks[1:], key=lambda rank: run(rank, density))
-    return Found(best, density, tuple(tried.values()))
+    small, large = sizes[:2]
+    share = top
+    try:
+        for d in (*shares, *(() if shares[-1] == top else (top,))):
+            equal = d * large / small
+            nearest = min(top, math.floor(equal) if whole else equal)
+            low = run(small, nearest, nearest != equal)
+            if run(large, d) > low:
+                share = d
+                break
+        best = max(sizes[1:], key=lambda size: run(size, share))
+    except Spent as error:
+        if not tried:
+            raise ConfigError("the budget was spent before one run was done; give more, or fewer rounds") from error
+        so_far = max(tried.values(), key=lambda one: one.accuracy)
+        return Found(so_far.size, so_far.share, tuple(tried.values()), error.lost)
+    return Found(best, share, tuple(tried.values()))
+
+
+def flasc_knobs(ranks: Sequence[Number], densities: Sequence[Number]) -> tuple[Knob, Knob]:
+    """The knobs of FLASC-S: the rank, and the density of both links, of which 1 is always the last."""
+    both = ("method.up.density", "method.down.density")
+    full = () if densities and densities[-1] >= 1 else (1.0,)
+    return Knob(("method.space.rank",), tuple(ranks)), Knob(both, (*densities, *full))
 
 
 def tune(
-    experiment: Experiment, ranks: Sequence[int], densities: Sequence[float], data_dir: Path | None = None
+    experiment: Experiment,
+    size: Knob,
+    share: Knob,
+    *,
+    budget: int | None = None,
+    out: Path | None = None,
+    data_dir: Path | None = None,
 ) -> Found:
-    """The search on an experiment such as `resolve("flasc", "digits")`; alpha / rank stays what it is.
+    """The search on an experiment such as `resolve("flasc", "digits")`; where a rank has an alpha, alpha / rank stays.
 
     Args:
-        experiment: a method with LoRA and `topk` both ways.
-        ranks: two or more, ascending.
-        densities: of both links, ascending.
+        experiment: a method that has both settings.
+        size: the first setting, such as the rank.
+        share: the second, such as the density; its last value is the largest that can be.
+        budget: ends the search when its runs have sent so many bytes; None for no limit.
+        out: a folder for the directories of all runs. What is found there is not run again, so that a search that
+            was stopped goes on.
         data_dir: the folder of data sets.
     """
-    method = experiment.method
-    space, up, down = method.space, method.up, method.down
-    if not (isinstance(space, LoRA) and isinstance(up, TopK) and isinstance(down, TopK)):
-        raise ConfigError("the search changes the rank of lora and the density of topk up and down; start from flasc")
+    spent = 0
 
-    def measure(rank: int, density: float) -> tuple[float, int]:
-        masked = replace(
-            method,
-            space=replace(space, rank=rank, alpha=space.alpha * rank / space.rank),
-            up=replace(up, density=density),
-            down=replace(down, density=density),
-        )
-        records = list(experiment.engine.run(build_job(replace(experiment, method=masked), data_dir)))
-        if records[-1].accuracy is None:
+    def measure(one: Number, two: Number) -> tuple[float, int]:
+        nonlocal spent
+        chosen, sent = _set(_set(experiment, size, one), share, two), 0
+
+        def watch(record: RoundRecord) -> None:
+            nonlocal sent
+            sent += record.bytes_up + record.bytes_down + record.bytes_catchup
+            if budget is not None and spent + sent > budget:
+                raise Spent(sent)
+
+        if out is None:
+            accuracy = None
+            for record in chosen.engine.run(build_job(chosen, data_dir)):
+                watch(record)
+                accuracy = record.accuracy
+        else:
+            folder = default_folder(chosen, out)
+            summary = execute(chosen, folder, data_dir=data_dir, resume=True, on_round=watch)
+            accuracy, sent = summary["final_accuracy"], summary["bytes_total_honest"]
+            if budget is not None and spent + sent > budget:
+                raise Spent(sent)
+        if accuracy is None:
             raise ConfigError("the search compares accuracies, but this task has no test examples")
-        return records[-1].accuracy, sum(one.bytes_up + one.bytes_down + one.bytes_catchup for one in records)
+        spent += sent
+        return accuracy, sent
 
-    return search(measure, ranks, densities)
+    for knob in (size, share):
+        for value in knob.values:
+            _set(experiment, knob, value)  # what cannot be set is found before any run
+    top = _as(share, to_table(experiment), share.values[-1])
+    found = search(measure, size.values, share.values, top)
+    known = {(one.size, one.share): one.bytes for one in found.tried}
+    pairs = [(one, two) for one in size.values for two in share.values]
+    untried = [_set(_set(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
+    cost = sum(known.get(pair, 0) for pair in pairs) + sum(_about(other, data_dir) for other in untried)
+    return found._replace(grid=cost)
+
+
+def _about(experiment: Experiment, data_dir: Path | None) -> int:
+    """About what a run sends: its second round, with next to no training, as often as there are rounds."""
+    quick = replace(experiment, rounds=2, local=Local(steps=1, batch=1))
+    if then := quick.method.then:
+        quick = replace(quick, method=replace(quick.method, then=replace(then, at=1)))
+    last = list(quick.engine.run(build_job(quick, data_dir)))[-1]
+    return (last.bytes_up + last.bytes_down + last.bytes_catchup) * experiment.rounds
+
+
+def _set(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
+    """The experiment with a knob at a value."""
+    table = to_table(experiment)
+    for path in knob.paths:
+        before = _get(table, path)
+        now = _as(knob, table, value)
+        parent = path.rpartition(".")[0]
+        if path.endswith(".rank") and isinstance(_get(table, parent).get("alpha"), float):
+            put(table, f"{parent}.alpha", _get(table, f"{parent}.alpha") * now / before)
+        put(table, path, now)
+    return from_table(table)
+
+
+def _as(knob: Knob, table: Table, value: Number) -> Number:
+    """The value as the type that the setting has."""
+    if isinstance(_get(table, knob.paths[0]), int):
+        if value != int(value):
+            raise ConfigError(f"{knob.paths[0]} is a whole number, so {value} cannot be tried")
+        return int(value)
+    return float(value)
+
+
+def _get(table: Table, path: str) -> Any:
+    here: Any = table
+    for part in path.split("."):
+        if not isinstance(here, dict) or part not in here:
+            raise ConfigError(
+                f"this experiment has no setting {path!r} to search over; `thinwire show` prints them all"
+            )
+        here = here[part]
+    return here

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from thinwire.errors import ConfigError
+
 
 def human_bytes(count: float) -> str:
     """A number of bytes for people, in powers of 1000.
@@ -10,6 +14,18 @@ def human_bytes(count: float) -> str:
     ('999 B', '1.5 kB', '2.5 GB')
     """
     return f"{count:.0f} B" if count < 1000 else _scaled(count / 1000, ("kB", "MB", "GB", "TB"))
+
+
+def read_bytes(text: str) -> int:
+    """A number of bytes as people write it, in powers of 1000.
+
+    >>> read_bytes("500MB"), read_bytes("1.5 kB"), read_bytes("1000")
+    (500000000, 1500, 1000)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"a number of bytes is written as 500MB or 2 GB, not {text!r}")
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
 
 
 def human_joules(count: float) -> str:
