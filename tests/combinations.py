@@ -90,6 +90,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "weighted": tw.WeightedMean(),
         "trimmed": tw.TrimmedMean(0.4),
         "median": tw.Median(),
+        "by-norm": tw.ByNorm(),
         "bounded": tw.Bounded(norm=5.0, weight=20.0),
     },
     "weigh": {"samples": tw.BySamples(), "uniform": tw.Uniform()},

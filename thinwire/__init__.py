@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from thinwire.rounds.mask import Prune as Prune
     from thinwire.rounds.mask import Select as Select
     from thinwire.rounds.mean import Bounded as Bounded
+    from thinwire.rounds.mean import ByNorm as ByNorm
     from thinwire.rounds.mean import Median as Median
     from thinwire.rounds.mean import TrimmedMean as TrimmedMean
     from thinwire.rounds.mean import WeightedMean as WeightedMean
@@ -133,7 +134,7 @@ _HOMES = {
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
     "thinwire.rounds.mask": ("NoMask", "Pick", "Prune", "Select"),
-    "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
+    "thinwire.rounds.mean": ("Bounded", "ByNorm", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.stage": ("Stage",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),

@@ -136,6 +136,28 @@ def test_hetlora_with_equal_ranks_is_lora():
     assert same(one.server.public.coords, two.server.public.coords)
 
 
+def test_hetlora_may_weigh_clients_by_the_size_of_their_adapters():
+    changes = {"say": "value", "mean": tw.ByNorm(), "server_opt": tw.SGD(1.0)}
+    federation = Federation(named("hetlora", **changes, budget=named("hetlora").budget))
+    federation.round((0, 1, 2))  # so that B is not zero
+    before, contract = federation.server.public.coords, federation.contract
+    for client in (0, 1, 2):
+        federation.hear(client)
+    up = {client: federation.answer(client) for client in (0, 1, 2)}
+    plan = Plan(frozenset(contract.coords.names))
+    said = [unpack_up(contract, plan, 1, client, data).code for client, data in up.items()]
+    products = [
+        torch.cat([(one[f"{n}/b"] @ one[f"{n}/a"]).flatten() for n in ("0.weight", "2.weight")]) for one in said
+    ]
+    norms = [float(product.norm()) for product in products]
+    federation.close(plan, up)
+    for name, block in federation.server.public.coords.items():
+        wanted = sum(norm * one[name] for norm, one in zip(norms, said, strict=True)) / sum(norms)
+        assert torch.allclose(block, wanted, atol=1e-6)
+    assert not same(before, federation.server.public.coords)
+    assert tw.ByNorm().admit([{"w": torch.ones(2)}] * 2, [1.0, 3.0])[1] == [1.0, 3.0]  # no adapter: as they were
+
+
 def test_only_tiers_that_are_asked_take_part():
     tiers = (tw.Tier(asked=False), tw.Tier())
     budget = tw.Budget(tiers, clients=tuple(i % 2 for i in EVERYBODY))

@@ -8,6 +8,7 @@ from thinwire.rounds.mask import Pick as Pick
 from thinwire.rounds.mask import Prune as Prune
 from thinwire.rounds.mask import Select as Select
 from thinwire.rounds.mean import Bounded as Bounded
+from thinwire.rounds.mean import ByNorm as ByNorm
 from thinwire.rounds.mean import Median as Median
 from thinwire.rounds.mean import TrimmedMean as TrimmedMean
 from thinwire.rounds.mean import WeightedMean as WeightedMean

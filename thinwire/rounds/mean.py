@@ -108,6 +108,43 @@ class Median(_Plain):
         return {name: (block[low] + block[high]) / 2 for name, block in stacked.items()}
 
 
+@register("mean", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
+@dataclass(frozen=True)
+class ByNorm(_Plain):
+    """Clients count as much as their adapters are large:  p_i = |B_i A_i| / sum_j |B_j A_j|,  of all matrices together.
+
+    For clients that say their values (`say = "value"`): of those that train fewer ranks the product is smaller, and the
+    zeros that stand for the ranks that they have not pull less. Blocks that are no adapter do not count in the norm;
+    where there is none, or all are zero, the weights stay what they were.
+
+    >>> low = {"w/a": torch.tensor([[3.0]]), "w/b": torch.tensor([[1.0]])}
+    >>> high = {"w/a": torch.tensor([[3.0]]), "w/b": torch.tensor([[3.0]])}
+    >>> ByNorm().admit([low, high], [1.0, 1.0])[1]
+    [3.0, 9.0]
+    """
+
+    def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
+        """All as it came, with weights in proportion to the norms."""
+        norms = [_adapter_norm(code) for code in codes]
+        if not any(norms):
+            return list(codes), list(weights)
+        return list(codes), [weight * norm for weight, norm in zip(weights, norms, strict=True)]
+
+    def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+        """Their weighted mean."""
+        return weighted_mean(trees, weights)
+
+
+def _adapter_norm(code: Tree) -> float:
+    """|B A| over all pairs, by |B A|^2 = tr(B^T B A A^T): no product of the size of the matrix is made."""
+    square = 0.0
+    for name, b in code.items():
+        if name.endswith("/b") and (a := code.get(name.removesuffix("b") + "a")) is not None:
+            b, a = b.double(), a.double()
+            square += float(((b.mT @ b) * (a @ a.mT)).sum())
+    return math.sqrt(max(square, 0.0))
+
+
 @register("mean", "bounded")
 @dataclass(frozen=True)
 class Bounded:
