@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from thinwire.core.rng import Device
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
-from thinwire.tasks.convolve import by_products
+from thinwire.tasks.convolve import Products, by_products
 from thinwire.tasks.examples import Examples, Inputs
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ class Functional:
     Args:
         module: a private copy of the user's module, on the device where it computes.
         criterion: `criterion(outputs, targets)`, either one number an example, or their mean.
-        products: whether training does convolutions as products of matrices, see `convolve`.
+        products: how training does convolutions as products of matrices, see `convolve`; None leaves them to torch.
         half: whether training computes in bfloat16; weights and their changes stay as they are.
 
     >>> model = Functional.of(nn.Linear(2, 3))
@@ -55,7 +55,7 @@ class Functional:
 
     module: nn.Module
     criterion: Loss
-    products: bool = False
+    products: Products | None = None
     half: bool = False
 
     @classmethod
@@ -121,7 +121,7 @@ class Functional:
             if self.half:
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
             if self.products:
-                stack.enter_context(by_products())
+                stack.enter_context(by_products(self.products))
             yield
 
     @torch.no_grad()
