@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_torch(kernels, shape):
     check((kernels.forward(x, kernel, bias, **how),), (out,))
     check((kernels.input_gradient(grad, kernel, (size, size), **how),), (by_x,))
     check(kernels.kernel_gradient(grad, x, (k, k), bias=True, **how), (by_kernel, by_bias))
-    check(kernels.kernel_gradient(grad, x, (k, k), bias=False, **how), (by_kernel, torch.empty(c, 0)))
+    check(kernels.kernel_gradient(grad, x, (k, k), bias=False, **how)[:1], (by_kernel,))
 
 
 def test_any_order_in_memory_and_any_cut_of_the_sums_will_do(kernels, monkeypatch):

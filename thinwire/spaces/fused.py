@@ -18,7 +18,8 @@ from torch import Tensor
 from thinwire.core.rng import NORMAL_SCALE
 
 PARTS = 128  # pieces of a sum over columns; a constant, so that sums do not depend on which GPU it is
-BLOCK = {"sign": (64, 256, 4), "gaussian": (32, 128, 4)}  # rows and columns drawn at a time, and by how many warps
+Block = tuple[int, int, int]  # rows and columns drawn at a time, and by how many warps
+BLOCKS: dict[str, Block] = {"sign": (64, 256, 4), "gaussian": (32, 128, 4)}
 
 
 @triton.jit
@@ -183,13 +184,13 @@ def _project(
     tl.store(out + place, whole * scale, mask=(vector < vectors)[:, None] & (i < p)[None, :])
 
 
-def expand(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+def expand(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float, block: Block | None = None) -> Tensor:
     """B A for B (..., p)."""
     flat = b.reshape(-1, p)
     vectors = len(flat)
     out = flat.new_empty(vectors, e)
     factors, signs, pieces, bc = _prepare(flat, entries)
-    bi, bj, warps = BLOCK[entries]
+    bi, bj, warps = block or BLOCKS[entries]
     factor = scale if signs else scale * NORMAL_SCALE
     with torch.cuda.device_of(flat):
         _expand[(-(-e // bj), -(-vectors * pieces // bc))](
@@ -200,12 +201,12 @@ def expand(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float) -
     return out.view(*b.shape[:-1], e)
 
 
-def project(g: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+def project(g: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float, block: Block | None = None) -> Tensor:
     """G A^T for G (..., e)."""
     flat = g.reshape(-1, e)
     vectors = len(flat)
     factors, signs, pieces, bc = _prepare(flat, entries)
-    bi, bj, warps = BLOCK[entries]
+    bi, bj, warps = block or BLOCKS[entries]
     share = -(-e // (PARTS * bj)) * bj
     parts = -(-e // share)
     made = flat.new_empty(parts, vectors, p)

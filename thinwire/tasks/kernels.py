@@ -10,6 +10,8 @@ bits every time.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -142,6 +144,7 @@ def _multiply_by_patches(
     out,
     rows,
     share,
+    parts,
     x_client,
     x_picture,
     x_row,
@@ -159,7 +162,6 @@ def _multiply_by_patches(
     SW: tl.constexpr,
     PH: tl.constexpr,
     PW: tl.constexpr,
-    PARTS: tl.constexpr,
     ONES: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
@@ -171,8 +173,8 @@ def _multiply_by_patches(
     With ONES the patches have one more number, a one: its column is the gradient by the bias.
     """
     COLUMNS: tl.constexpr = KH * KW * INNER
-    client = (tl.program_id(2) // PARTS).to(tl.int64)
-    part = tl.program_id(2) % PARTS
+    client = (tl.program_id(2) // parts).to(tl.int64)
+    part = tl.program_id(2) % parts
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     o = tl.program_id(1) * BM + tl.arange(0, BM)
     if INNER % BN == 0:  # one tap in this block
@@ -242,21 +244,19 @@ def kernel_gradient(
     kh, kw = size
     rows, columns = n * oh * ow, kh * kw * i
     x, grad = _last(x), grad.permute(0, 1, 3, 4, 2).contiguous()
-    bm = _power(o, 16, 128)
-    bn = _divisor(i, 128) if _divisor(i, 128) >= 32 else _power(columns + bias, 16, 128)
-    bk = 64 if x.dtype == torch.bfloat16 else 32
-    ones = bias and columns % bn != 0
-    blocks = -(-(columns + ones) // bn), -(-o // bm)
-    parts = max(1, min(PROGRAMS // (blocks[0] * blocks[1] * c), rows // (8 * bk)))
-    share = -(-rows // (parts * bk)) * bk
+    block = gradient_block(o, i, columns + bias, x.dtype)
+    ones = bias and columns % block.n != 0
+    blocks = -(-(columns + ones) // block.n), -(-o // block.m)
+    parts = max(1, min(PROGRAMS // (blocks[0] * blocks[1] * c), rows // (8 * block.k)))
+    share = -(-rows // (parts * block.k)) * block.k
     parts = -(-rows // share)
     made = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _multiply_by_patches[(*blocks, c * parts)](
-            *(x, grad, made, rows, share, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw, *stride, *padding),
-            *(parts, int(ones), _precision(x), bm, bn, bk),
-            num_warps=8 if bm * bn >= 1 << 14 else 4,
-            num_stages=3,
+            *(x, grad, made, rows, share, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw, *stride, *padding),
+            *(int(ones), _precision(x), *block[:3]),
+            num_warps=block.warps,
+            num_stages=block.stages,
         )
     total = made.sum(1) if parts > 1 else made[:, 0]
     by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(grad.dtype)  # type: ignore[no-untyped-call]
@@ -274,30 +274,44 @@ def _multiply(
     x, kernel = _last(x), kernel.contiguous()
     rows = n * grid[0] * grid[1]
     phases = stride[0] * stride[1] if back else 1
-    bn = _power(outer, 16, 128)
-    blocks = c * phases * -(-outer // bn)
-    bm = next((b for b in (128, 64) if -(-rows // b) * blocks >= PROGRAMS), 32)
-    one_tap = _divisor(inner, 64 if x.dtype == torch.bfloat16 else 32)
-    bk = one_tap if one_tap >= 16 else _power(kh * kw * inner, 16, 32)
+    block = product_block(c * phases, rows, outer, inner, kh * kw, x.dtype)
     out = torch.empty((c, n, *size, outer), dtype=x.dtype, device=x.device)
+    added = x if bias is None else bias.contiguous()
     with torch.cuda.device_of(x):
-        _multiply_patches[(-(-rows // bm), -(-outer // bn), c * phases)](
-            *(
-                x,
-                kernel,
-                x if bias is None else bias.contiguous(),
-                out,
-                rows,
-                *_strides(x),
-                *grid,
-                *x.shape[-2:],
-                *size,
-            ),
-            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, _precision(x), bm, bn, bk),
-            num_warps=8 if bm * bn >= 1 << 14 else 4,
-            num_stages=3,
+        _multiply_patches[(-(-rows // block.m), -(-outer // block.n), c * phases)](
+            *(x, kernel, added, out, rows, *_strides(x), *grid, *x.shape[-2:], *size),
+            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, _precision(x), *block[:3]),
+            num_warps=block.warps,
+            num_stages=block.stages,
         )
     return out.permute(0, 1, 4, 2, 3)
+
+
+class Block(NamedTuple):
+    """What one program makes: m x n numbers, from k products of each at a time; its warps; loads on their way."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kind: torch.dtype) -> Block:
+    """A block for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
+    n = _power(outer, 16, 128)
+    many = groups * -(-outer // n)
+    m = next((m for m in (128, 64) if -(-rows // m) * many >= PROGRAMS), 32)
+    one_tap = _divisor(inner, 64 if kind == torch.bfloat16 else 32)
+    k = one_tap if one_tap >= 16 else _power(taps * inner, 16, 32)
+    return Block(m, n, k, 8 if m * n >= 1 << 14 else 4, 3)
+
+
+def gradient_block(outer: int, inner: int, columns: int, kind: torch.dtype) -> Block:
+    """A block for the gradient by `outer` kernels with `columns` numbers each."""
+    m = _power(outer, 16, 128)
+    n = _divisor(inner, 128) if inner % 32 == 0 else _power(columns, 16, 128)
+    return Block(m, n, 64 if kind == torch.bfloat16 else 32, 8 if m * n >= 1 << 14 else 4, 3)
 
 
 def _last(x: Tensor) -> Tensor:
