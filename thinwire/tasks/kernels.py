@@ -95,7 +95,7 @@ def _multiply_patches(
     for k in range(0, TH * TW * INNER, BK):
         if INNER % BK == 0:  # one tap in this block
             tap = k // INNER
-            i = k % INNER + tl.arange(0, BK)
+            i = tl.max_contiguous(tl.multiple_of(k % INNER + tl.arange(0, BK), BK), BK)  # so that loads are long
             th = tap // TW
             tw = tap % TW
             down = th
@@ -179,7 +179,7 @@ def _multiply_by_patches(
     o = tl.program_id(1) * BM + tl.arange(0, BM)
     if INNER % BN == 0:  # one tap in this block
         tap = tl.program_id(0) * BN // INNER
-        i = (tl.program_id(0) * BN) % INNER + tl.arange(0, BN)
+        i = tl.max_contiguous(tl.multiple_of((tl.program_id(0) * BN) % INNER + tl.arange(0, BN), BN), BN)
         th = tap // KW
         tw = tap % KW
         down = th
@@ -247,7 +247,7 @@ def kernel_gradient(
     block = gradient_block(o, i, columns + bias, x.dtype)
     ones = bias and columns % block.n != 0
     blocks = -(-(columns + ones) // block.n), -(-o // block.m)
-    parts = max(1, min(PROGRAMS // (blocks[0] * blocks[1] * c), rows // (8 * block.k)))
+    parts = max(1, min(-(-PROGRAMS // (blocks[0] * blocks[1] * c)), rows // (8 * block.k)))
     share = -(-rows // (parts * block.k)) * block.k
     parts = -(-rows // share)
     made = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
