@@ -17,8 +17,7 @@ from thinwire.rounds import Local, Method
 from thinwire.rounds.down import open_round, receive
 from thinwire.run.build import build_task
 from thinwire.run.config import resolve
-from thinwire.spaces import MAPA, MAPAX, MAPO, Full
-from thinwire.spaces import generated, projection
+from thinwire.spaces import MAPA, MAPAX, MAPO, Full, generated, projection
 from thinwire.spaces.generated import draw_rows
 from thinwire.tasks import convolve
 from thinwire.tasks.base import Task, pool_clients
