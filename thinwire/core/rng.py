@@ -36,7 +36,7 @@ _CHUNK = 1 << 15  # counters at a time: the eight working arrays then stay in th
 
 # A normal is Bin(32, 1/2) - 16 plus a triangular number of 16 fractional bits, an integer below 2**21 in size: exact in
 # float32, so one rounded multiplication by this constant is the only floating-point operation, equal everywhere.
-_NORMAL_SCALE = float(np.float32(1 / math.sqrt((8 + 1 / 6) * 2.0**32 - 1 / 6)))
+NORMAL_SCALE = float(np.float32(1 / math.sqrt((8 + 1 / 6) * 2.0**32 - 1 / 6)))
 
 
 def philox_numpy(counter: np.ndarray, key: tuple[int, int] | np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ class Key:
         Excess kurtosis -0.06, largest size 5.9; the middle cannot be told from a Gaussian by a Kolmogorov-Smirnov test
         of 10**5 numbers. Sixty-four bits each, so two in a Philox block.
         """
-        return self.normal_integers(*shape, start=start, device=device).to(torch.float32) * _NORMAL_SCALE
+        return self.normal_integers(*shape, start=start, device=device).to(torch.float32) * NORMAL_SCALE
 
     def normal_integers(self, *shape: int, start: int = 0, device: Device = None) -> Tensor:
         """The whole numbers behind `normal`, as int64 below 2**21 in size: sums of their squares are exact."""

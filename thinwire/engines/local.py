@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
@@ -44,7 +45,7 @@ from thinwire.tasks.functional import Functional
 
 Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
 Precision = Literal["float32", "tf32", "bf16"]
-Conv = Literal["auto", "grouped", "im2col"]
+Conv = Literal["auto", "grouped", "im2col", "fused"]
 _Chunk = tuple[Public, Tree, Plan, tuple[int, ...], list[ClientState], Workload]  # what `cohort_round` wants to know
 _NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
@@ -133,8 +134,9 @@ class LocalEngine:
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
             behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and
             what stays in float32, tests too, as `tf32` does.
-        conv: convolutions of many clients as one `grouped` convolution or as products of matrices (`im2col`), which
-            takes more memory and, on a GPU, less time; `auto` takes products on a GPU.
+        conv: convolutions of many clients as one `grouped` convolution, as products of matrices (`im2col`), which takes
+            more memory and, on a GPU, less time, or as products that fetch their factors themselves (`fused`, with the
+            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`.
     """
 
     device: str = "cpu"
@@ -184,13 +186,19 @@ class Simulation:
     def __init__(self, engine: LocalEngine, job: Job) -> None:
         self.engine, self.job = engine, job
         self.device = torch.empty(0, device=engine.device).device  # with its number, if it is a GPU
-        products = engine.conv == "im2col" or (engine.conv == "auto" and self.device.type == "cuda")
+        products = engine.conv
+        if products == "auto":
+            # measured on an H200: in 16 bits fused kernels win; in 32 their gradient by the kernel takes too long
+            fused = engine.precision == "bf16" and has_triton(self.device)
+            products = "grouped" if self.device.type == "cpu" else "fused" if fused else "im2col"
+        if products == "fused" and not has_triton(self.device):
+            raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
         self.model = replace(
             Functional.of(job.task.model, job.task.loss, self.device),
-            products=products,
+            products=None if products == "grouped" else products,
             half=engine.precision == "bf16",
         )
-        self.alone = replace(self.model, products=False)  # one client is best served by torch's own convolutions
+        self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
         self.recorder, self.crew = Recorder(), Crew()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
