@@ -445,8 +445,11 @@ class LiveStorages(TorchDispatchMode):
         return out
 
     def _meet(self, storage: torch.UntypedStorage, size: int) -> None:
-        if id(storage) not in self._seen:
-            self._seen[id(storage)] = weakref.finalize(storage, self._gone, id(storage), size)
+        which = id(storage)
+        if which not in self._seen:
+            # not weakref.finalize: its registry keeps an entry for each storage that outlives us, and where that
+            # registry grows, it is the message of that moment which seems to take the memory
+            self._seen[which] = weakref.ref(storage, lambda _: self._gone(which, size))
             self.now += size
 
     def _gone(self, which: int, size: int) -> None:
@@ -629,9 +632,12 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     if options.only is not None:
-        through = doors()
-        door, level, data = message(options.only, options.seed, through, _kin(through))
+        through, kin = ready()
+        door, level, data = message(options.only, options.seed, through, kin)
         print(f"{door.name}, {level}, {len(data)} bytes: {data[:64].hex()}")
+        with suppress(WireError, Drifted):
+            most = most_memory(lambda: door.read(data))
+            print(f"{most:,} bytes of memory for a model of {door.model:,}, {door.draws:,} of them for what is drawn")
         print(door.read(data))
         return
     parts = [range(first, min(first + PART, options.messages)) for first in range(0, options.messages, PART)]
