@@ -157,7 +157,7 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> tuple[int, 
     inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
     if isinstance(inner, TopK):
         vector, k = join(tree), sparse.kept(inner.density, spec.size)
-        find = partial(sparse._largest, vector, k)
+        find = partial(sparse.largest, vector, k)
         at = find()
         encode = partial(sparse._pack, vector, at, inner.inner, peer)
         decode = partial(sparse._unpack, made, spec, k, inner.inner, peer)
