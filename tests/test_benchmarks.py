@@ -37,6 +37,13 @@ def test_the_fuzzer_sees_what_it_looks_for():
     assert "bytes of memory" in tally.failures[0]
 
 
+def test_measuring_memory_takes_none_that_stays():
+    """A storage that outlives the measurement was noted for ever, and some message paid for the growing notes."""
+    held = fuzz_wire.torch.zeros(100)
+    measured = [fuzz_wire.most_memory(lambda: held + 1) for _ in range(3000)]
+    assert max(measured[1:]) < min(measured) + 20_000
+
+
 def test_a_message_of_the_fuzzer_is_a_function_of_its_number():
     through, kin = fuzz_wire.ready(("raw, buffers",))
     assert all(fuzz_wire.message(i, 0, through, kin) == fuzz_wire.message(i, 0, through, kin) for i in range(50))
