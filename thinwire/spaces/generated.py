@@ -3,8 +3,8 @@
     forward   U = B A          backward   dB = dU A^T          A: p x e from a key;  memory O(block + k e + k p)
 
 Entry (i, j) of A is number i e + j of the key's stream, so any block can be drawn at any time, and the result does not
-depend on how the rows are cut. On a GPU entries are drawn inside the kernel that multiplies (`fused`), if there is
-triton.
+depend on how the rows are cut. On a CPU signs are looked up sixteen at a time (`packed`); on a GPU entries are drawn
+inside the kernel that multiplies (`fused`), if there is triton.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Device, Key
+from thinwire.spaces import packed
 
 BLOCK = 1 << 22  # entries drawn at a time: 16 MiB of float32
 
@@ -60,6 +61,11 @@ def _fused(vectors: Tensor, key: Tensor) -> Any:
     return fused
 
 
+def _packed(vectors: Tensor, p: int, e: int, entries: str) -> bool:
+    """Whether signs are worth being looked up sixteen at a time."""
+    return entries == "sign" and vectors.device.type == "cpu" and vectors.dtype == torch.float32 and p * e >= BLOCK
+
+
 def _blocks(p: int, e: int) -> list[tuple[int, int]]:
     step = max(1, BLOCK // e)
     return [(first, min(step, p - first)) for first in range(0, p, step)]
@@ -76,6 +82,8 @@ class _Multiply(torch.autograd.Function):
         if fused := _fused(b, words):
             return fused.expand(b, words, p, e, entries, scale)  # type: ignore[no-any-return]
         key = _key(words)
+        if _packed(b, p, e, entries):
+            return packed.expand(b, key, p, e, scale)
         out = b.new_zeros(*b.shape[:-1], e)
         for first, rows in _blocks(p, e):
             out = out + b[..., first : first + rows] @ draw_rows(key, first, rows, e, entries, scale, b.device)
@@ -103,6 +111,8 @@ class _Project(torch.autograd.Function):
         if fused := _fused(g, words):
             return fused.project(g, words, p, e, entries, scale)  # type: ignore[no-any-return]
         key = _key(words)
+        if _packed(g, p, e, entries):
+            return packed.project(g, key, p, e, scale)
         parts = [
             g @ draw_rows(key, first, rows, e, entries, scale, g.device).transpose(0, 1)
             for first, rows in _blocks(p, e)
