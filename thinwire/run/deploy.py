@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,15 @@ CONNECTION = "thinwire"
 STARTUP_SECONDS = 90.0
 
 
+# `flwr supernode register KEY CONNECTION` for many keys, in one process
+_REGISTER = """
+import sys
+from flwr.cli.app import app
+for key in sys.argv[2:]:
+    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
+"""
+
+
 class DeploymentFailed(ThinwireError):
     """A process of a deployment did not do what it should."""
 
@@ -54,6 +63,7 @@ def deploy(
     on_round: OnRound | None = None,
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
     relay: Callable[[int], int] | None = None,
+    awake: bool = True,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
 
@@ -67,6 +77,7 @@ def deploy(
         on_round: is called after every round.
         on_start: is shown the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: gives the port at which nodes find the SuperLink, from its own: something that stands in between.
+        awake: nodes that stay awake (`run/node.py`), or Flower's own.
     """
     need_flower()
     experiment = deployable(experiment)
@@ -100,15 +111,17 @@ def deploy(
             ],
         )
         processes.wait_for_port(link, port)
-        for key in keys:
-            processes.call(["flwr", "supernode", "register", str(key.with_suffix(".pub")), CONNECTION])
+        processes.call([sys.executable, "-c", _REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
         door = relay(port) if relay else port
         supernodes = []
         for i, (key, own) in enumerate(zip(keys, node_ports, strict=True)):
             config = f"partition-id={i} num-partitions={nodes} state-dir={json.dumps(str(state))}"
-            command = ["flower-supernode", "--superlink", f"127.0.0.1:{door}", "--port", str(own)]
+            command = [sys.executable, "-m", "thinwire", "node"] if awake else ["flower-supernode"]
+            command += ["--superlink", f"127.0.0.1:{door}", "--port", str(own)]
             command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
-            supernodes.append(processes.start(f"node-{i}", [*command, "--node-config", config]))
+            command += ["--node-config", config]
+            # a place of its own for the app: Flower unpacks it there without a lock
+            supernodes.append(processes.start(f"node-{i}", command, {"FLWR_HOME": str(home / f"node-{i}.home")}))
         options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
         words = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", words])
@@ -180,14 +193,14 @@ class _Processes:
             mark = f"FLWR_HOME={self.home}".encode()
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    if any(word.startswith(mark) for word in (entry / "environ").read_bytes().split(b"\0")):
                         left.add(int(entry.name))
             return left
         listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
         own = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
         return left | {int(number) for number, _ in own}
 
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process that a Ctrl-C in the terminal does not reach: it is ended in order."""
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -195,7 +208,7 @@ class _Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=self.env,
+                env={**self.env, **(env or {})},
                 cwd=self.home,
                 start_new_session=True,
             )
@@ -207,7 +220,7 @@ class _Processes:
         done = subprocess.run(self._found(command), capture_output=True, env=self.env, cwd=self.home, check=False)
         if done.returncode:
             text = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-            raise DeploymentFailed(f"`{' '.join(command[:3])}` failed: {' '.join(text)[-300:]}")
+            raise DeploymentFailed(f"the nodes could not be registered: {' '.join(text)[-300:]}")
 
     def wait_for_port(self, process: subprocess.Popen[bytes], port: int) -> None:
         """Wait until a process listens."""

@@ -81,7 +81,7 @@ class GridTransport:
         run: Callable[[], str],
         schema: bytes,
         clients: int,
-        poll: float = 0.25,
+        poll: float = 0.1,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.grid, self.schema, self.count, self.poll, self.log = grid, schema, clients, poll, log
