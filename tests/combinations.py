@@ -74,6 +74,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "topk": tw.TopK(0.2),
         "topk/block": tw.TopK(0.2, by="block", inner=tw.Quantise(8)),
         "threshold": tw.Threshold(1e-4),
+        "masked": tw.Masked(),
         "randomk": tw.RandomK(0.5),
         "randomk/shared": tw.RandomK(0.5, shared=True),
         "rank-slice": tw.RankSlice(1),  # of adapters
@@ -128,7 +129,13 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "norms/coords": tw.Norms(l1=1e-3, coords=("*",)),
         "jacobian": tw.Jacobian(0.1),
     },
-    "privacy": {"none": tw.NoPrivacy(), "test-clip": parts.Clip()},
+    "privacy": {"none": tw.NoPrivacy(), "dp": tw.DP(clip=0.1, sigma=0.1), "test-clip": parts.Clip()},
+    "mask": {
+        "none": tw.NoMask(),
+        "select": tw.Select(0.5),
+        "prune": tw.Prune(0.5),
+        "prune/slowly": tw.Prune(1.0, keep=0.7),
+    },
     "budget": {
         "none": tw.Budget(),
         "tiers": tw.Budget((tw.Tier(up=tw.ErrorFeedback(tw.TopK(0.2))), tw.Tier()), clients=(0, 1, 0)),
@@ -136,6 +143,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "secure": {"no": False, "yes": True},
     "guard": {"on": True, "off": False},
+    "evaluate": {"server": "server", "client": "client"},
     "link": {link: link for link in get_args(Link)},
     "say": {say: say for say in get_args(Say)},
 }
@@ -180,23 +188,23 @@ def method_of(choice: Mapping[str, str]) -> Method:
 
 
 @cache
-def task(secure: bool = False) -> Task:
+def task(no_statistics: bool = False) -> Task:
     """Digits with three clients of unequal sizes, and a network with a convolution, running statistics and a head.
 
-    Secure sums have no running statistics: they get a group norm in their place.
+    Secure sums and differential privacy have no running statistics: they get a group norm in their place.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        norm = nn.GroupNorm(2, 4) if secure else nn.BatchNorm2d(4)
+        norm = nn.GroupNorm(2, 4) if no_statistics else nn.BatchNorm2d(4)
         conv = (nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 4, 2), norm, nn.ReLU(), nn.Flatten())
         model = nn.Sequential(*conv, nn.Linear(36, 10))
     return digits_task(model, sizes=(10, 7, 5), test=0)
 
 
 @cache
-def model(secure: bool = False) -> Functional:
+def model(no_statistics: bool = False) -> Functional:
     """Its network as a function."""
-    return Functional.of(task(secure).model, task(secure).loss)
+    return Functional.of(task(no_statistics).model, task(no_statistics).loss)
 
 
 COHORTS = ((0, 1), (1, 2), (0,))
@@ -207,7 +215,7 @@ def refused(choice: Mapping[str, str]) -> str | None:
     """Why a combination is refused before training; None if it is not. Any other error is a bug and comes through."""
     try:
         method = method_of(choice)
-        learner = model(method.secure)
+        learner = model(method.secure or method.privacy.bounds)
         contract, public = agree(method, learner.weights(), learner.buffers(), Key(0))
         plan_round(contract, begin(contract, public))
     except (IncompatibleParts, ConfigError) as error:
@@ -218,7 +226,7 @@ def refused(choice: Mapping[str, str]) -> str | None:
 def train(choice: Mapping[str, str]) -> None:
     """Three rounds over real messages, with clients that come and go; raises on anything but a finite loss."""
     method = method_of(choice)
-    federation = Federation(method, task(method.secure), Local(batch=8))
+    federation = Federation(method, task(method.secure or method.privacy.bounds), Local(batch=8))
     before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for so small a network
     try:
         for cohort in SECURE_COHORTS if method.secure else COHORTS:

@@ -180,6 +180,13 @@ class Clip:
     norm: float = 1.0
     noise: float = 1e-3
 
+    @property
+    def bounds(self) -> bool:
+        return False
+
+    def accept(self, code: Tree) -> Tree:
+        return code
+
     def bound(self, code: Tree, key: Key) -> Tree:
         size = sum(float(block.square().sum()) for block in code.values()) ** 0.5
         return scale(code, min(1.0, self.norm / size) if size else 1.0)

@@ -47,7 +47,7 @@ def refused(result: tuple[int, str, str]) -> str:
 def test_help_of_every_verb_has_an_example(thinwire):
     code, out, _ = thinwire("--help")
     assert code == 0
-    for verb in ("run", "resume", "check", "list", "show", "compare", "report", "watch"):
+    for verb in ("run", "resume", "check", "list", "show", "compare", "report", "watch", "tune"):
         assert verb in out
         assert "Example: thinwire" in thinwire(verb, "--help")[1]
 

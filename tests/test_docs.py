@@ -51,6 +51,7 @@ def test_every_part_has_one_line_that_is_a_sentence():
         "correction",
         "privacy",
         "weigh",
+        "mask",
         "mean",
         "split",
     ):

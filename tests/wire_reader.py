@@ -151,7 +151,10 @@ def _from_gaps(gaps):
 
 
 def read_codec(codec, data, blocks, key):
-    """The numbers of each block, row-major. Blocks are (name, shape, type); key: the peer's, the common one."""
+    """The numbers of each block, row-major. Blocks are (name, shape, type).
+
+    key: the peer's, the common one, and where `masked` is read the round's masks by block.
+    """
     codec = {"kind": codec} if isinstance(codec, str) else codec
     return globals()["_read_" + codec["kind"].replace("-", "_")](codec, data, blocks, key)
 
@@ -192,7 +195,7 @@ def _read_route(codec, data, blocks, key):
     c, out = Cursor(data), {}
     for i in sorted(shares):
         part = c.take(c.v()) if i != max(shares) else c.take()
-        own = (fold(key[0], "rule", i), key[1]) if i else key
+        own = (fold(key[0], "rule", i), *key[1:]) if i else key
         out |= read_codec(codec["rules"][i]["codec"], part, shares[i], own)
     return {name: out[name] for name, _, _ in blocks}
 
@@ -247,6 +250,15 @@ def _read_randomk(codec, data, blocks, key):
     if codec.get("unbiased", True):
         values = [_as(common(blocks), value * (n / k)) for value in values]
     return _spread(at, values, blocks)
+
+
+def _read_masked(codec, data, blocks, key):
+    masks, at, n = key[2], [], 0
+    for name, shape, _ in blocks:
+        size = math.prod(shape)
+        at += [n + i for i in range(size) if name not in masks or masks[name][i]]
+        n += size
+    return _spread(at, _inner(codec, data, len(at), blocks, key), blocks)
 
 
 def kept(density, n, up=False):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
     from thinwire.codecs.quantise import Quantise as Quantise
     from thinwire.codecs.rank import RankSlice as RankSlice
+    from thinwire.codecs.sparse import Masked as Masked
     from thinwire.codecs.sparse import RandomK as RandomK
     from thinwire.codecs.sparse import Threshold as Threshold
     from thinwire.codecs.sparse import TopK as TopK
@@ -59,9 +60,13 @@ if TYPE_CHECKING:
     from thinwire.optim.rates import Warmup as Warmup
     from thinwire.optim.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
+    from thinwire.privacy.dp import DP as DP
     from thinwire.rounds.batches import Local as Local
     from thinwire.rounds.budget import Budget as Budget
     from thinwire.rounds.budget import Tier as Tier
+    from thinwire.rounds.mask import NoMask as NoMask
+    from thinwire.rounds.mask import Prune as Prune
+    from thinwire.rounds.mask import Select as Select
     from thinwire.rounds.mean import Bounded as Bounded
     from thinwire.rounds.mean import Median as Median
     from thinwire.rounds.mean import TrimmedMean as TrimmedMean
@@ -100,7 +105,7 @@ _HOMES = {
     "thinwire.codecs.feedback": ("ErrorFeedback",),
     "thinwire.codecs.quantise": ("Quantise",),
     "thinwire.codecs.rank": ("RankSlice",),
-    "thinwire.codecs.sparse": ("RandomK", "Threshold", "TopK"),
+    "thinwire.codecs.sparse": ("Masked", "RandomK", "Threshold", "TopK"),
     "thinwire.core.registry": ("register",),
     "thinwire.core.rng": ("Key",),
     "thinwire.core.spec": ("Spec",),
@@ -122,8 +127,10 @@ _HOMES = {
     "thinwire.optim.rates": ("Constant", "Cosine", "Decay", "Steps", "Warmup"),
     "thinwire.optim.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
+    "thinwire.privacy.dp": ("DP",),
     "thinwire.rounds.batches": ("Local",),
     "thinwire.rounds.budget": ("Budget", "Tier"),
+    "thinwire.rounds.mask": ("NoMask", "Prune", "Select"),
     "thinwire.rounds.mean": ("Bounded", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),

@@ -211,6 +211,41 @@ def check(
     _print_json(facts) if as_json else show_facts(facts, "ready to run")
 
 
+@app.command()
+def tune(
+    what: Method = "flasc",
+    on: On = None,
+    ranks: Annotated[str, typer.Option(metavar="R,R,...", help="Ranks to try, ascending.")] = "1,4,8",
+    densities: Annotated[str, typer.Option(metavar="D,D,...", help="Densities to try, ascending.")] = "0.0625,0.25,1",
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    device: Device = None,
+    set_: Set = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the rank and the density of FLASC by a few runs (FLASC-S), and say what the search cost.
+
+    Example: thinwire tune flasc --on digits --ranks 1,4,8 --densities 0.0625,0.25,1
+    """
+    from thinwire.run.tune import numbers
+    from thinwire.run.tune import tune as search
+    from thinwire.terminal import show_facts
+
+    experiment = _resolve(what, on, rounds, clients, cohort, seed, device, set_)
+    found = search(experiment, numbers(ranks, int, "ranks"), numbers(densities, float, "densities"), data_dir)
+    facts: dict[str, Any] = {"rank": found.rank, "density": found.density, "bytes_total": found.bytes}
+    facts |= {"tried": [one._asdict() for one in found.tried]}
+    if not as_json:
+        for one in facts.pop("tried"):
+            unequal = " (not of equal cost)" if one["clipped"] else ""
+            told = f"accuracy {one['accuracy']:.4f}, {one['bytes']} bytes{unequal}"
+            facts[f"rank {one['rank']}, density {one['density']:g}"] = told
+    _print_json(facts) if as_json else show_facts(facts, "the search")
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="methods, tasks, models, splits or parts.")] = "methods",

@@ -77,9 +77,12 @@ def test_levels_are_read(name):
 def test_codecs_are_read(name):
     file = FILES[name]
     data, wanted = bytes.fromhex(file["bytes"]), numbers(file["blocks"], file["numbers"])
-    assert reader.read_codec(file["codec"], data, flat(file["blocks"]), (file["key"], file["everyone"])) == wanted
+    keys = (file["key"], file["everyone"], file.get("mask", {}))
+    assert reader.read_codec(file["codec"], data, flat(file["blocks"]), keys) == wanted
     codec, spec = build("codec", file["codec"], "golden"), spec_of(file["blocks"])
-    assert make.as_hex(codec.decode(data, spec, Peer(Key(file["key"]), Key(file["everyone"])))) == file["numbers"]
+    mask = {b.name: torch.tensor(keys[2][b.name]).reshape(b.shape) for b in spec if b.name in keys[2]}
+    peer_of = Peer(Key(file["key"]), Key(file["everyone"]), mask)
+    assert make.as_hex(codec.decode(data, spec, peer_of)) == file["numbers"]
 
 
 def read(file):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.codecs import Chain, ErrorFeedback, Peer, Quantise, RandomK, Raw, Threshold, TopK
+from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantise, RandomK, Raw, Threshold, TopK
 from thinwire.codecs.sparse import kept
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -34,6 +34,9 @@ def sent(codec, tree, peer=PEER):
         TopK(0.5, inner=Quantise(4, "qsgd")),
         Threshold(0.5),
         Threshold(100.0, inner=Quantise(8)),
+        Threshold(0.0),
+        Masked(),
+        Masked(inner=Quantise(8)),
         RandomK(0.3),
         RandomK(0.3, unbiased=False, inner=Quantise(8)),
         RandomK(0.5, inner=RandomK(0.5)),
@@ -248,9 +251,9 @@ def test_a_density_that_is_none_is_refused(make, density):
         make(density)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
 def test_a_threshold_that_is_none_is_refused(value):
-    with pytest.raises(ConfigError, match="above 0"):
+    with pytest.raises(ConfigError, match="0 or more"):
         Threshold(value)
 
 

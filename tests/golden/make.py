@@ -18,6 +18,7 @@ from thinwire.codecs import (
     ByBlock,
     Chain,
     ErrorFeedback,
+    Masked,
     Peer,
     Quantise,
     RandomK,
@@ -54,6 +55,7 @@ TREE = {
     "none": torch.zeros(0, 2),
     "one": torch.tensor(-0.75),
 }
+MASK = {name: TREE[name] > 0 for name in ("conv.weight", "half", "zeros")}
 ALL_TYPES = {DTYPES[kind][0]: torch.tensor([[0, 1, 1]]).to(kind) for kind in DTYPES} | {"f4": Key(24).normal(3)}
 
 
@@ -106,6 +108,8 @@ CODECS = {
     "randomk": RandomK(0.1),
     "topk-up": TopK(0.1, rounding="up"),
     "randomk-shared": RandomK(0.1, shared=True),
+    "masked": Masked(),
+    "masked-int8": Masked(Quantise(8)),
     "rank-slice": RankSlice(2, rows=("conv.weight",), columns=("half.*",), inner=Quantise(8)),
     "randomk-as-is-uniform": RandomK(0.3, Quantise(8, "uniform"), unbiased=False),
     "quantise-2": Quantise(2),
@@ -129,9 +133,11 @@ def codecs() -> Iterator[tuple[str, dict]]:
     """One tree through each codec."""
     for name, codec in CODECS.items():
         tree = ALL_TYPES if name == "raw" else TREE
-        spec, peer = Spec.of(tree), Peer(KEY, EVERYONE)
+        mask = MASK if isinstance(codec, Masked) else {}
+        spec, peer = Spec.of(tree), Peer(KEY, EVERYONE, mask)
         data, _ = codec.encode(tree, codec.init(spec), peer)
         keys = {"key": KEY.value, "everyone": EVERYONE.value}
+        keys |= {"mask": {name: block.flatten().tolist() for name, block in mask.items()}} if mask else {}
         out = {"codec": describe("codec", codec), **keys, "blocks": blocks_of(spec), "bytes": data.hex()}
         yield f"codec-{name}", out | {"numbers": as_hex(codec.decode(data, spec, peer))}
 

@@ -8,6 +8,7 @@ from thinwire.codecs.chain import Chain as Chain
 from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
 from thinwire.codecs.quantise import Quantise as Quantise
 from thinwire.codecs.rank import RankSlice as RankSlice
+from thinwire.codecs.sparse import Masked as Masked
 from thinwire.codecs.sparse import RandomK as RandomK
 from thinwire.codecs.sparse import Threshold as Threshold
 from thinwire.codecs.sparse import TopK as TopK

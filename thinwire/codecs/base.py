@@ -7,7 +7,7 @@ result may take before it looks at a single byte.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,10 +30,12 @@ class Peer:
     Args:
         key: shared randomness of this client in this round.
         everyone: shared randomness of all clients in this round.
+        mask: by block, which numbers this client may have changed; a block without one may have changed everywhere.
     """
 
     key: Key
     everyone: Key = Key(0)
+    mask: Tree = field(default_factory=dict, compare=False)
 
 
 class Codec(Protocol):

@@ -77,7 +77,7 @@ class TopK:
         vector, spec = join(tree), Spec.of(tree)
         picked = []
         for start, size, k in self._shares(spec):
-            picked.append(start + _largest(vector[start : start + size], k))
+            picked.append(start + largest(vector[start : start + size], k))
         at = np.concatenate(picked) if picked else np.zeros(0, np.int64)
         return _pack(vector, at, self.inner, peer), state
 
@@ -111,7 +111,7 @@ class Threshold:
         x_i if |x_i| >= value, else 0
 
     Args:
-        value: the smallest size that is sent, above 0.
+        value: the smallest size that is sent; 0 sends every number that is not zero.
         inner: the codec of the values that are sent, as one block.
 
     >>> import torch
@@ -125,8 +125,8 @@ class Threshold:
     inner: Codec = Raw()
 
     def __post_init__(self) -> None:
-        if not 0 < self.value < math.inf:
-            raise ConfigError(f"value must be above 0, not {self.value}")
+        if not 0 <= self.value < math.inf:
+            raise ConfigError(f"value must be 0 or more, not {self.value}")
         refuse_memory(self, self.inner)
 
     def check(self, spec: Spec) -> None:
@@ -141,7 +141,7 @@ class Threshold:
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
         """How many, length of the positions, positions, values."""
         vector = join(tree)
-        at = np.flatnonzero((vector.abs() >= self.value).numpy())
+        at = np.flatnonzero(((vector.abs() >= self.value) & (vector != 0)).numpy())
         return varint(len(at)) + _pack(vector, at, self.inner, peer), state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
@@ -153,6 +153,55 @@ class Threshold:
 
     def size(self, spec: Spec) -> int | None:
         """Not known before."""
+        return None
+
+
+@register("codec", "masked")
+@dataclass(frozen=True)
+class Masked:
+    """Send the numbers that the mask of the round lets clients train; both ends know where they are.
+
+        x_i if i is under the mask, else 0
+
+    Args:
+        inner: the codec of the values that are sent, as one block.
+
+    >>> import torch
+    >>> from thinwire.core.rng import Key
+    >>> peer = Peer(Key(0), mask={"w": torch.tensor([True, False, True])})
+    >>> data, _ = Masked().encode({"w": torch.tensor([1.0, 0.0, 3.0])}, {}, peer)
+    >>> len(data), Masked().decode(data, Spec.of({"w": torch.zeros(3)}), peer)["w"].tolist()
+    (8, [1.0, 0.0, 3.0])
+
+    Without a mask, as before the first pruning, all numbers are sent. See `Select` and `Prune`.
+    """
+
+    inner: Codec = Raw()
+
+    def __post_init__(self) -> None:
+        refuse_memory(self, self.inner)
+
+    def check(self, spec: Spec) -> None:
+        """Ask the inner codec, which sees one block called `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; refuses blocks that are not of real numbers."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+        """The values."""
+        values = join(tree)[torch.from_numpy(_under(Spec.of(tree), peer))]
+        return self.inner.encode({"values": values}, {}, peer)[0], state
+
+    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values under the mask, zeros elsewhere."""
+        at = _under(spec, peer)
+        return _spread(at, self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"], spec)
+
+    def size(self, spec: Spec) -> int | None:
+        """Not known before: masks change."""
         return None
 
 
@@ -251,7 +300,7 @@ def _check_density(density: float) -> None:
         raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
-def _largest(x: Tensor, k: int) -> np.ndarray:
+def largest(x: Tensor, k: int) -> np.ndarray:
     """Positions of the k largest sizes in ascending order; of equal ones the first."""
     return _top((x if x.dtype is torch.float64 else x.float()).abs().numpy(), k)
 
@@ -265,6 +314,17 @@ def _top(size: np.ndarray, k: int) -> np.ndarray:
         return at
     above = np.flatnonzero(size > edge)
     return np.sort(np.concatenate((above, np.flatnonzero(size == edge)[: k - len(above)])))
+
+
+def _under(spec: Spec, peer: Peer) -> np.ndarray:
+    """Positions under the mask, of all blocks one after another."""
+    parts = []
+    for block in spec:
+        mask = peer.mask.get(block.name)
+        if mask is None or mask.shape != block.shape:  # as under `RankSlice`, which hands on parts of blocks
+            mask = torch.ones(block.numel, dtype=torch.bool)
+        parts.append(mask.reshape(-1).numpy())
+    return np.flatnonzero(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
 def _pack(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:

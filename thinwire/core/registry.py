@@ -32,6 +32,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rate": ("thinwire.optim",),
     "privacy": ("thinwire.privacy",),
     "weigh": ("thinwire.rounds",),
+    "mask": ("thinwire.rounds",),
     "mean": ("thinwire.rounds",),
     "split": ("thinwire.tasks",),
     "task": ("thinwire.tasks",),

@@ -27,6 +27,7 @@ from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import open_round, receive, split_down
 from thinwire.rounds.graphed import Recorder
+from thinwire.rounds.lanes import as_heard
 from thinwire.rounds.local import Unsuited, Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
@@ -194,6 +195,11 @@ class Simulation:
         self.key = Key(job.seed)
         self.contract: Contract
         self.contract, self.public = agree(job.method, self.model.weights(), self.model.buffers(), self.key.fold("run"))
+        tiers = job.method.budget.tiers
+        everybody = range(len(job.task.clients))
+        self.asked = [i for i in everybody if not tiers or tiers[self.contract.tier(i)].asked]
+        if not self.asked:
+            raise ConfigError("no client is in a tier that is asked; give it a larger share, or list budget.clients")
 
     @torch.no_grad()
     def try_on(self) -> None:
@@ -221,7 +227,9 @@ class Simulation:
         return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
 
     def weights(self, public: Public) -> Tree:
-        """The weights with which the model is tested and used at a public state."""
+        """The weights with which the model is tested and used, as the server or a client has it (`method.evaluate`)."""
+        if self.job.method.evaluate == "client":
+            public = as_heard(self.contract, public, self.job.method.down)
         frame = self.contract.frame(public.version, self.device)
         return in_use(self.job.method.space, public.base, frame, public.coords)
 
@@ -233,7 +241,8 @@ class Simulation:
         plan = plan_round(contract, server)
         cohort = state.cohort
         if plan.resample or not cohort:
-            cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
+            drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(job.cohort, len(self.asked)))
+            cohort = tuple(self.asked[i] for i in drawn)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         down = open_round(contract, server, {i: known[i].version for i in cohort})
         bytes_down, bytes_catchup = split_down(contract, server, down)

@@ -2,3 +2,4 @@
 
 from thinwire.privacy.base import NoPrivacy as NoPrivacy
 from thinwire.privacy.base import Privacy as Privacy
+from thinwire.privacy.dp import DP as DP

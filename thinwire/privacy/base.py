@@ -16,8 +16,17 @@ from thinwire.core.tree import Tree
 class Privacy(Protocol):
     """Bounds what one client can say, and blurs what the server releases."""
 
+    @property
+    def bounds(self) -> bool:
+        """Whether `accept` bounds what one client counts, so that nothing may reach the server beside it."""
+        ...
+
     def bound(self, code: Tree, key: Key) -> Tree:
         """On the client: clip, and perhaps add noise."""
+        ...
+
+    def accept(self, code: Tree) -> Tree:
+        """On the server: what counts of one client's numbers, as they were decoded."""
         ...
 
     def release(self, mean: Tree, clients: int, key: Key) -> Tree:
@@ -30,7 +39,16 @@ class Privacy(Protocol):
 class NoPrivacy:
     """Send what was computed, release what was averaged."""
 
+    @property
+    def bounds(self) -> bool:
+        """No."""
+        return False
+
     def bound(self, code: Tree, key: Key) -> Tree:
+        """Unchanged."""
+        return code
+
+    def accept(self, code: Tree) -> Tree:
         """Unchanged."""
         return code
 

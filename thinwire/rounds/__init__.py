@@ -3,6 +3,9 @@
 from thinwire.rounds.batches import Local as Local
 from thinwire.rounds.budget import Budget as Budget
 from thinwire.rounds.budget import Tier as Tier
+from thinwire.rounds.mask import NoMask as NoMask
+from thinwire.rounds.mask import Prune as Prune
+from thinwire.rounds.mask import Select as Select
 from thinwire.rounds.mean import Bounded as Bounded
 from thinwire.rounds.mean import Median as Median
 from thinwire.rounds.mean import TrimmedMean as TrimmedMean

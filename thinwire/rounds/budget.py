@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thinwire.codecs.base import Codec
 from thinwire.core.rng import Key
@@ -15,11 +15,13 @@ class Tier:
 
     Args:
         share: how likely a client belongs to this tier, in proportion to the other tiers' shares.
+        asked: whether these clients ever take part; without them a cohort is drawn from the others.
         up: the codec of these clients' messages; None leaves the method's.
         down: the codec of messages to them (link `snapshot` only); None leaves the method's.
     """
 
     share: float = 1.0
+    asked: bool = field(default=True, repr=False)  # no message depends on it
     up: Codec | None = None
     down: Codec | None = None
 
@@ -51,6 +53,8 @@ class Budget:
         for i, tier in enumerate(self.tiers):
             if not 0 < tier.share < float("inf"):
                 raise ConfigError(f"the share of tier {i} must be above 0, not {tier.share}")
+        if self.tiers and not any(tier.asked for tier in self.tiers):
+            raise ConfigError("no tier of the budget is asked; leave asked = false out of one of them")
         if self.clients and not self.tiers:
             raise ConfigError("budget.clients gives clients a tier, but there are no budget.tiers")
         for client, own in enumerate(self.clients):

@@ -44,25 +44,34 @@ class Recorder:
         mine: Tree,
         work: Workload,
         opt: Tree | None = None,
+        only: Tree | None = None,
     ) -> Trained:
         """As `local_train`, by replaying."""
         clients, _, width = work.index.shape
         # all else that a step depends on follows from the method and the model, or is copied
-        key = (id(method), id(learner), work.gather, clients, width, tuple(mine))
+        key = (id(method), id(learner), work.gather, clients, width, tuple(mine), tuple(only or ()))
         recording = self._kept.pop(key, None)
         if recording is None:
             while len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
-            recording = _Recording(method, learner, public, frame, start, mine, work)
+            recording = _Recording(method, learner, public, frame, start, mine, work, only or {})
         self._kept[key] = recording
-        return recording.train(public, frame, start, mine, work, opt)
+        return recording.train(public, frame, start, mine, work, opt, only or {})
 
 
 class _Recording:
     """The places that a step reads and writes, and its recordings."""
 
     def __init__(
-        self, method: Method, learner: Learner, public: Public, frame: Tree, start: Tree, mine: Tree, work: Workload
+        self,
+        method: Method,
+        learner: Learner,
+        public: Public,
+        frame: Tree,
+        start: Tree,
+        mine: Tree,
+        work: Workload,
+        only: Tree,
     ) -> None:
         self.method, self.learner, self.gather = method, learner, work.gather  # held, so that their ids stay theirs
         self.device = device = work.index.device
@@ -72,7 +81,9 @@ class _Recording:
         changing = method.rate != Constant()
         if changing and method.penalty.active:
             raise Unsuited(f"{method.penalty!r} depends on a step size that changes from round to round")
-        self.base, self.frame, self.shared = (_places(tree) for tree in (public.base, frame, public.shared))
+        self.base, self.frame, self.shared, self.only = (
+            _places(tree) for tree in (public.base, frame, public.shared, only)
+        )
         self.first_opt = repeat(method.client_opt.init(unstack(start, 0)), clients)
         self.coords, self.start, self.mine, self.opt, self.buffers = (
             _places(tree) for tree in (start, start, mine, self.first_opt, repeat(public.buffers, clients))
@@ -85,12 +96,14 @@ class _Recording:
         # what a rate does to a step is multiplied onto it, since a number of the program cannot change in a recording
         self.factor = torch.ones((), device=device) if changing else None
         steady = replace(method, rate=Constant())
-        self.step = together(make_step(steady, learner, known, self.frame, private, self.factor))
+        self.step = together(make_step(steady, learner, known, self.frame, private, self.factor, self.only))
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.replay: dict[bool, Callable[[], None]] = {}
         self.loaded: dict[str, Tree] = {}
 
-    def train(self, public: Public, frame: Tree, start: Tree, mine: Tree, work: Workload, opt: Tree | None) -> Trained:
+    def train(
+        self, public: Public, frame: Tree, start: Tree, mine: Tree, work: Workload, opt: Tree | None, only: Tree
+    ) -> Trained:
         """All steps of a workload."""
         clients, steps, width = work.index.shape
         masked: list[bool] = np.any(work.rows < width, axis=0).tolist()
@@ -100,8 +113,8 @@ class _Recording:
         self._load_once("base", self.base, public.base)
         self._load_once("frame", self.frame, frame)
         _copy(
-            (self.shared, self.coords, self.start, self.mine, self.opt, self.buffers),
-            (public.shared, start, start, mine, opt or self.first_opt, repeat(public.buffers, clients)),
+            (self.shared, self.only, self.coords, self.start, self.mine, self.opt, self.buffers),
+            (public.shared, only, start, start, mine, opt or self.first_opt, repeat(public.buffers, clients)),
         )
         if self.factor is not None:
             self.factor.fill_(self.method.rate.factor(public.version))

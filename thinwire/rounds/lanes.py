@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 
 from thinwire.codecs import message as wire
-from thinwire.codecs.base import Peer, Raw
+from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, bring
+from thinwire.core.tree import Tree, all_finite, bring, restrict, to_device
 from thinwire.errors import WireError
-from thinwire.rounds.state import Contract
+from thinwire.rounds.state import Contract, Public, device_of
 from thinwire.schedules.base import Plan
 
 _RAW = Raw()
@@ -64,14 +64,14 @@ def answer(contract: Contract, plan: Plan, version: int, client: int, data: byte
     return body
 
 
-def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> Said:
-    """What a client said, from bytes that may come from anywhere."""
+def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes, mask: Tree | None = None) -> Said:
+    """What a client said, from bytes that may come from anywhere, if it trained the numbers under this mask."""
     method = contract.method
     body = answer(contract, plan, version, client, data)
     expected, spec, note = _expected(contract, plan)
     expect_lanes(body, expected)
     lanes, report = body.lanes, contract.report
-    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client))
+    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client, mask))
     weight = _unpack_weight(lanes[wire.WEIGHT]) if method.weigh.sent else method.weigh.weight(0)
     said = Said(
         code,
@@ -160,6 +160,16 @@ def read_stretch(contract: Contract, body: wire.Body, device: torch.device, end:
     else:
         values = contract.method.settle.decode(data, spec, contract.peer(end, EVERYONE))
     return Stretch(names, *bring((values,), device))
+
+
+def as_heard(contract: Contract, public: Public, down: Codec) -> Public:
+    """A public state as clients of a tier read it: on link 'snapshot' through its down codec, on a ledger as it is."""
+    if contract.method.link == "ledger" or isinstance(down, Raw):
+        return public
+    peer = contract.peer(public.version, EVERYONE)
+    coords = to_device(restrict(public.coords, contract.sendable.names), "cpu")
+    heard = down.decode(down.encode(coords, {}, peer)[0], contract.sendable, peer)
+    return public._replace(coords={**public.coords, **to_device(heard, device_of(public))})
 
 
 def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:

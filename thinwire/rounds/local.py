@@ -104,6 +104,7 @@ def local_train(
     work: Workload,
     how: Literal["vmap", "loop"],
     opt: Tree | None = None,
+    only: Tree | None = None,
 ) -> Trained:
     """Train some clients from `start`.
 
@@ -117,8 +118,9 @@ def local_train(
         work: which examples in which order.
         how: all clients in one program, or one after another.
         opt: stacked states of the optimisers to go on with; fresh ones if not given.
+        only: by block, which numbers may move; a block that is not in it moves everywhere.
     """
-    step, opt = prepare(method, learner, public, frame, start, work, opt)
+    step, opt = prepare(method, learner, public, frame, start, work, opt, only)
     if how == "vmap":
         with chance(work):
             return _train(together(step), start, opt, repeat(public.buffers, len(work)), mine, work)
@@ -130,10 +132,17 @@ def local_train(
 
 
 def prepare(
-    method: Method, learner: Learner, public: Public, frame: Tree, start: Tree, work: Workload, opt: Tree | None
+    method: Method,
+    learner: Learner,
+    public: Public,
+    frame: Tree,
+    start: Tree,
+    work: Workload,
+    opt: Tree | None,
+    only: Tree | None = None,
 ) -> tuple[Step, Tree]:
     """The step of one client, and the stacked optimisers that training begins with."""
-    step = make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)))
+    step = make_step(method, learner, public, frame, method.schedule.never(Spec.of(public.coords)), only=only)
     if opt is None:
         opt = repeat(method.client_opt_at(public.version).init(unstack(start, 0)), len(work))
     return step, opt
@@ -180,11 +189,17 @@ def no_chance(device: torch.device) -> Iterator[None]:
 
 
 def make_step(
-    method: Method, learner: Learner, public: Public, frame: Tree, private: frozenset[str], factor: Tensor | None = None
+    method: Method,
+    learner: Learner,
+    public: Public,
+    frame: Tree,
+    private: frozenset[str],
+    factor: Tensor | None = None,
+    only: Tree | None = None,
 ) -> Step:
     """One step of one client, without a client axis. Private blocks have nothing to be corrected towards.
 
-    `factor` is multiplied onto every step, for what the method's rate would do.
+    `factor` is multiplied onto every step, for what the method's rate would do. `only` says which numbers may move.
     """
     optimiser = method.client_opt_at(public.version)
 
@@ -211,6 +226,8 @@ def make_step(
         change, opt = optimiser.update(grads, opt, coords)
         if factor is not None:
             change = tmap(lambda block: block * factor, change)
+        for name, mask_of in (only or {}).items():
+            change[name] = torch.where(mask_of, change[name], 0)
         return add(coords, change), opt, after, loss
 
     return step

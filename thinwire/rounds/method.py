@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from thinwire.codecs.base import Codec, Raw
+from thinwire.codecs.sparse import Threshold
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError, IncompatibleParts
@@ -22,6 +23,7 @@ from thinwire.optim.rates import Constant, Rate, at_rate
 from thinwire.optim.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
 from thinwire.rounds.budget import Budget
+from thinwire.rounds.mask import Mask, NoMask
 from thinwire.rounds.mean import Mean, WeightedMean
 from thinwire.rounds.weigh import BySamples, Weigh
 from thinwire.schedules.base import Every, Schedule
@@ -31,6 +33,7 @@ from thinwire.spaces.full import Full
 
 Link = Literal["ledger", "snapshot"]
 Say = Literal["delta", "value"]
+Evaluate = Literal["server", "client"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,10 @@ class Method:
         privacy: what may leave a client.
         guard: on link `ledger`, whether messages down let clients find out that their public state has come apart from
             the server's; six bytes a message.
+        mask: which numbers are trained, and which are left at all.
         budget: which clients have other codecs than `up` and `down`.
+        evaluate: whose coordinates the model is made of that is tested and kept: the `server`'s, or those that a
+            `client` receives through `down` (link `snapshot`; on a ledger they are the same).
         secure: add up what clients say under masks that cancel, so that the server sees the sum only.
     """
 
@@ -81,7 +87,9 @@ class Method:
     penalty: Penalty = NoPenalty()
     privacy: Privacy = NoPrivacy()
     guard: bool = True
+    mask: Mask = field(default=NoMask(), repr=False)  # the schema of messages holds it where there is one
     budget: Budget = Budget()
+    evaluate: Evaluate = field(default="server", repr=False)  # no message depends on it
     secure: bool = False
 
     def __post_init__(self) -> None:
@@ -89,6 +97,8 @@ class Method:
             raise ConfigError(f"link must be one of {', '.join(get_args(Link))}, not {self.link!r}")
         if self.say not in get_args(Say):
             raise ConfigError(f"say must be one of {', '.join(get_args(Say))}, not {self.say!r}")
+        if self.evaluate not in get_args(Evaluate):
+            raise ConfigError(f"evaluate must be one of {', '.join(get_args(Evaluate))}, not {self.evaluate!r}")
 
     def client_opt_at(self, version: int) -> Optimiser:
         """What moves the coordinates on a client in the round from `version`."""
@@ -152,6 +162,8 @@ class Method:
             raise IncompatibleParts(
                 f"{c!r} scales what clients changed, so say = 'value' has no meaning under it. Write say = 'delta'"
             )
+        if not isinstance(self.mask, NoMask):
+            self._check_mask(sketched)
         if self.mean.clips and self.say == "value":
             raise IncompatibleParts(
                 f"{self.mean!r} shortens changes, but with say = 'value' clients send none. Write say = 'delta'"
@@ -186,6 +198,23 @@ class Method:
                 f"{c!r} keeps server memory in coordinates, but under {self.sketch!r} the server sees codes only. "
                 "Take the identity sketch, or a correction without server memory"
             )
+
+    def _check_mask(self, sketched: bool) -> None:
+        """A mask is of coordinates that stay, that the server moves itself, and that both ends know."""
+        for clash, part, why, instead in (
+            (sketched, self.sketch, "the server moves codes", "the identity sketch"),
+            (self.say == "value", "say = 'value'", "what is masked would be averaged as zero", "say = 'delta'"),
+            (self.space.fresh_every, self.space, "coordinates begin anew", "fresh_every = 0"),
+            (not self.schedule.resamples(1), self.schedule, "blocks wait at home", "schedule = 'every'"),
+            (
+                self.mask.prunes and self.link == "ledger" and self.down not in (Raw(), Threshold(0.0)),
+                f"down = {self.down!r} on link = 'ledger'",
+                "zeros do not arrive as zeros",
+                "down = 'raw' or link = 'snapshot'",
+            ),
+        ):
+            if clash:
+                raise IncompatibleParts(f"{self.mask!r} masks coordinates, but with {part!s} {why}. Write {instead}")
 
     def _server_opt_looks_at_coordinates(self) -> bool:
         """Whether the same gradient is answered otherwise at another place."""

@@ -13,7 +13,7 @@ functions are pure: states go in and come out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ from thinwire.rounds.lanes import (
     Said,
     Step,
     Stretch,
+    as_heard,
     noted,
     pack_end,
     pack_step,
@@ -58,6 +59,7 @@ from thinwire.rounds.lanes import (
 )
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
+from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState, device_of
@@ -103,6 +105,8 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
+    if not isinstance(method.mask, NoMask):
+        h.update(repr(method.mask).encode())
     for part in specs:
         h.update(part.digest())
     for block in (*weights.values(), *buffers.values()):  # whoever starts elsewhere would be elsewhere for ever
@@ -115,7 +119,25 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     check_fits(method.settle, contract.coords)
     if method.secure:
         check_secure(contract)
+    if method.privacy.bounds:
+        _check_bounded(contract)
     return contract, Public(0, weights, coords, shared, buffers)
+
+
+def _check_bounded(contract: Contract) -> None:
+    """Raise IncompatibleParts if clients would reach the server beside, or unseen by, what bounds them."""
+    method = contract.method
+    plan = Plan(frozenset(contract.sendable.names))
+    for clash, part, instead in (
+        (method.say == "value", "say = 'value', which is no change", "Write say = 'delta'"),
+        (method.weigh.sent, f"{method.weigh!r}, by which some count more", "Write weigh = 'uniform'"),
+        (method.secure, "secure = true, which hides each of them", "Write secure = false"),
+        (contract.report.blocks, f"reports of {method.correction!r}", "Take a correction that reports nothing"),
+        (noted(contract, plan).blocks, f"reports of {method.schedule!r}", "Take a schedule that reports nothing"),
+        (contract.buffers.blocks, "running statistics", "Take a model without them, such as with group norm"),
+    ):
+        if clash:
+            raise IncompatibleParts(f"{method.privacy!r} bounds each client's change, but not {part}. {instead}")
 
 
 def begin(contract: Contract, public: Public) -> ServerState:
@@ -230,12 +252,14 @@ def cohort_round(
     start = _starts(public.coords, states)
     mine = to_device(stack([state.correction for state in states]), device)
     kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
+    mask = contract.trained(public)
+    only = to_device(mask, device)
     if how == "graph":
-        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept)
+        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept, only)
     elif how == "threads":
-        trained = (crew or Crew()).train(method, learner, public, frame, start, mine, work, kept)
+        trained = (crew or Crew()).train(method, learner, public, frame, start, mine, work, kept, only)
     else:
-        trained = local_train(method, learner, public, frame, start, mine, work, how, kept)
+        trained = local_train(method, learner, public, frame, start, mine, work, how, kept, only)
     goes_on = not method.schedule.resamples(public.version + 1)
     delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
     spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)
@@ -264,7 +288,7 @@ def cohort_round(
         said = (report,) if finite else (report, code, unstack(all_noted, i), unstack(buffers, i))
         if not all(all_finite(tree) for tree in said if tree):
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
-        payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client))
+        payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client, mask))
         weight = method.weigh.weight(work.samples[i])
         if method.secure:
             payload = hide_payload(payload, weight, public.version, client, circle)
@@ -342,9 +366,14 @@ def close_round(
         mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
         weights = [1.0] * len(messages)
     else:
-        said = [unpack_up(contract, plan, public.version, client, messages[client]) for client in sorted(messages)]
+        masks = _masks(contract, public, messages)
+        said = [
+            unpack_up(contract, plan, public.version, client, messages[client], masks[contract.tier(client)])
+            for client in sorted(messages)
+        ]
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
+        codes = [method.privacy.accept(code) for code in codes]
         codes, weights = method.mean.admit(codes, [one.weight for one in said])
         mean = method.mean.of(codes, weights)
     mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
@@ -364,6 +393,9 @@ def close_round(
     )
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
+    if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), public.version + 1)):
+        change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
+        opt = {name: _under(block, left.get(name.split("/", 1)[-1])) for name, block in opt.items()}
     opt = {**server.opt, **opt}
     step = Step(plan.names, change)
     codec = server.codec
@@ -413,6 +445,19 @@ def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, en
         longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
         end=end,
     )
+
+
+def _masks(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
+    """Which numbers clients of each tier trained: what they received decides it."""
+    downs = {contract.tier(client): contract.down(client) for client in clients}
+    if isinstance(contract.method.mask, NoMask):
+        return {tier: {} for tier in downs}
+    return {tier: contract.trained(as_heard(contract, public, down)) for tier, down in downs.items()}
+
+
+def _under(block: Tensor, mask: Tensor | None) -> Tensor:
+    """An optimiser's memory without what belongs to numbers that are gone."""
+    return block if mask is None or mask.shape != block.shape else torch.where(mask, block, 0)
 
 
 def _of_blocks(state: Tree, silent: frozenset[str]) -> Tree:

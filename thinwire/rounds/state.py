@@ -12,8 +12,9 @@ from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.codecs.message import Schema
 from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 
 
@@ -131,9 +132,16 @@ class Contract:
         """The key of the sketch in the round from `version`."""
         return self.key.fold("sketch", version)
 
-    def peer(self, version: int, client: int) -> Peer:
-        """What both ends know of that client in that round."""
-        return Peer(self.key.fold("peer", version, client), self.key.fold("peers", version))
+    def peer(self, version: int, client: int, mask: Tree | None = None) -> Peer:
+        """What both ends know of that client in that round, with the mask of what it trains."""
+        return Peer(self.key.fold("peer", version, client), self.key.fold("peers", version), mask or {})
+
+    def trained(self, public: Public) -> Tree:
+        """Which numbers a client trains that received this public state, on the CPU; empty means all."""
+        if isinstance(self.method.mask, NoMask):
+            return {}
+        heard = to_device(restrict(public.coords, self.sendable.names), "cpu")
+        return self.method.mask.trained(heard, public.version)
 
     def tier(self, client: int) -> int:
         """The number of that client's tier."""

@@ -42,6 +42,7 @@ class Crew:
         mine: Tree,
         work: Workload,
         opt: Tree | None = None,
+        only: Tree | None = None,
     ) -> Trained:
         """As `local_train`, several clients at a time. Raises Unsuited for a model that draws random numbers."""
         idle = self._copies(learner)
@@ -49,7 +50,7 @@ class Crew:
         def one(i: int) -> Trained:
             model = idle.get()
             try:
-                step, first = prepare(method, model, public, frame, start, work, opt)
+                step, first = prepare(method, model, public, frame, start, work, opt, only)
                 return train_one(step, start, first, public.buffers, mine, work, i)
             finally:
                 idle.put(model)

@@ -9,17 +9,8 @@ from thinwire.run.presets import presets
 
 What = Literal["methods", "tasks", "models", "splits", "parts"]
 _PARTS = (
-    "space",
-    "sketch",
-    "schedule",
-    "codec",
-    "optimiser",
-    "correction",
-    "penalty",
-    "rate",
-    "privacy",
-    "weigh",
-    "mean",
+    *("space", "sketch", "schedule", "codec", "optimiser", "correction", "penalty", "rate"),
+    *("privacy", "weigh", "mask", "mean"),
 )
 
 

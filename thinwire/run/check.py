@@ -40,12 +40,13 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     sizes = job.task.clients.sizes()
     steps = [plan_batches([int(n)], [simulation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
     up, down = _message_sizes(simulation, plan)
+    cohort = min(job.cohort, len(simulation.asked))
     copies = 4 * contract.weights.nbytes  # weights, gradient, their change, optimiser
     return {
         "method": experiment.name,
         "task": experiment.task.kind,
         "clients": len(job.task.clients),
-        "cohort": job.cohort,
+        "cohort": cohort,
         "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
         "steps_per_round": {"min": min(steps), "max": max(steps)},
         "parameters": simulation.model.parameters(),
@@ -54,8 +55,8 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "numbers_sent_up": code.size,
         "bytes_up_per_client": up,
         "bytes_down_per_client": down,
-        "bytes_per_round": None if up is None or down is None else job.cohort * (up + down),
-        "memory_estimate": copies * (min(job.cohort, engine.chunk or job.cohort)),
+        "bytes_per_round": None if up is None or down is None else cohort * (up + down),
+        "memory_estimate": copies * (min(cohort, engine.chunk or cohort)),
         "note": job.task.note,
     }
 

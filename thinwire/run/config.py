@@ -24,6 +24,7 @@ from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.rounds.batches import Local
 from thinwire.rounds.budget import Budget
+from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 from thinwire.run.parts import arguments, build, coerce, describe, named, plain
 from thinwire.run.plus import join
@@ -55,6 +56,7 @@ SLOTS = {
     "correction": "correction",
     "penalty": "penalty",
     "privacy": "privacy",
+    "mask": "mask",
 }
 
 
@@ -258,7 +260,8 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "secure": bool}
+    plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "evaluate": str}
+    plain_types["secure"] = bool
     known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
@@ -301,8 +304,11 @@ def method_table(method: Method, strict: bool = True) -> Table:
             return {"kind": repr(part)}
 
     slots = {slot: written(kind, getattr(method, slot)) for slot, kind in SLOTS.items()}
+    if isinstance(method.mask, NoMask):
+        del slots["mask"]  # seldom set, and experiments from before it keep their names
     rare = {"budget": plain(method.budget)} if method.budget.tiers else {}
     rare |= {"secure": True} if method.secure else {}
+    rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
     return {**slots, "link": method.link, "say": method.say, "guard": method.guard, **rare}
 
 

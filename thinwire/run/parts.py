@@ -24,6 +24,7 @@ from thinwire.optim.base import Correction, Optimiser
 from thinwire.optim.penalties import Penalty
 from thinwire.optim.rates import Rate
 from thinwire.privacy.base import Privacy
+from thinwire.rounds.mask import Mask
 from thinwire.rounds.mean import Mean
 from thinwire.rounds.weigh import Weigh
 from thinwire.run.toml import Table
@@ -43,6 +44,7 @@ KINDS: dict[Any, str] = {
     Rate: "rate",
     Privacy: "privacy",
     Weigh: "weigh",
+    Mask: "mask",
     Mean: "mean",
 }
 

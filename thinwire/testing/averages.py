@@ -108,6 +108,7 @@ def check_privacy(privacy: Privacy) -> None:
     for code in (numbers(COORDS, KEY.fold("code")), tmap(torch.zeros_like, numbers(COORDS, KEY)), {}):
         for what, call in (
             ("bound", partial(privacy.bound, code, KEY.fold("bound"))),
+            ("accept", partial(privacy.accept, code)),
             ("release", partial(privacy.release, code, 7, KEY.fold("release"))),
         ):
             with hands_off(what, code):

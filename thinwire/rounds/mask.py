@@ -1,0 +1,162 @@
+"""Which numbers are trained and which are left at all: sparse training, over any space.
+
+A mask is never sent. It is a function of the coordinates that a client received, so both ends know it, and the codec
+`masked` sends the numbers under it without their positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from thinwire.codecs.sparse import kept, largest
+from thinwire.codecs.vectors import cut, join
+from thinwire.core.registry import register
+from thinwire.core.spec import Block, Spec
+from thinwire.core.tree import Tree, tmap
+from thinwire.errors import ConfigError
+
+
+class Mask(Protocol):
+    """Keeps some numbers still on clients, and some at zero on the server. Trees of truth values; empty means all."""
+
+    @property
+    def prunes(self) -> bool:
+        """Whether the server ever sets numbers to zero."""
+        ...
+
+    def trained(self, coords: Tree, version: int) -> Tree:
+        """Which numbers a client trains that received these coordinates, on the CPU, in the round from `version`."""
+        ...
+
+    def left(self, before: Tree, after: Tree, version: int) -> Tree:
+        """Which numbers are not zero at `version`, to which the server's step leads from `before` to `after`."""
+        ...
+
+
+@register("mask", "none")
+@dataclass(frozen=True)
+class NoMask:
+    """Train all numbers."""
+
+    @property
+    def prunes(self) -> bool:
+        """No."""
+        return False
+
+    def trained(self, coords: Tree, version: int) -> Tree:
+        """All."""
+        return {}
+
+    def left(self, before: Tree, after: Tree, version: int) -> Tree:
+        """All."""
+        return {}
+
+
+@register("mask", "select", paper="Federated Select (Charles et al., 2022)")
+@dataclass(frozen=True)
+class Select:
+    """Train the largest numbers of what was received; the server keeps all, and the choice is made anew every round.
+
+        M = the k largest of |P|,    k = max(1, floor(density n)),    of all blocks together
+
+    With `down` a `topk` of the same density a client receives P M, and finds M in it: the k largest of P M are the k
+    largest of P.
+
+    Args:
+        density: share of the numbers that is trained, above 0 and at most 1.
+
+    >>> Select(0.5).trained({"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, 0)["w"].tolist()
+    [False, True, True, False]
+    """
+
+    density: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.25")
+
+    @property
+    def prunes(self) -> bool:
+        """No."""
+        return False
+
+    def trained(self, coords: Tree, version: int) -> Tree:
+        """The largest."""
+        return {} if self.density == 1 else _the_largest(coords, self.density)
+
+    def left(self, before: Tree, after: Tree, version: int) -> Tree:
+        """All."""
+        return {}
+
+
+@register("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")
+@dataclass(frozen=True)
+class Prune:
+    """Set all but the largest numbers to zero, once or more and more; what is zero stays zero, on clients and server.
+
+        density(v) = 1 before version `at`,  then  density * keep^floor((v - at) / every)
+        at a version where it falls:    M = the k largest of |P|,  P <- P M
+        in between:                     M = where P is not zero; gradients, steps and the optimiser's memory under M
+
+    A number under the mask that training brings to zero exactly is pruned, too.
+
+    Args:
+        density: share of the numbers that is left by the first pruning; 1 prunes nothing at `at`, as the lottery
+            tickets of FLASC's comparison begin.
+        at: the version of the first pruning: after so many rounds.
+        keep: the factor of all later ones.
+        every: rounds between them.
+
+    >>> [round(Prune(1.0, at=2, keep=0.5, every=2).share(version), 3) for version in range(7)]
+    [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    >>> Prune(0.5).left({}, {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, version=1)["w"].tolist()
+    [False, True, True, False]
+    """
+
+    density: float = 0.25
+    at: int = 1
+    keep: float = 1.0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("density", self.density), ("keep", self.keep)):
+            if not 0 < value <= 1:
+                raise ConfigError(f"{name} must be above 0 and at most 1, not {value}; write for example {name} = 0.25")
+        for name, rounds in (("at", self.at), ("every", self.every)):
+            if rounds < 1:
+                raise ConfigError(f"{name} must be 1 or more rounds, not {rounds}")
+
+    @property
+    def prunes(self) -> bool:
+        """Yes."""
+        return True
+
+    def share(self, version: int) -> float:
+        """Which share of the numbers is left at a version."""
+        if version < self.at:
+            return 1.0
+        return float(self.density * self.keep ** ((version - self.at) // self.every))
+
+    def trained(self, coords: Tree, version: int) -> Tree:
+        """What is not zero; everything before the first pruning."""
+        return {} if self.share(version) == 1 else tmap(lambda block: block != 0, coords)
+
+    def left(self, before: Tree, after: Tree, version: int) -> Tree:
+        """What was left, and of that the largest where the share falls."""
+        mask = self.trained(before, version - 1)
+        if self.share(version) == self.share(version - 1):
+            return mask
+        if mask:
+            after = tmap(lambda block, stays: torch.where(stays, block, 0), after, mask)
+        return _the_largest(after, self.share(version))
+
+
+def _the_largest(coords: Tree, density: float) -> Tree:
+    """True at the largest of all numbers together; of equal ones the first."""
+    vector, spec = join(coords), Spec.of(coords)
+    mask = torch.zeros(len(vector), dtype=torch.bool)
+    mask[torch.from_numpy(largest(vector, kept(density, len(vector))))] = True
+    return cut(mask, Spec(tuple(Block(block.name, block.shape, torch.bool) for block in spec)))
