@@ -64,6 +64,7 @@ def deploy(
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
     relay: Callable[[int], int] | None = None,
     awake: bool = True,
+    dress: Callable[[Path], None] | None = None,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
 
@@ -78,6 +79,7 @@ def deploy(
         on_start: is shown the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: gives the port at which nodes find the SuperLink, from its own: something that stands in between.
         awake: nodes that stay awake (`run/node.py`), or Flower's own.
+        dress: may change the folder of the app before it is run.
     """
     need_flower()
     experiment = deployable(experiment)
@@ -95,6 +97,8 @@ def deploy(
     state = path / "nodes"
     with _Processes(home, data_dir) as processes:
         write_app(experiment, home / "app")
+        if dress:
+            dress(home / "app")
         port, *node_ports = _free_ports(nodes + 1)
         _make_certificate(home)
         keys = [_make_key(home / f"node-{i}") for i in range(nodes)]
