@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 from thinwire.run.apps import deployable
 from thinwire.run.config import resolve
-from thinwire.run.deploy import DeploymentFailed, deploy
+from thinwire.run.deploy import DeploymentFailed, _make_certificate, _make_key, deploy, free_ports
 from thinwire.run.execute import execute
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def flower_processes() -> list[str]:
     return [line for line in listed.splitlines() if "thinwire-deploy-" in line]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama"])
+@pytest.mark.parametrize("method", ["fedavg", "mapo", "flasc", "scaffold", "pfedpara", "fedlama"])
 def test_a_deployment_is_the_simulation(method, tmp_path):
     experiment = small(method, 4, 3)
     deploy(experiment, tmp_path / "deployed", nodes=4)
@@ -101,3 +101,42 @@ def test_ctrl_c_takes_everything_down_and_resume_goes_on(tmp_path):
     done = subprocess.run([sys.executable, "-m", "thinwire", "resume", str(tmp_path / "run"), "--json"], check=False)
     assert done.returncode == 0
     assert len(lines(tmp_path / "run")) == 3
+
+
+def test_a_node_without_a_known_key_or_with_a_wrong_certificate_is_turned_away(tmp_path):
+    """Each claims to serve client 1, which nobody serves: if it were let in, it would be heard."""
+    experiment = small("fedavg", 2, 2)
+    names = ("a key that nobody registered", "no key", "certificate of another authority")
+    impostors: dict[str, subprocess.Popen] = {}
+
+    def start(processes) -> None:
+        processes[2].kill()  # the node of client 1
+        processes[2].wait()
+        words = Path(f"/proc/{processes[1].pid}/environ").read_bytes().decode().split("\0")
+        env = dict(word.split("=", 1) for word in words if "=" in word)
+        command = [part.replace("partition-id=0", "partition-id=1") for part in processes[1].args]
+        _make_certificate(tmp_path)
+        where = {option: command.index(option) + 1 for option in command if option.startswith("--")}
+        for name, port in zip(names, free_ports(3), strict=True):
+            own = list(command)
+            own[where["--port"]] = str(port)
+            if name == names[0]:
+                own[where["--auth-supernode-private-key"]] = str(_make_key(tmp_path / "unknown"))
+            elif name == names[1]:
+                at = where["--auth-supernode-private-key"]
+                del own[at - 1 : at + 1]
+            else:
+                own[where["--root-certificates"]] = str(tmp_path / "ca.pem")
+                own[where["--auth-supernode-private-key"]] = str(_make_key(tmp_path / "another"))
+            own += ["--max-retries", "2"]
+            with (tmp_path / f"{name}.log").open("wb") as log:
+                impostors[name] = subprocess.Popen(own, env=env, stdout=log, stderr=log, start_new_session=True)
+        for process in impostors.values():  # they are refused, and say so
+            assert process.wait(120) != 0
+
+    deploy(experiment, tmp_path / "run", nodes=2, settings={"seconds": 20.0, "quorum": 0.5}, on_start=start)
+    said = {name: (tmp_path / f"{name}.log").read_text() for name in names}
+    assert [(row["clients"], row["absent"]) for row in lines(tmp_path / "run")] == [(1, 1), (1, 1)], said
+    for name, text in said.items():
+        print(name, text[-600:])
+    assert not flower_processes()

@@ -95,11 +95,11 @@ def deploy(
             raise ConfigError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
     home = Path(tempfile.mkdtemp(prefix="thinwire-deploy-"))
     state = path / "nodes"
-    with _Processes(home, data_dir) as processes:
+    with Processes(home, data_dir) as processes:
         write_app(experiment, home / "app")
         if dress:
             dress(home / "app")
-        port, *node_ports = _free_ports(nodes + 1)
+        port, *node_ports = free_ports(nodes + 1)
         _make_certificate(home)
         keys = [_make_key(home / f"node-{i}") for i in range(nodes)]
         (home / "config.toml").write_text(
@@ -149,7 +149,7 @@ def deploy(
     return summary
 
 
-def _reason(processes: _Processes) -> str:
+def _reason(processes: Processes) -> str:
     """Why there is no summary, in the server's own words if it had any."""
     for name in ("server", "superlink"):
         for line in reversed(processes.log(name)):
@@ -158,7 +158,7 @@ def _reason(processes: _Processes) -> str:
     return f"the server stopped: {processes.last_words('server')}"
 
 
-class _Processes:
+class Processes:
     """Processes that end with the block in which they were started, whatever ends it."""
 
     def __init__(self, home: Path, data_dir: Path | None) -> None:
@@ -171,7 +171,7 @@ class _Processes:
         self.env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), self.env.get("PATH", "")])
         self.env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), self.env.get("PYTHONPATH", "")])
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> Processes:
         if threading.current_thread() is threading.main_thread():  # to be ended by SIGTERM is as good as by Ctrl-C
             self.before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         return self
@@ -255,7 +255,7 @@ class _Processes:
         return [program, *command[1:]]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody uses now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:

@@ -1,0 +1,59 @@
+"""A node that stays awake: short waits while there is work, and options that are Flower's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.run.node import Eager, Forking, _be_eager, node
+
+
+def slept(waits: Eager, seconds: float) -> float:
+    began = time.perf_counter()
+    waits.sleep(seconds)
+    return time.perf_counter() - began
+
+
+def test_waits_are_short_after_work_and_grow_with_idleness():
+    waits = Eager()
+    assert slept(waits, 0.5) < 0.2
+    waits.since -= 1.0  # nothing to do for a second
+    assert 0.2 <= slept(waits, 0.5) < 0.4
+    waits.since -= 1000.0
+    assert slept(waits, 0.3) < 0.2  # a wait of another length: something has happened
+    waits.since -= 1000.0
+    assert 0.3 <= slept(waits, 0.3) < 0.6  # never longer than Flower's own
+    waits.busy()
+    assert slept(waits, 0.3) < 0.2
+    assert waits.monotonic is time.monotonic
+
+
+def test_only_what_sleeps_by_the_module_is_hurried():
+    theirs = type(sys)("theirs")
+    _be_eager(theirs, Eager())
+    assert not hasattr(theirs, "time")
+    theirs.time = time
+    _be_eager(theirs, waits := Eager())
+    assert theirs.time is waits
+
+
+def test_the_process_beside_a_node_ends_with_it():
+    Forking(os.getppid(), Eager()).reconcile()
+    with pytest.raises(SystemExit):
+        Forking(os.getppid() + 1, Eager()).reconcile()
+
+
+def test_a_node_without_flower_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(ConfigError, match=r"pip install 'thinwire\[flower\]'"):
+        node([])
+
+
+def test_isolation_is_not_to_be_chosen():
+    pytest.importorskip("flwr")
+    with pytest.raises(ConfigError, match="chooses --isolation itself"):
+        node(["--isolation=subprocess"])
