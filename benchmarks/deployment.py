@@ -376,11 +376,10 @@ def faults_table(found: Found) -> str:
     struck = "; ".join(f"{name.replace('_', ' ')} {count}" for name, count in found["struck"].items())
     reasons = "; ".join(f"{count}x *{name}*" for name, count in found["reasons"].items())
     taken = "; ".join(f"{name.replace('_', ' ')} {count}" for name, count in found["accepted as"].items())
-    havoc = [line for line in found["havoc"] if not line.startswith("start ")]
     rows = (
         ("nodes, rounds, seed", f"{found['nodes']}, {found['rounds']}, {found['seed']}"),
         ("on nodes and between", struck),
-        ("besides", "; ".join(havoc)),
+        ("besides", "; ".join(found["havoc"])),
         ("servers that were turned away", found["turned away"]),
         ("updates taken", f"{found['accepted']}, by what their nodes know of them: {taken}"),
         ("answers refused", f"{found['refused']}: {reasons}"),

@@ -101,7 +101,7 @@ def saboteur(job: MakeJob, seed: int, books: Path, seconds: float) -> Callable[.
         answer = Answer(said, loss, examples, error)
         if fault in (SPOILT | LIES) and answer.data and wire.unpack(said, client.contract.schema).kind == wire.UP:
             answer = (SPOILT | LIES)[fault](client, answer)
-        _first(books / "sent" / f"{version}-{number}-{digest(answer.data)}", fault or "sound")
+        _first(books / "sent" / f"{version}-{number}-{digest(answer.data)}-{fault or 'sound'}", "")
         fields = {"client": who, "loss": answer.loss, "examples": answer.examples, "error": answer.error}
         return Message(pack(fields, answer.data), reply_to=message)
 
@@ -300,7 +300,7 @@ def faulty_run(
             )
             break
         except DeploymentFailed as error:
-            havoc.done.append(f"start {starts} ended: {error}")
+            print(f"start {starts} ended: {error}", file=sys.stderr)
             if starts > KILLS + 5:
                 raise
     return {
@@ -330,15 +330,13 @@ def check(experiment: Experiment, run: Path, books: Path) -> dict[str, Any]:
     final = load((run / "model.safetensors").read_bytes())
     weights = {**simulation.weights(server.public), **server.public.buffers}
     assert all(torch.equal(final[name], block) for name, block in weights.items())
-    sent: dict[tuple[int, int, str], str] = {}
+    sent: dict[tuple[int, int, str], set[str]] = {}
     for file in (books / "sent").iterdir():
-        version, client, name = file.name.split("-")
-        sent[int(version), int(client), name] = file.read_text()
+        version, client, name, fault = file.name.split("-")
+        sent.setdefault((int(version), int(client), name), set()).add(fault)
     accepted = [(number - 1, client, digest(data)) for number, said in heard.items() for client, data in said.items()]
     assert len(set(accepted)) == len({name for _, _, name in accepted}) == len(accepted)
-    as_sent = Counter(sent[one] for one in accepted)
-    spoilt_by_content = set(SPOILT) - {"absurd_loss"}  # its message is sound, what stands beside it is not
-    assert not spoilt_by_content & as_sent.keys(), as_sent
+    as_sent = Counter(_sound(sent[one]) for one in accepted)
     log = (run / "server.log").read_text().splitlines()
     struck = Counter(file.read_text() for file in (books / "struck").iterdir())
     return {
@@ -351,6 +349,13 @@ def check(experiment: Experiment, run: Path, books: Path) -> dict[str, Any]:
         "turned away": sum("another process is writing" in line for line in log),
         "drifted": sum(row.drifted for row in rows),
     }
+
+
+def _sound(sent: set[str]) -> str:
+    """As what a message may have counted that was sent as these: an answer that was refused may be repeated soundly."""
+    allowed = [way for way in ("sound", "late", *LIES) if way in sent]
+    assert allowed, f"a message counted that was only ever sent as {sent}"
+    return allowed[0]
 
 
 def _reason(line: str) -> str:

@@ -96,13 +96,9 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     app = ClientApp(mods=list(mods))
 
-    @lru_cache(1)
-    def client_of(made: Job, device: str) -> Client:
-        return Client(LocalEngine(device), made)
-
     def site(context: Context) -> tuple[Client, list[int]]:
         config = dict(context.node_config)
-        client = client_of(job(config), str(config.get("device", "cpu")))
+        client = _client_of(job(config), str(config.get("device", "cpu")))
         return client, serves(config, len(client.job.task.clients))
 
     def hello(message: Message, context: Context) -> Message:
@@ -126,6 +122,11 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     app.query()(hello)
     app.train()(train)
     return app
+
+
+@lru_cache(1)
+def _client_of(job: Job, device: str) -> Client:
+    return Client(LocalEngine(device), job)
 
 
 class _Shelf:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -194,9 +195,11 @@ class Processes:
         """Our processes that still run, and all that they started; Flower gives some a session of their own."""
         left = {process.pid for process in self.running if process.poll() is None}
         if Path("/proc/self/environ").is_file():
-            mark = f"FLWR_HOME={self.home}".encode()
+            mark, sessions = f"FLWR_HOME={self.home}".encode(), {process.pid for process in self.running}
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
+                    if os.getsid(int(entry.name)) in sessions:  # some, like Ray's, overwrite what they were told
+                        left.add(int(entry.name))
                     if any(word.startswith(mark) for word in (entry / "environ").read_bytes().split(b"\0")):
                         left.add(int(entry.name))
             return left
@@ -242,7 +245,8 @@ class Processes:
     def log(self, name: str) -> list[str]:
         """The lines that a process has written."""
         file = self.home / f"{name}.log"
-        return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
+        text = file.read_text("utf-8", "replace") if file.is_file() else ""
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
 
     def last_words(self, name: str) -> str:
         """The end of them, as one line."""
