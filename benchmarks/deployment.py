@@ -428,7 +428,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeat", type=int, default=3, help="of `rounds`")
-    parser.add_argument("--seed", type=int, default=16, help="of `faults`")
+    parser.add_argument("--seed", type=int, default=256, help="of `faults`")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("THINWIRE_DATA"))
     parser.add_argument("--docs", type=Path, help="write into the pages of this folder")
     given = parser.parse_args()

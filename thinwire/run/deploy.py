@@ -166,6 +166,7 @@ class Processes:
         self.home = home
         self.before: Any = None
         self.running: list[subprocess.Popen[bytes]] = []
+        self.sessions: set[int] = set()
         data = {"THINWIRE_DATA": str(data_dir.resolve())} if data_dir else {}
         self.env = {**os.environ, **QUIET, **data, "FLWR_HOME": str(home)}
         # the programs that came with Flower, and what Python finds here must be found there
@@ -195,14 +196,18 @@ class Processes:
         """Our processes that still run, and all that they started; Flower gives some a session of their own."""
         left = {process.pid for process in self.running if process.poll() is None}
         if Path("/proc/self/environ").is_file():
-            mark, sessions = f"FLWR_HOME={self.home}".encode(), {process.pid for process in self.running}
+            mark, session = f"FLWR_HOME={self.home}".encode(), {}
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    if os.getsid(int(entry.name)) in sessions:  # some, like Ray's, overwrite what they were told
-                        left.add(int(entry.name))
+                    state, _, _, own = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+                    if state == "Z":  # gone, but for whoever should have asked how it ended
+                        continue
+                    session[int(entry.name)] = int(own)
                     if any(word.startswith(mark) for word in (entry / "environ").read_bytes().split(b"\0")):
                         left.add(int(entry.name))
-            return left
+                        self.sessions.add(int(own))
+            # some, like Ray's, overwrite what they were told, but are of one session with others
+            return left | {process for process, of in session.items() if of in self.sessions - {os.getsid(0)}}
         listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
         own = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
         return left | {int(number) for number, _ in own}
