@@ -196,16 +196,18 @@ class Processes:
         """Our processes that still run, and all that they started; Flower gives some a session of their own."""
         left = {process.pid for process in self.running if process.poll() is None}
         if Path("/proc/self/environ").is_file():
-            mark, session = f"FLWR_HOME={self.home}".encode(), {}
+            mark = f"FLWR_HOME={self.home}".encode()
+            session: dict[int, int] = {}
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    state, _, _, own = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:4]
-                    if state == "Z":  # gone, but for whoever should have asked how it ended
+                    fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                    own = int(fields[3])
+                    if fields[0] == "Z":  # gone, but for whoever should have asked how it ended
                         continue
-                    session[int(entry.name)] = int(own)
+                    session[int(entry.name)] = own
                     if any(word.startswith(mark) for word in (entry / "environ").read_bytes().split(b"\0")):
                         left.add(int(entry.name))
-                        self.sessions.add(int(own))
+                        self.sessions.add(own)
             # some, like Ray's, overwrite what they were told, but are of one session with others
             return left | {process for process, of in session.items() if of in self.sessions - {os.getsid(0)}}
         listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
