@@ -211,8 +211,8 @@ class Processes:
             # some, like Ray's, overwrite what they were told, but are of one session with others
             return left | {process for process, of in session.items() if of in self.sessions - {os.getsid(0)}}
         listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
-        own = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
-        return left | {int(number) for number, _ in own}
+        ours = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
+        return left | {int(number) for number, _ in ours}
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process that a Ctrl-C in the terminal does not reach: it is ended in order."""
