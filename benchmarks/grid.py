@@ -10,8 +10,8 @@ runs are used again. The table (mean and standard deviation over seeds) is writt
 numbers of every run behind it to NAME.json, both from those directories.
 
 A row may have its own `rounds` and `seeds`; `yardstick` names the label of the row whose bytes are 100 %; `targets`
-asks for the bytes until an accuracy was reached. `--set KEY=VALUE` changes a value in all runs, to try a grid out in
-small (with `--docs`, so that the table goes elsewhere).
+asks for the bytes until an accuracy was reached (with `"eval.until"` in `set` runs end there). `--set KEY=VALUE` sets
+a value in all runs, to try a grid out in small (with `--docs`, so that the table goes elsewhere).
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.run.config import Experiment, parse_overrides, resolve, to_table
-from thinwire.run.execute import default_folder
-from thinwire.run.toml import dumps
+from thinwire.errors import ThinwireError
+from thinwire.run.config import Experiment, parse_overrides, resolve
+from thinwire.run.execute import default_folder, execute
 from thinwire.terminal import human_bytes
 
 KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
@@ -151,27 +150,23 @@ def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, in
     return None
 
 
-def run_one(experiment: Experiment, out: Path) -> None:
-    """One run in a process of its own, with one thread where many run side by side."""
+def run_one(experiment: Experiment, out: Path) -> str:
+    """One run, in one of the processes that run side by side; what came of it in words."""
     folder = default_folder(experiment, out)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    file = folder.parent / f"{folder.name}.toml"
-    if (folder / "summary.json").exists():
-        return
-    file.write_text(dumps(to_table(experiment)))
-    words = ["resume", str(folder)] if (folder / "config.toml").exists() else ["run", str(file), "--out", str(folder)]
-    done = subprocess.run([sys.executable, "-m", "thinwire", *words, "-q"], capture_output=True, text=True)
-    file.unlink()
-    word = "done" if done.returncode == 0 else done.stderr.strip()
-    print(f"{time.strftime('%H:%M:%S')} {folder.name} {word}", flush=True)
+    try:
+        execute(experiment, folder, resume=True)
+    except ThinwireError as error:
+        return f"{folder.name} {error}"
+    return f"{folder.name} done"
 
 
-def run_all(lines: list[Line], out: Path, jobs: int) -> None:
+def run_all(lines: list[Line], out: Path, pool: Executor) -> None:
     """All runs of some lines that are not finished, several at a time."""
-    todo = {e.digest(): e for line in lines for e in line.runs}
-    print(f"{len(todo)} runs, {jobs} at a time", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda e: run_one(e, out), todo.values()))
+    todo = {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
+    print(f"{len(todo)} runs", flush=True)
+    for job in as_completed(pool.submit(run_one, experiment, out) for experiment in todo.values()):
+        print(f"{time.strftime('%H:%M:%S')} {job.result()}", flush=True)
 
 
 def spread(values: list[float | None], scale: float = 100.0) -> str:
@@ -332,10 +327,12 @@ def main() -> None:  # noqa: D103
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     grids = [Grid(path, options.device, options.set) for path in options.grids]
     if not options.table_only:
-        # all searches first, side by side; then everything that the tables need
-        if trials := [line for grid in grids for line in grid.trials()]:
-            run_all(trials, options.out, options.jobs)
-        run_all([line for grid in grids for line in grid.final(options.out)], options.out, options.jobs)
+        # a fresh process for each run would load torch and start the device again and again
+        with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+            # all searches first, side by side; then everything that the tables need
+            if trials := [line for grid in grids for line in grid.trials()]:
+                run_all(trials, options.out, pool)
+            run_all([line for grid in grids for line in grid.final(options.out)], options.out, pool)
     options.docs.mkdir(parents=True, exist_ok=True)
     for grid in grids:
         lines = grid.final(options.out)

@@ -340,14 +340,11 @@ def _read_quantise(codec, data, blocks, key):
 # -- the guard ---------------------------------------------------------------------------------------------------------
 
 
-def guard(state, key):
-    """The sum of all numbers of some trees (by the prefix of their names), each with a random sign."""
-    columns, total = signs(fold(key, "columns"), 4096), 0.0
-    for prefix, tree in state.items():
-        for name, block in tree.items():
-            rows = signs(fold(key, "rows", prefix + name), -(-len(block) // 4096))
-            total += sum(value * columns[i % 4096] * rows[i // 4096] for i, value in enumerate(block))
-    return total
+def guard(trees, key):
+    """The sum of all numbers of some trees, each with a random sign."""
+    numbers = [value for tree in trees for block in tree.values() for value in block]
+    drawn = signs(key, 4096 + -(-len(numbers) // 4096))
+    return sum(value * drawn[i % 4096] * drawn[4096 + i // 4096] for i, value in enumerate(numbers))
 
 
 # -- what both ends draw -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
-from thinwire.rounds.down import open_round, receive, split_down
+from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
 from thinwire.rounds.local import Unsuited, Vectorise, Workload
@@ -240,8 +240,9 @@ class Simulation:
         server, job, contract = state.server, self.job, self.contract
         plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
-        down = open_round(contract, server, {i: known[i].version for i in cohort})
-        bytes_down, bytes_catchup = split_down(contract, server, down)
+        opening = Opening(contract, server)
+        down = opening.messages({i: known[i].version for i in cohort})
+        bytes_down, bytes_catchup = opening.split(down)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
             state = self._settled(state, plan, cohort, known, down)

@@ -45,16 +45,7 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         server: the server's state.
         versions: the version that each client of the cohort holds.
     """
-    opening = _Opening(contract, server)
-    made: dict[tuple[int, int], bytes] = {}
-    out = {}
-    for client, version in versions.items():
-        # on link 'ledger' all tiers hear the same
-        like = (version, contract.tier(client) if contract.method.link == "snapshot" else 0)
-        if like not in made:
-            made[like] = opening.shortest(version, client)
-        out[client] = made[like]
-    return out
+    return Opening(contract, server).messages(versions)
 
 
 def split_down(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
@@ -62,12 +53,7 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
 
     The ordinary part of a message is what a client that heard the previous version would have received.
     """
-    total = sum(len(data) for data in messages.values())
-    if contract.method.link == "snapshot":
-        return total, 0
-    ordinary = len(_Opening(contract, server).shortest(max(0, server.public.version - 1)))
-    down = sum(min(len(data), ordinary) for data in messages.values())
-    return down, total - down
+    return Opening(contract, server).split(messages)
 
 
 def repair(contract: Contract, server: ServerState, data: bytes, client: int = EVERYONE) -> bytes:
@@ -84,15 +70,36 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int = E
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
     if message.version > server.public.version:
         raise WireError(f"a client is lost at version {message.version}, the server is at {server.public.version}")
-    return _Opening(contract, server).state(message.version, client)
+    return Opening(contract, server).state(message.version, client)
 
 
-class _Opening:
+class Opening:
     """The messages that open one round; what they share is made at most once."""
 
     def __init__(self, contract: Contract, server: ServerState) -> None:
         self.contract, self.server = contract, server
         self._snapshots: dict[int, bytes] = {}  # by tier
+
+    def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
+        """One message to each client; see `open_round`."""
+        contract, out = self.contract, {}
+        made: dict[tuple[int, int], bytes] = {}
+        for client, version in versions.items():
+            # on link 'ledger' all tiers hear the same
+            like = (version, contract.tier(client) if contract.method.link == "snapshot" else 0)
+            if like not in made:
+                made[like] = self.shortest(version, client)
+            out[client] = made[like]
+        return out
+
+    def split(self, messages: Mapping[int, bytes]) -> tuple[int, int]:
+        """Ordinary bytes, and those of catching up; see `split_down`."""
+        total = sum(len(data) for data in messages.values())
+        if self.contract.method.link == "snapshot":
+            return total, 0
+        ordinary = len(self.shortest(max(0, self.server.public.version - 1)))
+        down = sum(min(len(data), ordinary) for data in messages.values())
+        return down, total - down
 
     def shortest(self, version: int, client: int = EVERYONE) -> bytes:
         """The shortest message to a client that holds this version; on link 'ledger' it does not matter who it is."""

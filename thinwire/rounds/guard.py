@@ -21,8 +21,9 @@ misses the next one finds. Shared memory and buffers are sent whole and cannot c
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -56,19 +57,16 @@ def check_guard(contract: Contract, public: Public, data: bytes) -> None:
 def project(tree: Tree, key: Key) -> tuple[float, float]:
     """The sum of all numbers, each with a random sign, and their length.
 
-    The signs are products of those of a row and of a column, so that few are drawn.
+    The blocks are one vector, cut into rows; its signs are products of those of a row and of a column, so that few are
+    drawn, and a device has a handful of kernels to run, not some for each block.
     """
-    device = next(iter(tree.values())).device
-    columns = key.fold("columns").signs(_WIDE, device=device)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    square = torch.zeros((), dtype=torch.float64, device=device)
-    for name, block in tree.items():
-        flat = block.reshape(-1).to(torch.float32)
-        square += flat.square().sum(dtype=torch.float64)
-        table = F.pad(flat, (0, -len(flat) % _WIDE)).view(-1, _WIDE)
-        rows = key.fold("rows", name).signs(len(table), device=device)
-        total += ((table * columns).sum(1, dtype=torch.float64) * rows).sum()
-    return float(total), float(square.sqrt())
+    blocks = [block.reshape(-1).to(torch.float32) for block in tree.values()]
+    size = sum(map(len, blocks))
+    flat = torch.cat([*blocks, blocks[0].new_zeros(-size % _WIDE)])
+    signs = key.signs(_WIDE + len(flat) // _WIDE).to(flat.device)
+    sums = flat.view(-1, _WIDE) @ signs[:_WIDE]
+    total, square = torch.stack((sums.double() @ signs[_WIDE:].double(), flat.dot(flat).double())).tolist()
+    return total, math.sqrt(square)
 
 
 def _replayed(contract: Contract, public: Public) -> Tree:

@@ -104,9 +104,14 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How many rounds lie between two evaluations."""
+    """How many rounds lie between two evaluations, and an accuracy at which a run ends before its last round."""
 
     every: int = 1
+    until: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.until <= 1:
+            raise ConfigError(f"eval.until must be an accuracy above 0 and at most 1, not {self.until}; write 0.8")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _rounds(
     told = None
     for record in records if on_round else ():
         on_round(record)  # type: ignore[misc]
-    while state.round < experiment.rounds:
+    while state.round < experiment.rounds and not _there(experiment, records):
         try:
             state, record = simulation.round(state, tap)
         except KeyboardInterrupt:
@@ -104,9 +104,16 @@ def _rounds(
             folder.write_environment({**engine, **facts})
         if on_round:
             on_round(record)
-        if state.round % experiment.checkpoint.every == 0 or state.round == experiment.rounds:
+        last = state.round == experiment.rounds or _there(experiment, records)
+        if last or state.round % experiment.checkpoint.every == 0:
             folder.save(state)
     return state, records
+
+
+def _there(experiment: Experiment, records: list[RoundRecord]) -> bool:
+    """Whether the last round reached the accuracy at which the run may end."""
+    goal, last = experiment.eval.until, records[-1].accuracy if records else None
+    return goal < 1 and last is not None and last >= goal
 
 
 def summarise(
