@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 import time
 
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.run.node import Eager, Forking, _be_eager, node
+from thinwire.run.node import Eager, _be_eager, node
 
 
 def slept(waits: Eager, seconds: float) -> float:
@@ -42,9 +42,16 @@ def test_only_what_sleeps_by_the_module_is_hurried():
 
 
 def test_the_process_beside_a_node_ends_with_it():
-    Forking(os.getppid(), Eager()).reconcile()
-    with pytest.raises(SystemExit):
-        Forking(os.getppid() + 1, Eager()).reconcile()
+    """A process that never looks up is gone soon after its parent."""
+    code = (
+        "import os, time\nfrom thinwire.run.node import _leave_with\n"
+        "if os.fork() == 0:\n    _leave_with(os.getppid())\n    print(os.getpid(), flush=True)\n    time.sleep(60)\n"
+        "time.sleep(0.5)\n"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=30)
+    assert done.stdout  # it ran; and what it wrote to is closed, so it is gone
+    assert time.monotonic() - began < 20
 
 
 def test_a_node_without_flower_says_what_to_install(monkeypatch):

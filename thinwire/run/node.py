@@ -121,11 +121,12 @@ def _work(given: Any, secret: bytes) -> NoReturn:
     """Ask the SuperNode for tasks, and fork for each."""
     from flwr.supercore.superexec import run_superexec as module
 
-    parent, waits = os.getppid(), Eager()
+    _leave_with(os.getppid())
+    waits = Eager()
     _be_eager(module, waits)
-    module.get_executor = lambda *_, **__: Forking(parent, waits)  # type: ignore[assignment]
+    module.get_executor = lambda *_, **__: Forking(waits)  # type: ignore[assignment]
     host = f"[{given.host}]" if ":" in given.host else given.host
-    _wait_for_port(given.host, given.port, parent)
+    _wait_for_port(given.host, given.port)
     module.run_superexec(
         runtime_api_address=f"{host}:{given.port}",
         insecure=given.ssl_certfile is None,
@@ -136,21 +137,31 @@ def _work(given: Any, secret: bytes) -> NoReturn:
     sys.exit(0)
 
 
-def _wait_for_port(host: str, port: int, parent: int) -> None:
-    while os.getppid() == parent:
+def _leave_with(parent: int) -> None:
+    """End this process when another is gone, whatever it does; by a timer, since who forks should have no threads."""
+
+    def look(*_: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+
+
+def _wait_for_port(host: str, port: int) -> None:
+    while True:
         try:
             socket.create_connection((host, port), 0.5).close()
             return
         except OSError:
             time.sleep(0.05)
-    sys.exit(0)
 
 
 class Forking:
-    """An executor of Flower's for clients' processes only, which are forked; it ends with the SuperNode beside it."""
+    """An executor of Flower's for clients' processes only, which are forked."""
 
-    def __init__(self, parent: int, waits: Eager) -> None:
-        self.parent, self.waits = parent, waits
+    def __init__(self, waits: Eager) -> None:
+        self.waits = waits
 
     def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
         """What it can start: clients."""
@@ -173,12 +184,10 @@ class Forking:
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Between two looks: bury those that are done, and go if the SuperNode went."""
+        """Between two looks: bury those that are done."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if os.getppid() != self.parent:
-            sys.exit(0)
 
     def close(self) -> None:
         """Nothing is held."""
