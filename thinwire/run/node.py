@@ -65,12 +65,12 @@ def node(options: Sequence[str]) -> None:
         raise ConfigError("`thinwire node` needs a system that can fork; use flower-supernode with the same options")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    sys.argv = ["flower-supernode", *options]
+    given = _parsed(options)
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     _import_all()
-    sys.argv = ["flower-supernode", *options]
-    given = _parsed(options)
     secret = secrets.token_bytes(32)
     worker = os.fork()
     if worker == 0:
