@@ -6,6 +6,7 @@
     python benchmarks/deployment.py many         16 nodes
     python benchmarks/deployment.py simulated    1,000 clients in Flower's own simulation (flwr[simulation])
     python benchmarks/deployment.py faults       everything goes wrong (benchmarks/faults.py)
+    python benchmarks/deployment.py page         nothing: writes the page again from what was measured
 
 With `--docs docs` the outcome goes into docs/deployment.json and, as a table, into docs/deployment.md. Seconds depend
 on what else the machine does: its load, before and after, stands beside them.
@@ -25,9 +26,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -405,7 +408,8 @@ def text_of(what: str, entry: Found) -> str:
     """What the page says about one measurement."""
     load = f"load {entry['load'][0]:.1f} before and {entry['load'][1]:.1f} after"
     facts = f"*{entry['machine']}; flwr {entry['flwr']}; {load}.*"
-    return f"{COMMANDS[what][1](entry['found'])}\n\n{facts}"
+    lines = f"{COMMANDS[what][1](entry['found'])}\n\n{facts}".splitlines()
+    return "\n".join(line if line.startswith("|") else textwrap.fill(line, 120) for line in lines)
 
 
 def command_of(what: str) -> str:
@@ -423,7 +427,7 @@ def machine() -> str:
 def main() -> None:
     """Measure one thing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=COMMANDS)
+    parser.add_argument("what", choices=[*COMMANDS, "page"])
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--rounds", type=int)
@@ -432,19 +436,18 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("THINWIRE_DATA"))
     parser.add_argument("--docs", type=Path, help="write into the pages of this folder")
     given = parser.parse_args()
-    from importlib import metadata
-
-    before = os.getloadavg()[0]
-    found = COMMANDS[given.what][0](given)
-    load = (round(before, 2), round(os.getloadavg()[0], 2))
-    entry = {"machine": machine(), "flwr": metadata.version("flwr"), "load": load, "found": found}
-    print(text_of(given.what, entry))
-    if given.docs:
-        file = given.docs / "deployment.json"
-        known = json.loads(file.read_text()) if file.is_file() else {}
-        file.write_text(json.dumps({**known, given.what: entry}, indent=1) + "\n")
-        entry = json.loads(file.read_text())[given.what]
-        write_part(given.docs / "deployment.md", given.what, text_of(given.what, entry), command_of(given.what))
+    file = given.docs / "deployment.json" if given.docs else None
+    if given.what != "page":
+        before = os.getloadavg()[0]
+        found = COMMANDS[given.what][0](given)
+        load = (round(before, 2), round(os.getloadavg()[0], 2))
+        entry = {"machine": machine(), "flwr": metadata.version("flwr"), "load": load, "found": found}
+        print(text_of(given.what, entry))
+        if file:
+            known = json.loads(file.read_text()) if file.is_file() else {}
+            file.write_text(json.dumps({**known, given.what: entry}, indent=1) + "\n")
+    for what, entry in json.loads(file.read_text()).items() if file else ():
+        write_part(given.docs / "deployment.md", what, text_of(what, entry), command_of(what))
 
 
 if __name__ == "__main__":
