@@ -2,12 +2,9 @@
 
     python benchmarks/grid.py benchmarks/grids/mapo-fashion.toml --jobs 2 --out runs/grids --device cpu
 
-A grid file names a task, rounds, seeds, and rows; each row is a method with settings, and `over` lists values to try in
-every combination. With `tune = { seeds = [100], share = 0.5 }` the values of `over` are tried on those seeds only, for
-a share of the rounds; the best of each row, by the mean of `tune.by` (an accuracy, or such as `bytes to 0.8`), is then
-run on the seeds of the table, which had no part in the choice. Every run is an ordinary run directory, and finished
-runs are used again. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the few
-numbers of every run behind it to NAME.json, both from those directories.
+`thinwire/run/grid.py` says what a grid file holds. Every run is an ordinary run directory, and finished runs are used
+again. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the few numbers of
+every run behind it to NAME.json, both from those directories.
 
 A row may have its own `rounds` and `seeds`; `yardstick` names the label of the row whose bytes are 100 %; `targets`
 asks for the bytes until an accuracy was reached (with `"eval.until"` in `set` runs end there). `--set KEY=VALUE` sets
@@ -17,164 +14,18 @@ a value in all runs, to try a grid out in small (with `--docs`, so that the tabl
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
-import os
 import statistics
-import time
 import tomllib
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from thinwire.errors import ThinwireError
-from thinwire.run.config import Experiment, parse_overrides, resolve
-from thinwire.run.execute import default_folder, execute
-from thinwire.terminal import human_bytes
+from thinwire.run.grid import Grid, Line, markdown, metrics, run_grids, score, spread, summary, to_target
+from thinwire.terminal import human_bytes, say_run
 
 KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
 WAYS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
-
-
-class Line(NamedTuple):
-    """A line of a table: a method with settings, over seeds."""
-
-    row: int
-    label: str
-    settings: str
-    chosen: dict[str, Any]  # the values of `over`
-    runs: list[Experiment]
-
-
-class Grid:
-    """A grid file, and the experiments that it asks for."""
-
-    def __init__(self, path: Path, device: str, changes: list[str]) -> None:
-        self.path, self.device, self.changes = path, device, changes
-        self.content = tomllib.loads(path.read_text())
-        self.tune: dict[str, Any] = self.content.get("tune", {})
-
-    def lines(self, seeds: list[int] | None = None, share: float = 1.0) -> list[Line]:
-        """One line for each row and choice of values."""
-        out = []
-        for number, row in enumerate(self.content["rows"]):
-            over = row.get("over", {})
-            for values in itertools.product(*over.values()):
-                chosen = dict(zip(over, values, strict=True))
-                out.append(self.line(number, chosen, seeds, share))
-        return out
-
-    def line(self, number: int, chosen: dict, seeds: list[int] | None = None, share: float = 1.0) -> Line:
-        """A row with these values, over a share of its rounds."""
-        row = self.content["rows"][number]
-        changes = parse_overrides(self.changes)
-        settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
-        asked = row.get("seeds", self.content.get("seeds", 1))
-        own = list(range(asked)) if isinstance(asked, int) else asked
-        common = {
-            "rounds": round(share * row.get("rounds", self.content["rounds"])),
-            "engine.device": self.device,
-            **self.content.get("set", {}),
-        }
-        runs = [
-            resolve(row["method"], row.get("on", self.content["on"]), {**common, **settings, **changes, "seed": seed})
-            for seed in (own if seeds is None else seeds)
-        ]
-        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
-        return Line(number, row.get("label", row["method"]), words, chosen, runs)
-
-    def trials(self) -> list[Line]:
-        """The search: every choice on the seeds for tuning; nothing where the grid does not tune."""
-        return self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
-
-    def final(self, out: Path) -> list[Line]:
-        """The lines of the table: all choices, or the best of each row once the search is done."""
-        if not self.tune:
-            return self.lines()
-        best = []
-        trials = self.trials()
-        for number in range(len(self.content["rows"])):
-            scored = [(score(line, out, self.by), line) for line in trials if line.row == number]
-            top = max(scored, key=lambda pair: pair[0])
-            best.append(self.line(number, top[1].chosen))
-        return best
-
-    @property
-    def by(self) -> str:
-        """What the search goes by."""
-        return self.tune.get("by", "best_accuracy")
-
-
-def _name(key: str) -> str:
-    """What a table calls a setting: its last name, or two where the last says nothing."""
-    return "evaluated every" if key == "eval.every" else key.rsplit(".", 1)[-1]
-
-
-def _short(value: Any) -> Any:
-    return value.get("kind", value) if isinstance(value, dict) else value
-
-
-def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
-    """What a run came to; None if it did not finish."""
-    file = default_folder(experiment, out) / "summary.json"
-    return json.loads(file.read_text()) if file.exists() else None
-
-
-def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
-    """The rounds of a run."""
-    file = default_folder(experiment, out) / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def score(line: Line, out: Path, by: str) -> float:
-    """The mean over seeds; a run that did not finish scores nothing. Of bytes, fewer are better."""
-    found = [summary(e, out) for e in line.runs]
-    if by.startswith("bytes to "):
-        reached = [
-            to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)
-        ]
-        return -statistics.fmean(r[1] if r else math.inf for r in reached)
-    return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
-
-
-def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:
-    """Rounds, honest bytes and bytes without catch-up until the accuracy first reached a target; None if never."""
-    honest = ideal = 0
-    for record in metrics(experiment, out):
-        ideal += record["bytes_up"] + record["bytes_down"]
-        honest += record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
-        if record["accuracy"] is not None and record["accuracy"] >= target:
-            return record["round"], honest, ideal
-    return None
-
-
-def run_one(experiment: Experiment, out: Path) -> str:
-    """One run, in one of the processes that run side by side; what came of it in words."""
-    folder = default_folder(experiment, out)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        execute(experiment, folder, resume=True)
-    except ThinwireError as error:
-        return f"{folder.name} {error}"
-    return f"{folder.name} done"
-
-
-def run_all(lines: list[Line], out: Path, pool: Executor) -> None:
-    """All runs of some lines that are not finished, several at a time."""
-    todo = {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
-    print(f"{len(todo)} runs", flush=True)
-    for job in as_completed(pool.submit(run_one, experiment, out) for experiment in todo.values()):
-        print(f"{time.strftime('%H:%M:%S')} {job.result()}", flush=True)
-
-
-def spread(values: list[float | None], scale: float = 100.0) -> str:
-    """Mean and standard deviation in words."""
-    known = [scale * value for value in values if value is not None]
-    if not known:
-        return "-"
-    return f"{statistics.fmean(known):.2f}" + (f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else "")
 
 
 def interval(values: list[float | None]) -> str:
@@ -187,13 +38,6 @@ def interval(values: list[float | None]) -> str:
     half = float(t.ppf(0.975, len(known) - 1)) * statistics.stdev(known) / math.sqrt(len(known))
     mean = statistics.fmean(known)
     return f"{mean - half:.2f} to {mean + half:.2f}"
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table; short rows are filled up."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row + ["-"] * (len(head) - len(row))) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def results(grid: Grid, lines: list[Line], out: Path) -> str:
@@ -278,7 +122,7 @@ def _at_edge(value: Any, tried: list[Any]) -> bool:
     return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
 
 
-def page(grid: Grid, lines: list[Line], out: Path) -> str:
+def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
     """The whole page."""
     first = lines[0].runs[0]
     steps = sorted({e.local.steps for line in lines for e in line.runs})
@@ -291,7 +135,7 @@ def page(grid: Grid, lines: list[Line], out: Path) -> str:
     text += results(grid, lines, out)
     if trials := grid.trials():
         text += search(grid, trials, lines, out)
-    words = " ".join([grid.path.as_posix(), "--device", grid.device, *(f"--set {word}" for word in grid.changes)])
+    words = " ".join([path.as_posix(), "--device", grid.device, *(f"--set {word}" for word in grid.changes)])
     return text + f"\nWritten by `python benchmarks/grid.py {words}`.\n"
 
 
@@ -323,24 +167,17 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--table-only", action="store_true", help="run nothing, write the tables")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
-    if options.jobs > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    grids = [Grid(path, options.device, options.set) for path in options.grids]
+    grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}
     if not options.table_only:
-        # a fresh process for each run would load torch and start the device again and again
-        with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-            # all searches first, side by side; then everything that the tables need
-            if trials := [line for grid in grids for line in grid.trials()]:
-                run_all(trials, options.out, pool)
-            run_all([line for grid in grids for line in grid.final(options.out)], options.out, pool)
+        run_grids(list(grids.values()), options.out, options.jobs, on_run=say_run)
     options.docs.mkdir(parents=True, exist_ok=True)
-    for grid in grids:
+    for path, grid in grids.items():
         lines = grid.final(options.out)
-        text = page(grid, lines, options.out)
-        (options.docs / f"{grid.path.stem}.md").write_text(text)
+        text = page(path, grid, lines, options.out)
+        (options.docs / f"{path.stem}.md").write_text(text)
         kept = records([*lines, *grid.trials()], options.out)
         body = ",\n".join(f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(kept.items()))
-        (options.docs / f"{grid.path.stem}.json").write_text("{\n" + body + "\n}\n")
+        (options.docs / f"{path.stem}.json").write_text("{\n" + body + "\n}\n")
         print(text)
 
 

@@ -166,6 +166,22 @@ def node(context: typer.Context) -> None:
     stay(context.args)
 
 
+@app.command()
+def adapter(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the adapter.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Write what a run trained with LoRA as an adapter that `peft.PeftModel.from_pretrained` loads.
+
+    Example: thinwire adapter runs/lora-text-classification-s0-1a2b3c my-adapter
+    """
+    from thinwire.run.adapter import adapter_of_run
+
+    for file in adapter_of_run(run, folder, data_dir):
+        print(file)
+
+
 @app.command("app")
 def app_(
     what: Method,
@@ -209,6 +225,57 @@ def check(
 
     facts = check_experiment(_resolve(what, on, rounds, clients, cohort, seed, device, set_), data_dir)
     _print_json(facts) if as_json else show_facts(facts, "ready to run")
+
+
+@app.command()
+def repro(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TABLE]...", help="Tables of the papers; none lists them, `all` is all."),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="How much of the paper's work: quick, gpu or paper.")] = "quick",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="The folder of the run directories; finished runs are used again.")] = Path(
+        "runs/repro"
+    ),
+    md: Annotated[
+        Path | None, typer.Option("--md", metavar="FILE", help="Write a page, and the numbers of its runs beside it.")
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; show what is done.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make tables of the papers anew: our number, the paper's, the difference, and the bytes that were really sent.
+
+    Example: thinwire repro mapo-3 --scale quick --set task.clients=20
+    """
+    from thinwire.run.presets import presets
+    from thinwire.terminal import say_run, show_list, show_markdown
+
+    known = presets("repro")
+    if not names:
+        listed = [{"name": one.name, "paper": one.paper, "about": one.about} for one in known.values()]
+        _print_json(listed) if as_json else show_list(listed)
+        return
+    from thinwire.run.grid import run_grids
+    from thinwire.run.repro import load, section, write_page
+
+    wanted = list(known) if names == ["all"] else names
+    found = [load(name, scale, device, set_ or ()) for name in wanted]
+    if not no_run:
+        run_grids([one.grid for one in found], out, jobs, data_dir, (lambda _: None) if quiet else say_run)
+    sections = [section(one, out) for one in found]
+    if md:
+        write_page(md, sections)
+        _say_written(md)
+    if as_json:
+        _print_json({name: part._asdict() for name, part in zip(wanted, sections, strict=True)})
+    elif not md:
+        for part in sections:
+            show_markdown(part.text)
 
 
 @app.command()

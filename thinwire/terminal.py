@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from thinwire.run.units import human_bytes, human_seconds, percent
 
 if TYPE_CHECKING:
     from thinwire.engines.local import RoundRecord
     from thinwire.run.compare import Row, Spread
+    from thinwire.run.grid import Progress
     from thinwire.run.watch import Standing
 
 WIDE = 160  # outside a terminal nobody scrolls sideways: tables are not squeezed into the 80 columns that rich assumes
@@ -180,7 +182,6 @@ def watch_live(standings: Iterable[Standing]) -> None:
         return
     from rich.live import Live
     from rich.progress_bar import ProgressBar
-    from rich.text import Text
 
     with Live(console=out, refresh_per_second=4) as live:
         for now in standings:
@@ -198,5 +199,18 @@ def show_list(items: Sequence[dict[str, Any]]) -> None:
         table.add_column(head, no_wrap=head == "name", justify="right" if head == "parameters" else "left")
     for item in items:
         cells = (item.get(head) for head in heads)
-        table.add_row(*("" if c is None else f"{c:,}" if isinstance(c, int) else str(c) for c in cells))
+        # plain text: a word in brackets, as in thinwire[hf], is no markup
+        table.add_row(*(Text("" if c is None else f"{c:,}" if isinstance(c, int) else str(c)) for c in cells))
     out.print(table)
+
+
+def say_run(progress: Progress) -> None:
+    """One line for a run of many that ended."""
+    left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s to go"
+    words = progress.trouble or "done"
+    err.print(f"{progress.done}/{progress.todo} {progress.name} {words}{left}", soft_wrap=True, markup=False)
+
+
+def show_markdown(text: str) -> None:
+    """A page in the terminal, as it is written: tables are wide, and scripts may read them."""
+    out.print(Text(text), soft_wrap=True)

@@ -107,6 +107,12 @@ class Raw:
         out: Tree = {}
         position = 0
         whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        kinds = {block.dtype for block in spec}
+        if (
+            len(kinds) == 1 and torch.bool not in kinds and data and sys.byteorder == "little"
+        ):  # the common case: cut once
+            pieces = torch.split(whole.view(kinds.pop()), [block.numel for block in spec])
+            return {block.name: piece.view(block.shape) for block, piece in zip(spec, pieces, strict=True)}
         for block in spec:
             out[block.name] = _from_bytes(whole[position : position + block.nbytes], block)
             position += block.nbytes

@@ -19,6 +19,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -103,12 +104,7 @@ class Key:
 
     def fold(self, *parts: str | int) -> Key:
         """A new key from this one and some words or whole numbers (BLAKE2b, 64 bits)."""
-        digest = hashlib.blake2b(self.value.to_bytes(8, "little"), digest_size=8, person=b"thinwire.key")
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else b"%d" % part
-            # type and length first: ("a", "b") and ("ab",), or "1" and 1, must not meet
-            digest.update((b"s" if isinstance(part, str) else b"i") + len(data).to_bytes(4, "little") + data)
-        return Key(int.from_bytes(digest.digest(), "little"))
+        return _fold(self.value, parts)
 
     # -- integers --------------------------------------------------------------------------------------------------
 
@@ -222,6 +218,17 @@ def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:
     order = (pairs[:, 0] << 31) | (pairs[:, 1] >> 1)
     starts = 2 * (ends - blocks)
     return [np.argsort(order[at : at + n], kind="stable") for at, n in zip(starts, sizes, strict=True)]
+
+
+@lru_cache(maxsize=1 << 12, typed=True)  # both ends of a round ask for the same keys
+def _fold(value: int, parts: tuple[str | int, ...]) -> Key:
+    text = [value.to_bytes(8, "little")]
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else b"%d" % part
+        # type and length first: ("a", "b") and ("ab",), or "1" and 1, must not meet
+        text += (b"s" if isinstance(part, str) else b"i", len(data).to_bytes(4, "little"), data)
+    digest = hashlib.blake2b(b"".join(text), digest_size=8, person=b"thinwire.key").digest()
+    return Key(int.from_bytes(digest, "little"))
 
 
 def _popcount(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import torch
 
@@ -50,12 +51,12 @@ class Block:
             known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
             raise ConfigError(f"block {self.name!r} has type {self.dtype}, which cannot be sent; use one of {known}")
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """How many numbers."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """How many bytes when sent as they are."""
         return self.numel * DTYPES[self.dtype][1]
@@ -78,17 +79,17 @@ class Spec:
     def __len__(self) -> int:
         return len(self.blocks)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Block names, in order."""
         return tuple(block.name for block in self.blocks)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many numbers in all."""
         return sum(block.numel for block in self.blocks)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """How many bytes in all when sent as they are."""
         return sum(block.nbytes for block in self.blocks)

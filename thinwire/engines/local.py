@@ -23,6 +23,7 @@ from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
 from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
+from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.rounds.batches import Local, plan_batches
 from thinwire.rounds.down import Opening, receive
@@ -130,7 +131,8 @@ class LocalEngine:
             the fastest of threads, vmap, loop in a short race before the first round.
         chunk: clients trained together; 0 means the whole cohort. Less needs less memory.
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
-            behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU).
+            behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and
+            what stays in float32, tests too, as `tf32` does.
         conv: convolutions of many clients as one `grouped` convolution or as products of matrices (`im2col`), which
             takes more memory and, on a GPU, less time; `auto` takes products on a GPU.
     """
@@ -195,6 +197,7 @@ class Simulation:
         self.key = Key(job.seed)
         self.contract: Contract
         self.contract, self.public = agree(job.method, self.model.weights(), self.model.buffers(), self.key.fold("run"))
+        self.training = for_training(self.contract)
         tiers = job.method.budget.tiers
         everybody = range(len(job.task.clients))
         self.asked = [i for i in everybody if not tiers or tiers[self.contract.tier(i)].asked]
@@ -336,7 +339,7 @@ class Simulation:
     def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None) -> Reply:
         """The replies of some clients."""
         model = self.alone if how in ("loop", "threads") else self.model
-        return cohort_round(self.contract, model, *args, how, self.recorder, circle, self.crew)
+        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew)
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
@@ -444,7 +447,7 @@ class Simulation:
         onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
         settings: list[tuple[Any, str, Any]] = [(onednn, "enabled", _onednn() if chosen is None else chosen)]
         if self.device.type == "cuda":
-            kind = "tf32" if self.engine.precision == "tf32" else "ieee"
+            kind = "ieee" if self.engine.precision == "float32" else "tf32"
             products: Any = (torch.backends.cuda.matmul, cudnn.conv)  # type: ignore[attr-defined]
             settings += [(part, "fp32_precision", kind) for part in products]
             settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]

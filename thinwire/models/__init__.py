@@ -4,7 +4,7 @@
     mlp                 mlp, two-fc
     resnet, wrn, vgg    resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
-    roberta             roberta-large (needs the extra `hf`)
+    roberta, pretrained roberta-large, pretrained: any checkpoint of transformers (need the extra `hf`)
 
 Each is a plain `nn.Module` that maps a batch to logits. Its parameters are registered in the order in which the
 forward pass meets them, a branch after the path it bypasses and weight before bias, because methods that cut the
@@ -30,6 +30,7 @@ from thinwire.models.cnn import ConvNet as ConvNet
 from thinwire.models.lstm import LSTM as LSTM
 from thinwire.models.lstm import NextCharacter as NextCharacter
 from thinwire.models.mlp import MLP as MLP
+from thinwire.models.pretrained import Pretrained as Pretrained
 from thinwire.models.resnet import ResNet as ResNet
 from thinwire.models.roberta import Roberta as Roberta
 from thinwire.models.transformer import TextClassifier as TextClassifier
@@ -41,6 +42,7 @@ __all__ = [
     "LSTM",
     "MLP",
     "NextCharacter",
+    "Pretrained",
     "ResNet",
     "Roberta",
     "TextClassifier",

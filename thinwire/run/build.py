@@ -34,7 +34,7 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
 
 def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Task:
     """Data, clients and initial weights, each a function of the seed alone."""
-    source: Source = lookup("task", choice.kind).make(data_dir)
+    source: Source = lookup("task", choice.kind).make(data_dir, **dict(choice.options))
     users = None if source.users is None else source.users.numpy()
     labels = source.train.targets
     if labels.dim() != 1:
@@ -45,7 +45,7 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     own = None
     if choice.hold_out:
         clients, own = hold_out(clients, choice.hold_out, key.fold("hold-out"))
-    model = build_model(choice, source.classes, key)
+    model = build_model(choice, source, key)
     train, test = prepared(choice, source)
     return Task(model, train, clients, test, own, note=source.note)
 
@@ -65,14 +65,18 @@ def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
     return Shifted(train) if choice.augment == "shift-flip" else train, test
 
 
-def build_model(choice: TaskChoice, classes: int, key: Key) -> nn.Module:
+def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
     """The model, with as many outputs as the data has classes, initialised from the seed."""
     make = lookup("model", choice.model.kind).make
     options = dict(choice.model.options)
-    if "classes" in inspect.signature(make).parameters:
-        given = options.setdefault("classes", classes)
-        if given < classes:
-            raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {classes} classes")
+    known = inspect.signature(make).parameters
+    for name, value in source.model.items():
+        if name in known:
+            options.setdefault(name, value)
+    if "classes" in known:
+        given = options.setdefault("classes", source.classes)
+        if given < source.classes:
+            raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {source.classes} classes")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key.fold("model").value)
         model: nn.Module = make(**options)

@@ -15,6 +15,7 @@ The resolved experiment is written to the run directory; reading that file gives
 from __future__ import annotations
 
 import hashlib
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -75,7 +76,8 @@ class TaskChoice:
     `hold_out` is the share of each client's own examples on which its own model is tested (0 for none), `keep` how many
     of the clients take part (0 for all): the data of the others is not used. For pictures, `scale` is `unit` (from 0 to
     1) or `standard` (mean 0 and deviation 1 over the training pictures, channel by channel), and `augment` is `none` or
-    `shift-flip` (each time a picture is trained on, it is moved by up to 4 pixels and mirrored at random).
+    `shift-flip` (each time a picture is trained on, it is moved by up to 4 pixels and mirrored at random). `options`
+    are what the loader of the data takes besides, such as the `checkpoint` of `text-classification`.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class TaskChoice:
     keep: int = 0
     scale: Scale = "unit"
     augment: Augment = "none"
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
@@ -291,6 +294,7 @@ def to_table(experiment: Experiment) -> Table:
             "keep": task.keep,
             "scale": task.scale,
             "augment": task.augment,
+            **dict(task.options),
         },
         **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
         "method": method_table(method),
@@ -319,11 +323,13 @@ def method_table(method: Method, strict: bool = True) -> Table:
 
 def _task(table: Table) -> TaskChoice:
     known = ["kind", "clients", "split", "model", "hold_out", "keep", "scale", "augment"]
-    for key in table:
-        if key not in known:
-            raise UnknownName("key in task", key, known)
     kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
-    lookup("task", kind)
+    load = lookup("task", kind).make
+    own = [name for name in inspect.signature(load).parameters if name != "data_dir"]
+    for key in table:
+        if key not in (*known, *own):
+            raise UnknownName("key in task", key, (*known, *own))
+    loading = arguments(load, {key: table[key] for key in own if key in table}, "task")
     for key in known[1:4]:
         if key not in table:
             raise ConfigError(f"task.{key} is missing; `thinwire show fedavg` prints a complete experiment")
@@ -338,6 +344,7 @@ def _task(table: Table) -> TaskChoice:
         coerce(table.get("keep", 0), int, "task.keep"),
         coerce(table.get("scale", "unit"), str, "task.scale"),
         coerce(table.get("augment", "none"), str, "task.augment"),
+        tuple(loading.items()),
     )
 
 

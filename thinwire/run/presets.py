@@ -1,4 +1,4 @@
-"""Named settings: one small file a method, one a task. Neither needs torch to be listed.
+"""Named settings: one small file a method, a task, a published table. None needs torch to be listed.
 
 A preset is a part of an experiment file, plus `about` (one line) and `paper`. `layer` puts several on top of each
 other: a later value wins, and a part of another kind replaces the earlier one whole.
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from thinwire.errors import UnknownName
 from thinwire.run.toml import Table, loads
 
-Kind = Literal["methods", "tasks"]
+Kind = Literal["methods", "tasks", "repro"]
 
 
 class Preset(NamedTuple):
@@ -38,7 +38,7 @@ def preset(kind: Kind, name: str) -> Preset:
     known = _files(kind)
     if name not in known:
         hint = "; or name a file that ends in .toml" if kind == "methods" else ""
-        raise UnknownName(kind.removesuffix("s"), name, known, hint)
+        raise UnknownName("table" if kind == "repro" else kind.removesuffix("s"), name, known, hint)
     return _read(known[name])
 
 

@@ -13,7 +13,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,16 @@ from thinwire.engines.local import Job, LocalEngine, Mode, Precision, RoundRecor
 from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
+from thinwire.run.adapter import save_adapter
 from thinwire.run.config import method_from, method_table
 from thinwire.run.execute import summarise
 from thinwire.run.folder import RunFolder
 from thinwire.run.parts import arguments, plain
 from thinwire.run.plus import join, named
 from thinwire.run.toml import Table
+from thinwire.spaces.base import Space
+from thinwire.spaces.full import Full
+from thinwire.spaces.lora import LoRA
 from thinwire.tasks.base import Task, as_examples, pool_clients
 from thinwire.tasks.functional import Loss, cross_entropy
 
@@ -48,6 +52,7 @@ class Run:
         trained_by: `graph`, `vmap` or `loop`.
         because: why so, if not by the fastest.
         path: the run directory, if one was written.
+        coords: the final numbers that were trained, by name: of LoRA the factors of each correction.
     """
 
     history: list[RoundRecord]
@@ -57,6 +62,9 @@ class Run:
     because: str
     _start: nn.Module
     path: Path | None = None
+    coords: Tree = field(default_factory=dict)
+    _space: Space | None = None
+    _frame: Tree = field(default_factory=dict)
 
     @property
     def bytes_up(self) -> int:
@@ -97,6 +105,10 @@ class Run:
                 if name in final:
                     block.copy_(final[name])
         return model
+
+    def save_adapter(self, folder: Path | str) -> None:
+        """Write what was trained with LoRA as a folder that `peft.PeftModel.from_pretrained` loads."""
+        save_adapter(folder, self._start, self._space or Full(), self._frame, self.coords, self.weights)
 
 
 def simulate(
@@ -178,8 +190,18 @@ def simulate(
         if folder:
             folder.write_environment({"device": device, "clients_trained_by": state.how, "because": state.why})
             folder.finish(summarise(label, OWN_TASK, simulation, history, state.tally), {**final, **buffers})
+        frame, coords = simulation.contract.frame(public.version, device), public.coords
     return Run(
-        history, final, buffers, state.how, state.why, copy.deepcopy(model).cpu(), folder.path if folder else None
+        history,
+        final,
+        buffers,
+        state.how,
+        state.why,
+        copy.deepcopy(model).cpu(),
+        folder.path if folder else None,
+        {name: block.detach().cpu() for name, block in coords.items()},
+        job.method.space,
+        {name: block.detach().cpu() for name, block in frame.items()} if isinstance(job.method.space, LoRA) else {},
     )
 
 

@@ -16,6 +16,7 @@ from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.spaces.beside import TURNED_A, TURNED_B, A, B
 
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")
@@ -115,6 +116,17 @@ class LoRA:
                 out[name] = weight + (self.alpha / self.rank) * change
             else:
                 out[name] = coords.get(name, weight)
+        return out
+
+    def patches(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        """The base, with the corrections beside it instead of in it: see `beside`."""
+        turned = self._turned(Spec.of(base)) if self.transposed else frozenset()
+        parts, out = {**frame, **coords}, {name: coords.get(name, weight) for name, weight in base.items()}
+        for name in base:
+            if f"{name}/b" in coords:
+                a, b = (TURNED_A, TURNED_B) if name in turned else (A, B)
+                out[name + a] = parts[f"{name}/a"]
+                out[name + b] = (self.alpha / self.rank) * parts[f"{name}/b"]
         return out
 
     def _choose(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:

@@ -12,6 +12,7 @@ from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space, in_use
+from thinwire.spaces.beside import beside
 from thinwire.spaces.frozen import Frozen
 from thinwire.spaces.full import Full
 
@@ -116,6 +117,10 @@ class Route:
         """The weights of all spaces, in the order of the model."""
         return self._make(base, frame, coords, lambda space, *trees: space.expand(*trees))
 
+    def patches(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+        """The weights of all spaces, corrections beside them where a space has such: see `beside`."""
+        return self._make(base, frame, coords, lambda space, *trees: beside(space).expand(*trees))
+
     def trim(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The same, with what each space leaves out of a trained model left out."""
         return self._make(base, frame, coords, in_use)
@@ -127,7 +132,8 @@ class Route:
                 own = frozenset(names)
                 part = {_inside(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
                 made.update(how(space, restrict(base, names), _own_frame(frame, i), part))
-        return {name: made[name] for name in base}
+        corrections = {name: block for name, block in made.items() if name not in base}
+        return {name: made[name] for name in base} | corrections
 
     def _spaces(self) -> list[Space]:
         return [rule.space for rule in self.rules if isinstance(rule, Rule)]  # all are, since __post_init__

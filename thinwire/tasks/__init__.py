@@ -10,3 +10,4 @@ from thinwire.tasks import newsgroups as newsgroups
 from thinwire.tasks import shakespeare as shakespeare
 from thinwire.tasks import shards as shards
 from thinwire.tasks import splits as splits
+from thinwire.tasks import texts as texts

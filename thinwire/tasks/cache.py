@@ -42,7 +42,7 @@ def remember(
         fits: whether arrays that were kept have the right names and shapes; they are made again if not.
     """
     path = folder() / f"{name}-{_digest(files)}.npz"
-    if (kept := _load(path)) is not None and fits(kept):
+    if (kept := load(path)) is not None and fits(kept):
         return kept
     made = make()
     with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def _digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _load(path: Path) -> dict[str, np.ndarray] | None:
+def load(path: Path) -> dict[str, np.ndarray] | None:
     """The arrays in a file, or None where it is missing or damaged (zip keeps a checksum of each)."""
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as kept:

@@ -12,10 +12,13 @@ tensors lie: a federation of any number of clients holds its data once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,6 +227,7 @@ class Source:
         users: (n_train,) the natural client of each train example, numbered from 0, or None.
         test_users: the same for the test examples, or None.
         note: what a reader of results must know about this copy of the data (for example, that it is lossy).
+        model: options that a model needs to read these examples, such as the checkpoint whose words they are made of.
     """
 
     train: Examples
@@ -231,4 +235,28 @@ class Source:
     classes: int
     users: Tensor | None = None
     test_users: Tensor | None = None
+    note: str = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Half(NamedTuple):
+    """Texts as they are written, one or two for each example, and the class number of each."""
+
+    texts: list[tuple[str, ...]]
+    labels: np.ndarray
+
+
+class Texts(NamedTuple):
+    """A data set of texts before anybody cut them into words.
+
+    Args:
+        files: all that `read` reads; empty where it fetches.
+        read: gives the train and the test half.
+        classes: how many different labels there are.
+        note: as in `Source`.
+    """
+
+    files: tuple[Path, ...]
+    read: Callable[[], list[Half]]
+    classes: int
     note: str = ""

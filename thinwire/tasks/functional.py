@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +22,9 @@ from torch.func import functional_call, vmap
 from thinwire.core.rng import Device
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
+from thinwire.spaces.beside import split
 from thinwire.tasks.convolve import by_products
+from thinwire.tasks.correct import corrected
 from thinwire.tasks.examples import Examples, Inputs
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -92,7 +94,9 @@ class Functional:
         # whole-number buffers (counters) are cloned too, so that training leaves no trace in the module
         counters = {name: b.clone() for name, b in self.module.named_buffers() if not b.is_floating_point()}
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
-        out: Any = functional_call(self.module, {**counters, **buffers, **weights}, args, kwargs)
+        weights, corrections = split(weights)
+        with corrected(weights, corrections) if corrections else nullcontext():
+            out: Any = functional_call(self.module, {**counters, **buffers, **weights}, args, kwargs)
         out = getattr(out, "logits", out)  # Hugging Face models return a record
         if not isinstance(out, Tensor):
             raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")

@@ -15,7 +15,7 @@ import torch
 from thinwire.core.registry import register
 from thinwire.errors import DataError
 from thinwire.tasks import hub
-from thinwire.tasks.examples import Arrays, Source
+from thinwire.tasks.examples import Arrays, Half, Source, Texts
 from thinwire.tasks.folder import find, pick
 from thinwire.tasks.reading import class_tensor, utf8
 from thinwire.tasks.words import Vocabulary, words
@@ -90,24 +90,30 @@ def mrpc(data_dir: Path | None = None) -> Source:
     return _source(_MRPC, data_dir)
 
 
-def _source(sheet: _Sheet, data_dir: Path | None) -> Source:
+def texts(task: str, data_dir: Path | None = None) -> Texts:
+    """The sentences of one of the four tasks as they are written, for models that bring words of their own."""
+    sheet = next(sheet for sheet in (_SST2, _COLA, _RTE, _MRPC) if sheet.task == task)
     folder = find(data_dir, f"glue/{sheet.folder}", sheet.folder)
     if folder is None:
-        halves = _fetched(sheet)
-    else:
-        halves = [_read(sheet, pick(folder, name)) for name in ("train.tsv", "dev.tsv")]
-    vocabulary = Vocabulary.of(text for texts, _ in halves[:1] for pair in texts for text in pair)
+        return Texts((), lambda: _fetched(sheet), classes=2, note=_NOTE)
+    files = tuple(pick(folder, name) for name in ("train.tsv", "dev.tsv"))
+    return Texts(files, lambda: [_read(sheet, file) for file in files], classes=2, note=_NOTE)
+
+
+def _source(sheet: _Sheet, data_dir: Path | None) -> Source:
+    halves = [
+        ([tuple(words(text) for text in example) for example in half.texts], half.labels)
+        for half in texts(sheet.task, data_dir).read()
+    ]
+    vocabulary = Vocabulary.of(text for examples, _ in halves[:1] for pair in examples for text in pair)
     train, test = (
-        Arrays(torch.from_numpy(vocabulary.rows(texts, sheet.length)), class_tensor(labels, 2, sheet.task))
-        for texts, labels in halves
+        Arrays(torch.from_numpy(vocabulary.rows(examples, sheet.length)), class_tensor(labels, 2, sheet.task))
+        for examples, labels in halves
     )
     return Source(train, test, classes=2, note=_NOTE)
 
 
-_Half = tuple[list[tuple[list[str], ...]], np.ndarray]  # the words of each example's texts, and class numbers
-
-
-def _read(sheet: _Sheet, path: Path) -> _Half:
+def _read(sheet: _Sheet, path: Path) -> Half:
     lines = utf8(path, _LIMIT).split("\n")  # not splitlines(): the texts may hold other line ends
     if lines and not lines[-1]:
         lines.pop()
@@ -120,7 +126,7 @@ def _read(sheet: _Sheet, path: Path) -> _Half:
         first = 2
     if not rows:
         raise DataError(f"{path}: no examples")
-    texts, labels = [], np.empty(len(rows), np.int64)
+    written, labels = [], np.empty(len(rows), np.int64)
     for i, row in enumerate(rows):
         if len(row) != sheet.columns:
             raise DataError(f"{path}: line {first + i} has {len(row)} fields, expected {sheet.columns} between tabs")
@@ -128,15 +134,15 @@ def _read(sheet: _Sheet, path: Path) -> _Half:
             given, expected = _shown((row[sheet.label],)), " or ".join(sheet.names)
             raise DataError(f"{path}: line {first + i} has the label {given}, expected {expected}")
         labels[i] = sheet.names.index(row[sheet.label])
-        texts.append(tuple(words(row[column]) for column in sheet.texts))
-    return texts, labels
+        written.append(tuple(row[column] for column in sheet.texts))
+    return Half(written, labels)
 
 
-def _fetched(sheet: _Sheet) -> list[_Half]:
+def _fetched(sheet: _Sheet) -> list[Half]:
     layout = f"glue/{sheet.folder}/train.tsv and dev.tsv"
     wanted = (*sheet.hub_texts, "label")
     parts = hub.texts(sheet.task, "nyu-mll/glue", wanted, layout, sheet.task, ("train", "validation"))
-    return [([tuple(words(text) for text in texts) for texts in rows], labels) for rows, labels in parts]
+    return [Half(rows, labels) for rows, labels in parts]
 
 
 def _shown(fields: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ from thinwire.core.registry import register
 from thinwire.errors import DataError
 from thinwire.tasks import hub
 from thinwire.tasks.cache import remember
-from thinwire.tasks.examples import Arrays, Source
+from thinwire.tasks.examples import Arrays, Half, Source, Texts
 from thinwire.tasks.folder import find, pick
 from thinwire.tasks.reading import class_tensor, one_line
 from thinwire.tasks.words import Vocabulary, words
@@ -44,15 +44,24 @@ _BEGINS = ("In article", "Quoted from", "|", ">")
 )
 def newsgroups(data_dir: Path | None = None) -> Source:
     """Messages to twenty newsgroups, split by date."""
+    found = texts(data_dir)
+    if not found.files:
+        return _source(_numbers(found.read()), "SetFit/20_newsgroups")
+    return _source(remember("20newsgroups-v1", found.files, lambda: _numbers(found.read()), _fits), found.files[0])
+
+
+def texts(data_dir: Path | None = None) -> Texts:
+    """The messages as they were written, for models that bring words of their own."""
     folder = find(data_dir, "20newsgroups", "20news-bydate")
     if folder is None:
-        layout = "20newsgroups/20news-bydate.tar.gz"
-        parts = hub.texts("20newsgroups", "SetFit/20_newsgroups", ("text", "label"), layout)
-        return _source(
-            _numbers([([text for (text,) in rows], labels) for rows, labels in parts]), "SetFit/20_newsgroups"
-        )
+        return Texts((), _fetched, _GROUPS, _NOTE)
     path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
-    return _source(remember("20newsgroups-v1", [path], lambda: _numbers(_read(path)), _fits), path)
+    return Texts((path,), lambda: _read(path), _GROUPS, _NOTE)
+
+
+def _fetched() -> list[Half]:
+    layout = "20newsgroups/20news-bydate.tar.gz"
+    return [Half(*half) for half in hub.texts("20newsgroups", "SetFit/20_newsgroups", ("text", "label"), layout)]
 
 
 def _source(kept: dict[str, np.ndarray], where: Path | str) -> Source:
@@ -66,16 +75,13 @@ def _source(kept: dict[str, np.ndarray], where: Path | str) -> Source:
     return Source(train, test, classes=_GROUPS, note=_NOTE)
 
 
-_Half = tuple[Sequence[str], np.ndarray]  # bare texts, and the number of the group of each
-
-
-def _numbers(halves: Sequence[_Half]) -> dict[str, np.ndarray]:
+def _numbers(halves: Sequence[Half]) -> dict[str, np.ndarray]:
     """Rows of word numbers, in 16 bits for the cache, and labels."""
-    split = [[(words(text),) for text in texts] for texts, _ in halves]
+    split = [[(words(text),) for (text,) in half.texts] for half in halves]
     vocabulary = Vocabulary.of(text for (text,) in split[0])
     out: dict[str, np.ndarray] = {}
-    for half, texts, (_, labels) in zip(("train", "test"), split, halves, strict=True):
-        out[f"{half}_rows"] = vocabulary.rows(texts, LENGTH).astype(np.uint16)
+    for half, messages, (_, labels) in zip(("train", "test"), split, halves, strict=True):
+        out[f"{half}_rows"] = vocabulary.rows(messages, LENGTH).astype(np.uint16)
         out[f"{half}_labels"] = labels
     return out
 
@@ -86,7 +92,7 @@ def _fits(kept: dict[str, np.ndarray]) -> bool:
     )
 
 
-def _read(path: Path) -> list[_Half]:
+def _read(path: Path) -> list[Half]:
     """Both halves of the archive, in the order of member names, whatever order the archive has."""
     found: dict[str, dict[tuple[str, str], str]] = {"train": {}, "test": {}}
     total = 0
@@ -114,7 +120,9 @@ def _read(path: Path) -> list[_Half]:
         )
     number = {group: i for i, group in enumerate(groups)}
     return [
-        ([messages[name] for name in sorted(messages)], np.array([number[group] for group, _ in sorted(messages)]))
+        Half(
+            [(messages[name],) for name in sorted(messages)], np.array([number[group] for group, _ in sorted(messages)])
+        )
         for messages in found.values()
     ]
 

@@ -74,7 +74,7 @@ class Client(Simulation):
         with self._kernels():
             work = self._workload(version, (client,))
             reply = cohort_round(
-                self.contract,
+                self.training,
                 replace(self.model, products=False),
                 public,
                 self.contract.frame(version, self.device),

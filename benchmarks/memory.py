@@ -1,0 +1,133 @@
+"""How much GPU memory the training of several clients of a pretrained model takes at once, against one client alone.
+
+    python benchmarks/memory.py --clients 10 --data sst2
+    python benchmarks/memory.py --vectorise graph --precision bf16
+
+One round of LoRA (rank 16 on query and value, the head as it is) on MiniLM, with the ordinary engine, in a process of
+its own for each number of clients: `held` is what lies on the GPU before the round (the model, the data), `peak` the
+most during it. Activations are what a client must keep from its forward for its backward pass; they are measured as
+the difference between a full and a half batch of one client, twice. What is left of the peak is what training itself
+needs: the backbone once, and for each client its factors, their gradients and its optimiser.
+
+Prints one JSON object. The bar: peak of n clients <= 2 x (peak of one client - its activations) + n x activations.
+`--built` builds W0 + B A for each client instead, to see what keeping corrections beside the weights saves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import torch
+
+from thinwire.engines.local import LocalEngine
+from thinwire.run.build import build_job
+from thinwire.run.config import resolve
+
+BAR = 2.0
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """One round of some clients: bytes held before it, and at its peak."""
+    settings = {
+        "task.data": options.data,
+        "task.length": options.length,
+        "task.clients": 16,
+        "task.split": {"kind": "iid"},
+        "cohort.size": options.clients,
+        "local.batch": options.batch,
+        "local.steps": 2,
+        "rounds": 1,
+        "method.space": {
+            "kind": "lora",
+            "rank": 16,
+            "alpha": 16.0,
+            "layers": ["*query.weight", "*value.weight"],
+            "dense": ["*classifier.*"],
+        },
+        "method.client_opt": {"kind": "sgd", "lr": 0.01, "momentum": 0.9},
+    }
+    experiment = resolve("lora", on="text-classification", overrides=settings)
+    job = build_job(experiment)
+    job = replace(job, task=replace(job.task, test=None))
+    simulation = LocalEngine("cuda", options.vectorise, precision=options.precision).prepare(job)
+    if options.built:
+        simulation.training = simulation.contract
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    state, record = simulation.round(simulation.start())
+    torch.cuda.synchronize()
+    return {
+        "clients": options.clients,
+        "batch": options.batch,
+        "held": held,
+        "peak": torch.cuda.max_memory_allocated(),
+        "trained_by": state.how,
+        "because": state.why,
+        "loss": record.loss,
+        "weights": 4 * simulation.model.parameters(),
+        "trainable": simulation.contract.coords.size,
+    }
+
+
+def main() -> None:  # noqa: D103
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--data", default="20newsgroups")
+    parser.add_argument("--vectorise", default="vmap")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--built", action="store_true", help="a matrix W0 + B A for each client")
+    parser.add_argument("--one", action="store_true", help="measure once in this process and print it")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options)))
+        return
+
+    def ask(clients: int, batch: int, *more: str) -> dict[str, float]:
+        words = ["--one", "--clients", str(clients), "--batch", str(batch), "--length", str(options.length)]
+        words += ["--data", options.data, "--vectorise", options.vectorise, "--precision", options.precision, *more]
+        done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
+
+    built = ("--built",) if options.built else ()
+    many, one, half = (
+        ask(clients, batch, *built)
+        for clients, batch in (
+            (options.clients, options.batch),
+            (1, options.batch),
+            (1, options.batch // 2),
+        )
+    )
+    activations = 2 * (one["peak"] - half["peak"])
+    alone = one["peak"] - activations
+    allowed = BAR * alone + options.clients * activations
+    out = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "built": options.built,
+        "many": many,
+        "one": one,
+        "half_batch": half,
+        "activations_of_one": activations,
+        "one_without_activations": alone,
+        "many_without_activations": many["peak"] - options.clients * activations,
+        "ratio_without_activations": (many["peak"] - options.clients * activations) / alone,
+        "ratio_of_peaks": many["peak"] / one["peak"],
+        "allowed": allowed,
+        "holds": many["peak"] <= allowed,
+    }
+    print(json.dumps(out, indent=1))
+    raise SystemExit(0 if out["holds"] else 1)
+
+
+if __name__ == "__main__":
+    main()

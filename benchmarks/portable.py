@@ -1,0 +1,55 @@
+"""A folder with a checkpoint and tokenised data sets, small enough to carry to a machine without a network.
+
+    python benchmarks/portable.py OUT --data 20newsgroups sst2 rte
+    THINWIRE_DATA=OUT thinwire run lora --on text-classification        # there
+
+    OUT/checkpoints/minilm/   config, tokeniser, and the weights in 16 bits (safetensors)
+    OUT/tokens/               the numbers of all texts; the texts themselves do not travel
+
+The weights are rounded to 11 bits of mantissa, half their bytes; a run from them begins at a slightly different model
+than one from the original. Needs what it packs: the extra `hf`, the checkpoint and the data (THINWIRE_DATA).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from thinwire.tasks.texts import MINILM, READERS, checkpoint_folder
+from thinwire.tasks.tokens import file_name, tokenise
+
+KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def main() -> None:  # noqa: D103
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--checkpoint", default=MINILM)
+    parser.add_argument("--data", nargs="+", default=["20newsgroups"], choices=sorted(READERS))
+    parser.add_argument("--length", type=int, default=128)
+    options = parser.parse_args()
+    source = checkpoint_folder(options.checkpoint)
+    target = options.out / "checkpoints" / Path(options.checkpoint).name
+    target.mkdir(parents=True, exist_ok=True)
+    (options.out / "tokens").mkdir(exist_ok=True)
+    for name in KEPT:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    weights = load_file(source / "model.safetensors")
+    small = {name: block.half() if block.dtype == torch.float32 else block for name, block in weights.items()}
+    save_file(small, target / "model.safetensors", metadata={"format": "pt"})
+    for data in options.data:
+        kept = tokenise(READERS[data](None).read(), source, options.length)
+        np.savez_compressed(options.out / "tokens" / file_name(data, target, options.length), **kept)
+    for file in sorted(path for path in options.out.rglob("*") if path.is_file()):
+        print(f"{file.stat().st_size:>12,}  {file.relative_to(options.out)}")
+    print(f"{sum(path.stat().st_size for path in options.out.rglob('*') if path.is_file()):>12,}  in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""A small checkpoint folder of transformers, made on the spot: a tokeniser of a few words and a random model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "good", "bad", "film", "the", "it", "is", "was", "not", "very"]
+
+SHEETS = {
+    "SST-2": "sentence\tlabel\n" + "a good film\t1\nbad film\t0\nit was very good\t1\nnot good\t0\n" * 6,
+    "RTE": "index\tsentence1\tsentence2\tlabel\n" + "0\ta b c\tb\tentailment\n1\tthe film\tbad\tnot_entailment\n" * 8,
+}
+
+
+def write_sheets(root: Path) -> Path:
+    """A data folder with a few lines of two tasks of GLUE."""
+    for name, text in SHEETS.items():
+        (root / "glue" / name).mkdir(parents=True, exist_ok=True)
+        for file in ("train.tsv", "dev.tsv"):
+            (root / "glue" / name / file).write_text(text)
+    return root
+
+
+def write_checkpoint(folder: Path, family: str = "bert") -> Path:
+    """A checkpoint without a classification head, as pretrained ones come."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=inputs, **names).save_pretrained(
+        folder
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        make(family).save_pretrained(folder)
+    return folder
+
+
+def make(family: str, **more) -> torch.nn.Module:
+    """A small random model."""
+    transformers = pytest.importorskip("transformers")
+    if family == "gpt2":
+        sizes = {
+            "vocab_size": len(WORDS),
+            "n_positions": 32,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "initializer_range": 0.3,
+        }
+        config = transformers.GPT2Config(
+            **sizes, attn_implementation="eager", pad_token_id=0, bos_token_id=2, eos_token_id=3, **more
+        )
+        return transformers.GPT2ForSequenceClassification(config) if more else transformers.GPT2Model(config)
+    sizes = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {
+        "intermediate_size": 32,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.3,
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+    }
+    if family == "roberta":
+        config = transformers.RobertaConfig(
+            **sizes, attn_implementation="eager", bos_token_id=2, eos_token_id=3, **more
+        )
+        return transformers.RobertaForSequenceClassification(config) if more else transformers.RobertaModel(config)
+    config = transformers.BertConfig(**sizes, attn_implementation="eager", **more)
+    return transformers.BertForSequenceClassification(config) if more else transformers.BertModel(config)

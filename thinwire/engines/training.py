@@ -1,0 +1,19 @@
+"""What clients are trained by: the contract, with corrections beside the weights where the space has such."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thinwire.rounds.state import Contract
+from thinwire.spaces.beside import beside
+
+
+def for_training(contract: Contract) -> Contract:
+    """The same contract for `cohort_round`: the numbers differ by rounding only, and no matrix is built a client.
+
+    A penalty looks at the weights that coordinates make, so with one they are built.
+    """
+    method = contract.method
+    if method.penalty.active or beside(method.space) is method.space:
+        return contract
+    return replace(contract, method=replace(method, space=beside(method.space)))

@@ -1,0 +1,258 @@
+"""Many experiments at once: methods with settings, values to try, seeds; some run side by side, none runs twice.
+
+A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), and `rows`. A row is a `method` with
+settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
+the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
+(an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinwire.engines.probe import first_line
+from thinwire.errors import ThinwireError
+from thinwire.run.config import Experiment, parse_overrides, resolve
+from thinwire.run.execute import default_folder, execute
+from thinwire.run.toml import Table
+
+
+class Line(NamedTuple):
+    """A line of a table: a method with settings, over seeds."""
+
+    row: int
+    label: str
+    settings: str
+    chosen: Table  # the values of `over`
+    runs: list[Experiment]
+
+
+class Grid:
+    """What a grid asks for.
+
+    Args:
+        content: the grid.
+        device: `cpu` or `cuda`, for all its runs.
+        changes: settings for all its runs, as in `--set`.
+    """
+
+    def __init__(self, content: Table, device: str = "cpu", changes: Sequence[str] = ()) -> None:
+        self.content, self.device, self.changes = content, device, list(changes)
+        self.tune: Table = content.get("tune", {})
+
+    def lines(self, seeds: list[int] | None = None, share: float = 1.0) -> list[Line]:
+        """One line for each row and choice of values."""
+        out = []
+        for number, row in enumerate(self.content["rows"]):
+            over = row.get("over", {})
+            for values in itertools.product(*over.values()):
+                out.append(self.line(number, dict(zip(over, values, strict=True)), seeds, share))
+        return out
+
+    def line(self, number: int, chosen: Table, seeds: list[int] | None = None, share: float = 1.0) -> Line:
+        """A row with these values, over a share of its rounds."""
+        row = self.content["rows"][number]
+        changes = parse_overrides(self.changes)
+        settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
+        asked = row.get("seeds", self.content.get("seeds", 1))
+        own = list(range(asked)) if isinstance(asked, int) else asked
+        common = {
+            "rounds": round(share * row.get("rounds", self.content["rounds"])),
+            "engine.device": self.device,
+            **self.content.get("set", {}),
+        }
+        runs = [
+            resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
+            for s in (own if seeds is None else seeds)
+        ]
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
+        return Line(number, row.get("label", row["method"]), words, chosen, runs)
+
+    def trials(self) -> list[Line]:
+        """The search: every choice on the seeds for tuning; nothing where the grid does not tune."""
+        return self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+
+    def final(self, out: Path) -> list[Line]:
+        """The lines of the table: all choices, or the best of each row once the search is done."""
+        if not self.tune:
+            return self.lines()
+        best, trials = [], self.trials()
+        for number in range(len(self.content["rows"])):
+            scored = [(score(line, out, self.by), line) for line in trials if line.row == number]
+            best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1].chosen))
+        return best
+
+    @property
+    def by(self) -> str:
+        """What the search goes by."""
+        return str(self.tune.get("by", "best_accuracy"))
+
+
+def _name(key: str) -> str:
+    """What a table calls a setting: its last name, or two where the last says nothing."""
+    return {"eval.every": "evaluated every", "method.server_opt.lr": "server lr"}.get(key) or key.rsplit(".", 1)[-1]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict) and "tiers" in value:
+        return f"of {len(value['tiers'])} tiers"
+    return value.get("kind", value) if isinstance(value, dict) else value
+
+
+# -- what runs came to -------------------------------------------------------------------------------------------------
+
+
+def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
+    """What a run came to; None if it did not finish."""
+    file = default_folder(experiment, out) / "summary.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
+    """The rounds of a run."""
+    file = default_folder(experiment, out) / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def score(line: Line, out: Path, by: str) -> float:
+    """The mean over seeds; a run that did not finish scores nothing. Of bytes, fewer are better."""
+    found = [summary(e, out) for e in line.runs]
+    if by.startswith("bytes to "):
+        reached = [
+            to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)
+        ]
+        return -statistics.fmean(r[1] if r else math.inf for r in reached)
+    return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
+
+
+def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:
+    """Rounds, honest bytes and bytes without catch-up until the accuracy first reached a target; None if never."""
+    honest = ideal = 0
+    for record in metrics(experiment, out):
+        ideal += record["bytes_up"] + record["bytes_down"]
+        honest += record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
+        if record["accuracy"] is not None and record["accuracy"] >= target:
+            return record["round"], honest, ideal
+    return None
+
+
+def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
+    """Mean and standard deviation in words.
+
+    >>> spread([0.5, 0.7]), spread([None])
+    ('60.00 ± 14.14', '-')
+    """
+    known = [scale * value for value in values if value is not None]
+    if not known:
+        return "-"
+    return f"{statistics.fmean(known):.2f}" + (f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else "")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; short rows are filled up.
+
+    >>> print(markdown(["a", "b"], [["1"]]), end="")
+    | a | b |
+    |---|---|
+    | 1 | - |
+    """
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join([*row, *["-"] * (len(head) - len(row))]) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+# -- running them ------------------------------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """How far the runs are."""
+
+    done: int
+    todo: int
+    name: str  # of the run that just ended
+    trouble: str  # why it did not finish, if so
+    seconds_left: float | None  # by the rounds that are left; None before the first is done
+
+
+def run_grids(
+    grids: Sequence[Grid],
+    out: Path,
+    jobs: int = 1,
+    data_dir: Path | None = None,
+    on_run: Callable[[Progress], None] = lambda progress: None,
+) -> None:
+    """All runs of some grids that are not finished, several at a time: every search first, then what tables need.
+
+    Args:
+        grids: the grids.
+        out: the folder of the run directories; what is finished there is not run again, what was killed goes on.
+        jobs: runs side by side.
+        data_dir: the folder of data sets.
+        on_run: is told of every run that ended.
+    """
+    with _workers(jobs) as pool:
+        if trials := [line for grid in grids for line in grid.trials()]:
+            _run_all(trials, out, jobs, pool, data_dir, on_run)
+        _run_all([line for grid in grids for line in grid.final(out)], out, jobs, pool, data_dir, on_run)
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Executor | None]:
+    """Processes that each run one experiment after another: a fresh one for each would load torch again and again."""
+    if jobs == 1:
+        yield None
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield pool
+
+
+def _run_all(
+    lines: list[Line],
+    out: Path,
+    jobs: int,
+    pool: Executor | None,
+    data_dir: Path | None,
+    on_run: Callable[[Progress], None],
+) -> None:
+    todo = {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
+    began, total = time.perf_counter(), sum(e.rounds for e in todo.values())
+    done = rounds = 0
+
+    def tell(experiment: Experiment, trouble: str) -> None:
+        nonlocal done, rounds
+        done, rounds = done + 1, rounds + experiment.rounds
+        left = (time.perf_counter() - began) * (total - rounds) / rounds
+        on_run(Progress(done, len(todo), default_folder(experiment, out).name, trouble, left))
+
+    if pool is None:
+        for experiment in todo.values():
+            tell(experiment, _run(experiment, out, data_dir))
+        return
+    waiting: dict[Future[str], Experiment] = {pool.submit(_run, e, out, data_dir): e for e in todo.values()}
+    for job in as_completed(waiting):
+        tell(waiting[job], job.result())
+
+
+def _run(experiment: Experiment, out: Path, data_dir: Path | None) -> str:
+    """One run; why it did not finish, or nothing."""
+    folder = default_folder(experiment, out)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        execute(experiment, folder, data_dir=data_dir, resume=True)
+    except ThinwireError as error:
+        return str(error)
+    except Exception as error:  # such as no memory left: the others go on
+        return f"{type(error).__name__}: {first_line(error)}"
+    return ""
