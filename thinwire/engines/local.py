@@ -249,11 +249,7 @@ class Simulation:
         began = time.perf_counter()
         number = state.round + 1
         server, job, contract = state.server, self.job, self.contract
-        plan = plan_round(contract, server)
-        cohort = state.cohort
-        if plan.resample or not cohort:
-            drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(job.cohort, len(self.asked)))
-            cohort = tuple(self.asked[i] for i in drawn)
+        plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         opening = Opening(contract, server)
         down = opening.messages({i: known[i].version for i in cohort})
@@ -269,18 +265,13 @@ class Simulation:
             server = close_round(contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        if tap:
-            for direction, messages in (("down", down), ("up", up)):
-                for client, message in messages.items():
-                    tap(number, direction, client, message)
+        show(tap, number, down, up)
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
-        if number % job.eval_every == 0 or number == job.rounds:
+        if self._tested(number):
             with self._kernels(state.onednn):
-                if self.test is not None:
-                    weights, buffers = self.weights(server.public), server.public.buffers
-                    test_loss, accuracy = self.model.evaluate(weights, buffers, self.test)
+                test_loss, accuracy = self._test(server.public)
                 own_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
             number,
@@ -297,6 +288,24 @@ class Simulation:
         )
         tally = state.tally.add(contract, plan, up)
         return RunState(number, server, clients, cohort, state.how, state.why, tally, state.onednn), record
+
+    def _opening(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
+        """Of what the next round wants to hear, and from whom."""
+        plan = plan_round(self.contract, state.server)
+        if state.cohort and not plan.resample:
+            return plan, state.cohort
+        drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
+        return plan, tuple(self.asked[i] for i in drawn)
+
+    def _tested(self, number: int) -> bool:
+        """Whether the model is tested after this round."""
+        return number % self.job.eval_every == 0 or number == self.job.rounds
+
+    def _test(self, public: Public) -> tuple[float | None, float | None]:
+        """Loss and accuracy on the test examples, where there are any."""
+        if self.test is None:
+            return None, None
+        return self.model.evaluate(self.weights(public), public.buffers, self.test)
 
     def _settled(
         self,
@@ -458,6 +467,13 @@ class Simulation:
         finally:
             for (part, name, _), value in zip(settings, before, strict=True):
                 setattr(part, name, value)
+
+
+def show(tap: Tap | None, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
+    """Show the messages of a round to whoever wants to see them."""
+    for direction, messages in (("down", down), ("up", up)) if tap else ():
+        for client, message in messages.items():
+            tap(number, direction, client, message)  # type: ignore[misc]
 
 
 def _onednn() -> bool:
