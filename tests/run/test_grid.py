@@ -11,7 +11,7 @@ CONTENT = {
     "rounds": 4,
     "seeds": [0, 1],
     "tune": {"seeds": [100], "share": 0.5, "by": "final_accuracy"},
-    "set": {"task.clients": 4, "cohort.size": 2},
+    "set": {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.vectorise": "loop"},
     "rows": [{"method": "fedavg", "over": {"method.client_opt.lr": [1e-6, 0.1]}}, {"method": "local", "rounds": 2}],
 }
 
@@ -47,12 +47,12 @@ def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_pat
 
 def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
     rows = [{"method": "fedavg", "set": {"eval.until": 0.3}}]
-    grid = Grid({**CONTENT, "tune": {}, "rounds": 30, "rows": rows})
+    grid = Grid({**CONTENT, "tune": {}, "rounds": 12, "rows": rows})
     run_grids([grid], tmp_path / "one")
     run_grids([grid], tmp_path / "two", jobs=2)
     for e in grid.lines()[0].runs:
         one, two = (summary(e, tmp_path / name) for name in ("one", "two"))
-        assert one["rounds"] < 30
+        assert one["rounds"] < 12
         assert one["final_accuracy"] >= 0.3
         assert (one["final_accuracy"], one["bytes_total"]) == (two["final_accuracy"], two["bytes_total"])
         assert to_target(e, tmp_path / "one", 0.3)[0] == one["rounds"]
