@@ -24,6 +24,7 @@ from thinwire.codecs import message as wire
 from thinwire.codecs.base import check_fits
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
+from thinwire.core.threads import each
 from thinwire.core.tree import (
     Tree,
     add,
@@ -277,9 +278,10 @@ def cohort_round(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
     )
     finite = all(all_finite(tree) for tree in (all_codes, all_noted, buffers) if tree)
-    messages, after = [], []
     blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
-    for i, (client, state) in enumerate(zip(clients, states, strict=True)):
+
+    def speak(i: int) -> tuple[bytes, ClientState]:
+        client, state = clients[i], states[i]
         code, memory = unstack(all_codes, i), state.correction
         report: Tree = {}
         if contract.remembers:
@@ -302,12 +304,14 @@ def cohort_round(
         if all_noted:
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-        messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
+        message = wire.pack(wire.UP, public.version, [body], contract.schema)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)
-        after.append(blank if mine_after.blank else mine_after)
-    return Reply(messages, after, loss["loss"])
+        return message, blank if mine_after.blank else mine_after
+
+    messages, after = zip(*each(speak, range(len(clients)), contract.code.nbytes), strict=True)
+    return Reply(list(messages), list(after), loss["loss"])
 
 
 def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
@@ -373,10 +377,13 @@ def close_round(
         weights = [1.0] * len(messages)
     else:
         masks = masks_of(contract, public, messages)
-        said = [
-            unpack_up(contract, plan, public.version, client, messages[client], masks[contract.tier(client)])
-            for client in sorted(messages)
-        ]
+        said = each(
+            lambda client: unpack_up(
+                contract, plan, public.version, client, messages[client], masks[contract.tier(client)]
+            ),
+            sorted(messages),
+            contract.code.nbytes,
+        )
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
         codes = [method.privacy.accept(code) for code in codes]

@@ -19,8 +19,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.rng import Key
+from thinwire.core.threads import each
 
 ROWS = 16
 PARTS = 4  # sums over stripes are made in so many parts, whatever the number of threads: the same bits everywhere
@@ -47,7 +47,7 @@ def expand(b: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
                 total += np.take(_table(vector[first : first + ROWS]), columns)
         return out
 
-    made = sum(_parts(part, p))
+    made = sum(_parts(part, p, e))
     return torch.from_numpy(made).view(*b.shape[:-1], e)
 
 
@@ -67,7 +67,7 @@ def project(g: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
             out.append(np.concatenate(halves, 1)[:, :rows])
         return np.concatenate(out, 1) if out else np.zeros((len(vectors), 0))
 
-    made = np.concatenate(list(_parts(part, p)), 1) * scale
+    made = np.concatenate(_parts(part, p, e), 1) * scale
     return torch.from_numpy(made.astype(np.float32)).view(*g.shape[:-1], p)
 
 
@@ -76,17 +76,12 @@ def _as_numpy(vectors: Tensor, size: int) -> np.ndarray:
     return flat
 
 
-def _parts(part: Callable[[range], np.ndarray], p: int) -> Iterator[np.ndarray]:
+def _parts(part: Callable[[range], np.ndarray], p: int, e: int) -> list[np.ndarray]:
     """The results of the parts in order, some made side by side."""
     stripes = range(0, p, ROWS)
-    size = -(-len(stripes) // PARTS)
-    shares = [stripes[at : at + size] for at in range(0, len(stripes), size)]
-    workers = min(torch.get_num_threads(), len(shares))
-    if workers == 1:
-        yield from map(part, shares)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        yield from pool.map(part, shares)
+    count = -(-len(stripes) // PARTS)
+    shares = [stripes[at : at + count] for at in range(0, len(stripes), count)]
+    return each(part, shares, size=count * ROWS * e // 8)
 
 
 def _columns(key: Key, first: int, rows: int, e: int) -> np.ndarray:
