@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
@@ -45,7 +46,7 @@ from thinwire.tasks.functional import Functional
 
 Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
 Precision = Literal["float32", "tf32", "bf16"]
-Conv = Literal["auto", "grouped", "im2col"]
+Conv = Literal["auto", "grouped", "im2col", "fused"]
 _Chunk = tuple[Public, Tree, Plan, tuple[int, ...], list[ClientState], Workload]  # what `cohort_round` wants to know
 _NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
@@ -140,8 +141,9 @@ class LocalEngine:
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
             behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and
             what stays in float32, tests too, as `tf32` does.
-        conv: convolutions of many clients as one `grouped` convolution or as products of matrices (`im2col`), which
-            takes more memory and, on a GPU, less time; `auto` takes products on a GPU.
+        conv: convolutions of many clients as one `grouped` convolution, as products of matrices (`im2col`), which takes
+            more memory and, on a GPU, less time, or as products that fetch their factors themselves (`fused`, with the
+            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`.
     """
 
     device: str = "cpu"
@@ -191,13 +193,19 @@ class Simulation:
     def __init__(self, engine: LocalEngine, job: Job) -> None:
         self.engine, self.job = engine, job
         self.device = torch.empty(0, device=engine.device).device  # with its number, if it is a GPU
-        products = engine.conv == "im2col" or (engine.conv == "auto" and self.device.type == "cuda")
+        products = engine.conv
+        if products == "auto":
+            # measured on an H200: in 16 bits fused kernels win; in 32 their gradient by the kernel takes too long
+            fused = engine.precision == "bf16" and has_triton(self.device)
+            products = "grouped" if self.device.type == "cpu" else "fused" if fused else "im2col"
+        if products == "fused" and not has_triton(self.device):
+            raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
         self.model = replace(
             Functional.of(job.task.model, job.task.loss, self.device),
-            products=products,
+            products=None if products == "grouped" else products,
             half=engine.precision == "bf16",
         )
-        self.alone = replace(self.model, products=False)  # one client is best served by torch's own convolutions
+        self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
         self.recorder, self.crew = Recorder(), Crew()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
@@ -250,11 +258,7 @@ class Simulation:
         number = state.round + 1
         server, job = state.server, self.job
         contract = self.contract.at(server.public.version)
-        plan = plan_round(contract, server)
-        cohort = state.cohort
-        if plan.resample or not cohort:
-            drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(job.cohort, len(self.asked)))
-            cohort = tuple(self.asked[i] for i in drawn)
+        plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         opening = Opening(contract, server)
         down = opening.messages({i: known[i].version for i in cohort})
@@ -270,18 +274,13 @@ class Simulation:
             server = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        if tap:
-            for direction, messages in (("down", down), ("up", up)):
-                for client, message in messages.items():
-                    tap(number, direction, client, message)
+        show(tap, number, down, up)
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
-        if number % job.eval_every == 0 or number == job.rounds:
+        if self._tested(number):
             with self._kernels(state.onednn):
-                if self.test is not None:
-                    weights, buffers = self.weights(server.public), server.public.buffers
-                    test_loss, accuracy = self.model.evaluate(weights, buffers, self.test)
+                test_loss, accuracy = self._test(server.public)
                 own_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
             number,
@@ -304,6 +303,24 @@ class Simulation:
         """The epsilon of so many rounds, or why it is not known; None where the method promises none."""
         clients = min(self.job.cohort, len(self.asked))
         return spent(self.job.method.privacy, clients, len(self.job.task.clients), rounds)
+
+    def _opening(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
+        """Of what the next round wants to hear, and from whom."""
+        plan = plan_round(self.contract, state.server)
+        if state.cohort and not plan.resample:
+            return plan, state.cohort
+        drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
+        return plan, tuple(self.asked[i] for i in drawn)
+
+    def _tested(self, number: int) -> bool:
+        """Whether the model is tested after this round."""
+        return number % self.job.eval_every == 0 or number == self.job.rounds
+
+    def _test(self, public: Public) -> tuple[float | None, float | None]:
+        """Loss and accuracy on the test examples, where there are any."""
+        if self.test is None:
+            return None, None
+        return self.model.evaluate(self.weights(public), public.buffers, self.test)
 
     def _settled(
         self,
@@ -465,6 +482,13 @@ class Simulation:
         finally:
             for (part, name, _), value in zip(settings, before, strict=True):
                 setattr(part, name, value)
+
+
+def show(tap: Tap | None, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
+    """Show the messages of a round to whoever wants to see them."""
+    for direction, messages in (("down", down), ("up", up)) if tap else ():
+        for client, message in messages.items():
+            tap(number, direction, client, message)  # type: ignore[misc]
 
 
 def _onednn() -> bool:

@@ -24,6 +24,7 @@ from thinwire.codecs import message as wire
 from thinwire.codecs.base import check_fits
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
+from thinwire.core.threads import each
 from thinwire.core.tree import (
     Tree,
     add,
@@ -300,9 +301,10 @@ def cohort_round(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
     )
     finite = all(all_finite(tree) for tree in (all_codes, all_noted, buffers) if tree)
-    messages, after = [], []
     blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
-    for i, (client, state) in enumerate(zip(clients, states, strict=True)):
+
+    def speak(i: int) -> tuple[bytes, ClientState]:
+        client, state = clients[i], states[i]
         code, memory = unstack(all_codes, i), state.correction
         report: Tree = {}
         if contract.remembers:
@@ -325,12 +327,14 @@ def cohort_round(
         if all_noted:
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-        messages.append(wire.pack(wire.UP, public.version, [body], contract.schema))
+        message = wire.pack(wire.UP, public.version, [body], contract.schema)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)
-        after.append(blank if mine_after.blank else mine_after)
-    return Reply(messages, after, loss["loss"])
+        return message, blank if mine_after.blank else mine_after
+
+    messages, after = zip(*each(speak, range(len(clients)), contract.code.nbytes), strict=True)
+    return Reply(list(messages), list(after), loss["loss"])
 
 
 def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
@@ -367,7 +371,12 @@ def _optimisers(method: Method, public: Public, states: Sequence[ClientState]) -
 
 
 def close_round(
-    contract: Contract, server: ServerState, plan: Plan, messages: Mapping[int, bytes], registered: int
+    contract: Contract,
+    server: ServerState,
+    plan: Plan,
+    messages: Mapping[int, bytes],
+    registered: int,
+    noise: Key | None = None,
 ) -> ServerState:
     """Average what the clients said and make the next version.
 
@@ -377,6 +386,7 @@ def close_round(
         plan: the plan that the round was opened with.
         messages: one message a client, not trusted.
         registered: how many clients there are in all.
+        noise: where privacy takes its noise from; by default the seed, which clients know.
 
     The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
     device of the public state.
@@ -391,17 +401,20 @@ def close_round(
         mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
         weights = [1.0] * len(messages)
     else:
-        masks = _masks(contract, public, messages)
-        said = [
-            unpack_up(contract, plan, public.version, client, messages[client], masks[contract.tier(client)])
-            for client in sorted(messages)
-        ]
+        masks = masks_of(contract, public, messages)
+        said = each(
+            lambda client: unpack_up(
+                contract, plan, public.version, client, messages[client], masks[contract.tier(client)]
+            ),
+            sorted(messages),
+            contract.code.nbytes,
+        )
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
         codes = [method.privacy.accept(code) for code in codes]
         codes, weights = method.mean.admit(codes, [one.weight for one in said])
         mean = method.mean.of(codes, weights)
-    mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
+    mean = method.privacy.release(mean, len(said), noise or contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
@@ -477,8 +490,8 @@ def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, en
     )
 
 
-def _masks(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
-    """Which numbers clients of each tier trained: what they received decides it."""
+def masks_of(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
+    """Which numbers clients of each tier train: what they receive decides it."""
     downs = {contract.tier(client): contract.down(client) for client in clients}
     if isinstance(contract.method.mask, NoMask):
         return {tier: {} for tier in downs}

@@ -11,10 +11,10 @@ import copy
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from threading import Barrier
 
 import torch
 
+from thinwire.core import threads
 from thinwire.core.tree import Tree
 from thinwire.rounds.local import Learner, Trained, Workload, gathered, no_chance, prepare, train_one
 from thinwire.rounds.method import Method
@@ -63,7 +63,7 @@ class Crew:
     def _all(self, one: Callable[[int], Trained], clients: int) -> list[Trained]:
         """The results of all clients in their order, whoever is done first."""
         if self._pool is None:
-            self._pool = _start(self.workers)
+            self._pool = threads.start(self.workers)
             # torch imports parts of itself when they are first needed, which two threads must not do at once
             self._pool.submit(one, 0).result()
         jobs = [self._pool.submit(one, i) for i in range(clients)]
@@ -85,20 +85,3 @@ class Crew:
             for _ in range(self.workers):
                 self._copied[1].put(copy.deepcopy(learner))
         return self._copied[1]
-
-
-def _start(workers: int) -> ThreadPoolExecutor:
-    """Threads that compute on one core each; they end when nobody holds the pool any more."""
-    before = torch.get_num_threads()
-    ready = Barrier(workers)  # so that each thread is asked once
-
-    def one_core() -> None:
-        torch.get_num_threads()  # a thread takes over the process's number when it first asks, and must not do so later
-        torch.set_num_threads(1)
-        ready.wait()
-
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="thinwire")
-    for job in [pool.submit(one_core) for _ in range(workers)]:
-        job.result()
-    torch.set_num_threads(before)  # for this thread, and as the default of others
-    return pool

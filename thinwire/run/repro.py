@@ -56,14 +56,15 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
     content = {**found.table, **found.table["scale"][scale], "about": found.about, "paper": found.paper}
     content["set"] = {**found.table.get("set", {}), **found.table["scale"][scale].get("set", {})}
     rows = [_cell(column, row, i) for i, column in enumerate(content["columns"]) for row in content["rows"]]
-    grid = Grid({**content, "rows": [row for row in rows if row]}, device, changes)
+    if not content["tune"]:  # without a search, the value in the middle of those to try
+        for row in rows:
+            row["set"] |= {key: values[len(values) // 2] for key, values in row.pop("over", {}).items()}
+    grid = Grid({**content, "rows": rows}, device, changes)
     return Reproduction(name, scale, content, grid)
 
 
 def _cell(column: Table, row: Table, number: int) -> Table:
-    """The row of a grid for one cell of a table; nothing where the row leaves a column out."""
-    if column["name"] in row.get("skip", ()):
-        return {}
+    """The row of a grid for one cell of a table."""
     out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
     out |= {"label": row.get("label", row["method"]), "column": column["name"]}
     out |= {"set": {**column.get("set", {}), **row.get("set", {})}}

@@ -1,0 +1,60 @@
+"""Work on several cores: threads that compute on one core each.
+
+numpy, zlib and torch let go of Python's lock while they work, so threads are enough. As many as torch may use
+(`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, nothing is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+
+A = TypeVar("A")
+B = TypeVar("B")
+LEAST = 1 << 20  # bytes: below, handing work over takes longer than doing it
+
+
+def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
+    """fn of each item, in their order, side by side if they are large. The first error is raised.
+
+    Args:
+        fn: a function that changes nothing but what it makes.
+        items: what it is asked about.
+        size: about how many bytes it handles for one of them.
+
+    >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
+    [2, 4, 6]
+    """
+    workers = min(torch.get_num_threads(), len(items))
+    if workers <= 1 or size * len(items) < LEAST:
+        return [fn(item) for item in items]
+    return list(_pool(torch.get_num_threads(), os.getpid()).map(fn, items))
+
+
+@lru_cache(maxsize=1)
+def _pool(workers: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process: a fork has none of its parent's."""
+    return start(workers)
+
+
+def start(workers: int) -> ThreadPoolExecutor:
+    """Threads that compute on one core each; they end when nobody holds the pool any more."""
+    before = torch.get_num_threads()
+    ready = Barrier(workers)  # so that each thread is asked once
+
+    def one_core() -> None:
+        torch.get_num_threads()  # a thread takes over the process's number when it first asks, and must not do so later
+        torch.set_num_threads(1)
+        ready.wait()
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="thinwire")
+    for job in [pool.submit(one_core) for _ in range(workers)]:
+        job.result()
+    torch.set_num_threads(before)  # for this thread, and as the default of others
+    return pool
