@@ -99,7 +99,7 @@ def test_compare_shows_both_totals_and_says_by_which_it_compares(thinwire):
     code, out, _ = thinwire("compare", *fast)
     assert code == 0
     head = next(line for line in out.splitlines() if "catch-up" in line)
-    assert head.split()[-7:-3] == ["total", "ideal", "fewer", "seconds"]
+    assert head.split()[-9:] == ["total", "ideal", "fewer", "seconds", "at", "2", "Mbps", "slow", "up"]
     assert "by total (honest accounting)" in " ".join(out.split())
     code, out, _ = thinwire("compare", *fast, "--accounting", "ideal")
     assert "by ideal (ideal accounting)" in " ".join(out.split())

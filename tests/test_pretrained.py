@@ -104,11 +104,13 @@ def test_refusals(world, tmp_path):
         adapter_of_run(tmp_path / "full", tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("method", ["lora", "ffa-lora"])
+@pytest.mark.parametrize("method", ["lora", "ffa-lora", "slora"])
 def test_a_run_writes_an_adapter_that_peft_loads(world, tmp_path, method):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     path = tmp_path / "run"
     more = {"method.space.rank": 4, "method.client_opt.lr": 1.0}
+    if method == "slora":  # at the end it is an adapter
+        more = {"method.then.space.rank": 4, "method.then.at": 1, "method.then.server_opt.lr": 0.1}
     execute(small(world, method, **more), path)
     adapter_of_run(path, tmp_path / "adapter")
     record = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
