@@ -140,6 +140,7 @@ class Contestant:
         except (subprocess.TimeoutExpired, BrokenPipeError):
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()  # type: ignore[union-attr]
 
 
 def compare(model: str, names: list[str], python: str, rounds: int, examples: int) -> dict[str, Any]:
