@@ -10,7 +10,8 @@ The bound is the zero-order entropy of the levels that were sent, plus log2 C(n,
 else is in the message as it is; an update whose levels or positions depend on each other may stay below. MB/s count 4
 bytes for each number that is sent, on one core: the shortest processor time of several calls. Finding the k largest is
 not part of it (the last column says how fast that is, in bytes of the whole update). The bar on speed leaves out
-random-k and qsgd: they draw a random number for each number of the update, and that is most of their time.
+random-k, and encoding by qsgd: they draw a random number for each number of the update (random-k draws ten for each one
+that it sends at density 0.1), and that is most of their time. What they reach stands beside the bar.
 
 Flower's bytes are those of its own code: arrays through `np.save` into a RecordDict, as protobuf. The arrays are what a
 user would send for the same numbers: the smallest type of numpy for each level (signs packed), the scales as float32,
@@ -157,7 +158,7 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> tuple[int, 
     inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
     if isinstance(inner, TopK):
         vector, k = join(tree), sparse.kept(inner.density, spec.size)
-        find = partial(sparse._largest, vector, k)
+        find = partial(sparse.largest, vector, k)
         at = find()
         encode = partial(sparse._pack, vector, at, inner.inner, peer)
         decode = partial(sparse._unpack, made, spec, k, inner.inner, peer)
@@ -248,14 +249,25 @@ class Bars:
         sign = "<=" if most else ">="
         self.lines.append(f"| {what} | {sign} {limit:g} | {worst:.4g} ({where}) | {'pass' if passed else 'FAIL'} |")
 
+    def show(self, what: str, values: list[tuple[float, str]]) -> None:
+        """The smallest value, which is held to nothing."""
+        least, where = min(values)
+        self.lines.append(f"| {what} | none | {least:.4g} ({where}) | |")
+
     def table(self) -> str:
         """All of them."""
         return "\n".join(["| bar | limit | worst | |", "|---|---|---|---|", *self.lines])
 
 
-def draws(codec: Codec) -> bool:
-    """Whether most of its time goes into random numbers, which are not part of the wire."""
-    return isinstance(codec, RandomK) or (isinstance(codec, Quantise) and codec.scheme == "qsgd")
+def draws(codec: Codec) -> tuple[bool, bool]:
+    """Whether most of the time of encoding and of decoding goes into random numbers, which are not part of the wire."""
+    both = isinstance(codec, RandomK)
+    return both or (isinstance(codec, Quantise) and codec.scheme == "qsgd"), both
+
+
+def words_speed(seconds: float) -> float:
+    """MB/s of drawing nothing but random numbers, 4 bytes each: none of those codecs can be faster."""
+    return speed(partial(Key(0).words_numpy, 1_000_000), 4_000_000, seconds)
 
 
 def short(codec: Codec) -> str:
@@ -314,8 +326,9 @@ def model_table(label: str, tree: Tree, steps: int, seconds: float, python: str,
             found["levels"].append((len(made) / bound, where))
         if isinstance(codec, TopK) and codec.inner == Raw() and sent >= 4000:
             found["real"].append((total[1] / total[0], where))
-        if sent >= MANY and not draws(codec):
-            found["fast"] += [(enc, f"encoding {where}"), (dec, f"decoding {where}")]
+        if sent >= MANY:
+            for drawn, rate, what in zip(draws(codec), (enc, dec), ("encoding", "decoding"), strict=True):
+                found["drawn" if drawn else "fast"].append((rate, f"{what} {where}"))
         cells = [
             short(codec),
             f"{len(made):,}",
@@ -338,7 +351,7 @@ def main() -> None:
     parser.add_argument("--flower", default=sys.executable, help="a Python that has flwr")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "how": []}
+    found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "how": [], "drawn": []}
     parts = [
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
         "one core.",
@@ -353,6 +366,9 @@ def main() -> None:
     bars.hold("positions of real top-k sets, k >= 4,000: the same", found["real"], NEAR, most=True)
     bars.hold("int8 and int4 with block scales: bytes of entropy and scales", found["levels"], NEAR, most=True)
     bars.hold(f"MB/s of encoding and decoding, {MANY:,} numbers or more", found["fast"], FAST, most=False)
+    for name, what in (("qsgd", "encoding by qsgd"), ("RandomK", "random-k, both ways")):
+        bars.show(f"the same of {what}, drawn numbers included", [v for v in found["drawn"] if name in v[1]])
+    bars.show("MB/s of drawing alone", [(words_speed(options.seconds), "4 bytes for each word of Philox4x32-10")])
     parts[1:1] = [bars.table(), *found["how"]]
     text = "\n\n".join(parts)
     print(text)

@@ -53,7 +53,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federatio
 
 from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
-from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantise, RandomK, RankSlice, Raw, Threshold, TopK
+from thinwire.codecs import (
+    ByBlock,
+    Chain,
+    ErrorFeedback,
+    Masked,
+    Peer,
+    Quantise,
+    RandomK,
+    RankSlice,
+    Raw,
+    Threshold,
+    TopK,
+)
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -63,7 +75,8 @@ from thinwire.optim.corrections import FedDyn, Scaffold
 from thinwire.rounds import Budget, Method, Tier
 from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.lanes import unpack_up
-from thinwire.rounds.protocol import plan_round
+from thinwire.rounds.mask import Prune, Select
+from thinwire.rounds.protocol import masks_of, plan_round
 from thinwire.rounds.secure import secure_mean
 from thinwire.rounds.weigh import Uniform
 from thinwire.schedules import Every, FedLAMA
@@ -99,6 +112,8 @@ METHODS = {
     "fp16, bf16": Method(up=Quantise(scheme="fp16"), down=Quantise(scheme="bf16")),
     "sign": Method(up=Quantise(scheme="sign"), down=ErrorFeedback(Quantise(scheme="sign"))),
     "by block": Method(up=BY_BLOCK, down=ByBlock((("0*", Quantise(4)), ("*", Raw())))),
+    "pruned": Method(mask=Prune(0.25), up=Masked(), down=Threshold(0.0), link="snapshot"),
+    "selected": Method(mask=Select(0.25), up=Masked(Quantise(8)), down=TopK(0.25), link="snapshot"),
     "chain": Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantise(4)))),
     "mapo": Method(space=MAPO(k=64)),
     "mapo, settled": Method(space=MAPO(k=64, fresh_every=3), up=Quantise(4), down=Quantise(4), settle=Quantise(4)),
@@ -194,12 +209,13 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
         federation.hear(client)
     federation.cohort = (0, 1)
     ups = tuple(federation.answer(client) for client in (0, 1))
+    masks = masks_of(contract, server.public, {0: ups[0], 1: ups[1]})
 
     def read_up(data: bytes, client: int) -> bool:
         if method.secure:
             mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data})
             return Spec.of(mean) == code and all_finite(mean)
-        said = unpack_up(contract, plan, version, client, data)
+        said = unpack_up(contract, plan, version, client, data, masks[contract.tier(client)])
         return Spec.of(said.code) == code and all(map(all_finite, (said.code, said.buffers, said.report, said.noted)))
 
     model = contract.weights.nbytes + contract.shared.nbytes + contract.buffers.nbytes
@@ -445,8 +461,11 @@ class LiveStorages(TorchDispatchMode):
         return out
 
     def _meet(self, storage: torch.UntypedStorage, size: int) -> None:
-        if id(storage) not in self._seen:
-            self._seen[id(storage)] = weakref.finalize(storage, self._gone, id(storage), size)
+        which = id(storage)
+        if which not in self._seen:
+            # not weakref.finalize: its registry keeps an entry for each storage that outlives us, and where that
+            # registry grows, it is the message of that moment which seems to take the memory
+            self._seen[which] = weakref.ref(storage, lambda _: self._gone(which, size))
             self.now += size
 
     def _gone(self, which: int, size: int) -> None:
@@ -629,9 +648,12 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     if options.only is not None:
-        through = doors()
-        door, level, data = message(options.only, options.seed, through, _kin(through))
+        through, kin = ready()
+        door, level, data = message(options.only, options.seed, through, kin)
         print(f"{door.name}, {level}, {len(data)} bytes: {data[:64].hex()}")
+        with suppress(WireError, Drifted):
+            most = most_memory(lambda: door.read(data))
+            print(f"{most:,} bytes of memory for a model of {door.model:,}, {door.draws:,} of them for what is drawn")
         print(door.read(data))
         return
     parts = [range(first, min(first + PART, options.messages)) for first in range(0, options.messages, PART)]

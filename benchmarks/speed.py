@@ -57,6 +57,9 @@ BATCH = 32
 # vectorise, conv, precision
 WAYS = {
     "cuda": [
+        ("graph", "fused", "float32"),
+        ("graph", "fused", "tf32"),
+        ("graph", "fused", "bf16"),
         ("graph", "im2col", "float32"),
         ("graph", "im2col", "tf32"),
         ("graph", "im2col", "bf16"),

@@ -4,11 +4,13 @@ import doctest
 import io
 import json
 import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import codecs, contestants, fuzz_wire, page, peers
+from benchmarks import codecs, contestants, faults, fuzz_wire, page, peers
 from thinwire.codecs import Quantise, TopK
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -39,6 +41,13 @@ def test_the_fuzzer_sees_what_it_looks_for():
     tally = fuzz_wire.Tally()
     fuzz_wire._send(64, 0, [hungry], {0: [b"x"]}, tally, traced=True)
     assert "bytes of memory" in tally.failures[0]
+
+
+def test_measuring_memory_takes_none_that_stays():
+    """A storage that outlives the measurement was noted for ever, and some message paid for the growing notes."""
+    held = fuzz_wire.torch.zeros(100)
+    measured = [fuzz_wire.most_memory(lambda: held + 1) for _ in range(3000)]
+    assert max(measured[1:]) < min(measured) + 20_000
 
 
 def test_a_message_of_the_fuzzer_is_a_function_of_its_number():
@@ -105,3 +114,30 @@ def test_who_is_missing_is_said_in_one_line(tmp_path):
     player = peers.Contestant("pfl", str(tmp_path / "python"), tmp_path)
     player.end()
     assert player.trouble == "not measured: no pfl here"
+
+
+def test_the_script_of_faults_is_complete_and_always_the_same():
+    drawn = Counter(faults.script(256, client, version) for client in range(8) for version in range(40))
+    assert min(drawn[fault] for fault in faults.FAULTS) >= 3
+    one, two = (faults.Havoc(256, 40, 8, Path()) for _ in range(2))
+    assert (one.kills, one.leaves, one.second) == (two.kills, two.leaves, two.second)
+    assert len(one.kills) == 3
+    assert max(one.kills | one.leaves.keys()) < 40
+    assert not one.kills & one.leaves.keys()
+
+
+def test_books_strike_out_what_a_killed_server_did_not_save(tmp_path):
+    first = faults.Books(tmp_path)
+    for number in (1, 2, 3):
+        first(number, "up", 0, b"first")
+    again = faults.Books(tmp_path)
+    again(3, "down", 0, b"asked")
+    again(3, "up", 1, b"again")
+    assert again.read() == {1: {0: b"first"}, 2: {0: b"first"}, 3: {1: b"again"}}
+
+
+def test_no_spoilt_message_may_count():
+    assert faults._sound({"cut", "sound"}) == "sound"
+    assert faults._sound({"exploded"}) == "exploded"
+    with pytest.raises(AssertionError, match="only ever sent as"):
+        faults._sound({"not_finite"})

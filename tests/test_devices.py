@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad_and_value, vmap
 
+from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.engines.local import Job, LocalEngine
@@ -13,8 +17,10 @@ from thinwire.rounds import Local, Method
 from thinwire.rounds.down import open_round, receive
 from thinwire.run.build import build_task
 from thinwire.run.config import resolve
-from thinwire.spaces import MAPA, MAPAX, MAPO
+from thinwire.spaces import MAPA, MAPAX, MAPO, Full, generated, projection
 from thinwire.spaces.generated import draw_rows
+from thinwire.tasks import convolve
+from thinwire.tasks.base import Task, pool_clients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -95,3 +101,86 @@ def test_a_run_on_the_gpu_repeats_itself_bit_for_bit_and_agrees_with_the_cpu():
     for block in runs["cpu"]:
         assert torch.equal(runs["first"][block], runs["second"][block])
         assert float((runs["first"][block] - runs["cpu"][block]).abs().max()) < 1e-3
+
+
+# channels in, size, channels out, kernel, stride, padding
+CONVOLUTIONS = [
+    (1, 28, 8, 5, 1, 2),
+    (8, 14, 16, 5, 1, 2),
+    (16, 9, 32, 3, 2, 1),
+    (16, 8, 32, 1, 2, 0),
+    (64, 8, 80, 3, 1, 1),
+]
+triton_only = pytest.mark.skipif(
+    not torch.cuda.is_available() or not has_triton(torch.device("cuda")), reason="no triton here"
+)
+
+
+@triton_only
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
+def test_fused_convolutions_and_their_gradients_are_those_of_torch(shape, kind, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    i, size, o, k, stride, padding = shape
+    torch.manual_seed(0)
+    given = torch.randn(3, 4, i, size, size), torch.randn(3, o, i, k, k), torch.randn(3, o)
+    args = [block.to("cuda", kind) for block in given]
+
+    def loss(x, kernel, bias):
+        return torch.sin(F.conv2d(x, kernel, bias, stride, padding).float()).sum()
+
+    def fused(*args):
+        with convolve.by_products("fused"):
+            return loss(*args)
+
+    wanted, _ = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(*(block.double() for block in args))
+    first, _ = vmap(grad_and_value(fused, argnums=(0, 1, 2)))(*args)
+    again, _ = vmap(grad_and_value(fused, argnums=(0, 1, 2)))(*args)
+    plain, _ = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(*args)
+    for a, b, c, d in zip(first, again, wanted, plain, strict=True):
+        assert a.dtype == kind
+        assert torch.equal(a, b)
+        far = float((d.double() - c).abs().max())  # what torch's own are off
+        assert float((a.double() - c).abs().max()) <= 4 * far + 1e-5 * float(c.abs().max())
+
+
+@triton_only
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+@pytest.mark.parametrize("vectors", [1, 10])
+def test_products_with_a_drawn_matrix_are_those_of_the_reference(entries, vectors):
+    p, e = 200, 30_001
+    key = generated.key_words(Key(9), "cuda")
+    torch.manual_seed(0)
+    for function, length in ((generated._Multiply, p), (generated._Project, e)):
+        given = torch.randn(vectors, length, device="cuda")
+        found = function.apply(given, key, p, e, entries, 0.5)
+        wanted = function.apply(given.cpu(), key.cpu(), p, e, entries, 0.5)
+        assert torch.equal(found, function.apply(given, key, p, e, entries, 0.5))
+        assert float((found.cpu() - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@triton_only
+@pytest.mark.parametrize("space", [Full(), MAPA(p=30), MAPA(p=30, entries="gaussian", normalise="none")], ids=repr)
+def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch):
+    monkeypatch.setattr(projection, "STORED", 1)  # frames are drawn as they are multiplied
+    torch.manual_seed(0)
+    clients = [(torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))) for _ in range(3)]
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+    )
+    job = Job(
+        Task(net, *pool_clients(clients)),
+        Method(space=space, client_opt=SGD(0.01)),
+        rounds=10,
+        cohort=3,
+        local=Local(batch=8),
+    )
+    ends = []
+    for engine in (LocalEngine("cuda", "graph", conv="fused"), LocalEngine("cpu", "vmap")):
+        simulation = engine.prepare(job)
+        state = simulation.start()
+        for _ in range(job.rounds):
+            state, _ = simulation.round(state)
+        ends.append(simulation.weights(state.server.public))
+    for name, block in ends[0].items():
+        assert float((block.cpu() - ends[1][name]).abs().max()) < 1e-4

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import deployment
+from benchmarks.faults import FAULTS
 from thinwire.core.registry import entries
 from thinwire.run.presets import presets
 
@@ -102,3 +104,20 @@ def test_every_number_of_a_result_has_its_runs(page):
                 assert named[0]["best_accuracy"] == max(accuracy for _, accuracy in named[0]["accuracy"])
                 seen += 1
     assert seen
+
+
+def test_the_page_of_deployments_says_what_was_measured():
+    """Each table is that of the numbers beside the page, and the numbers hold what the page promises."""
+    page, found = (ROOT / "docs/deployment.md").read_text(), json.loads((ROOT / "docs/deployment.json").read_text())
+    assert set(found) == set(deployment.COMMANDS)
+    for what, entry in found.items():
+        text = deployment.text_of(what, entry).strip()
+        assert f"<!-- begin {what}: {deployment.command_of(what)} -->\n{text}\n<!-- end {what} -->" in page, what
+    known = {what: entry["found"] for what, entry in found.items()}
+    assert all(row["weights"] and row["bytes"] for row in known["same"].values())
+    assert known["many"]["lost"] == known["simulated"]["lost"] == 0
+    faults = known["faults"]
+    assert abs(faults["accuracy"] - faults["quiet accuracy"]) <= 0.02
+    assert {*FAULTS, "answer comes twice", "answer of an earlier round"} <= faults["struck"].keys()
+    assert sum("server killed" in line for line in faults["havoc"]) == 3
+    assert faults["turned away"] >= 1

@@ -155,6 +155,17 @@ def deploy(
     _execute(experiment, path, data_dir, log, as_json, quiet, by)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def node(context: typer.Context) -> None:
+    """Run a Flower SuperNode that stays awake; its options are those of flower-supernode.
+
+    Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
+    """
+    from thinwire.run.node import node as stay
+
+    stay(context.args)
+
+
 @app.command()
 def adapter(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],

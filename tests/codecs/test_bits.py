@@ -30,6 +30,13 @@ def test_long_streams_are_cut_nowhere(width):
     assert np.array_equal(bits.unpack(bits.pack(values, width), len(values), width), values)
 
 
+@pytest.mark.parametrize("width", range(1, 57))
+def test_many_numbers_lie_as_few_do(width):
+    values = np.random.default_rng(0).integers(0, 1 << width, 5_003)
+    parts = [values[at : at + 800] for at in range(0, len(values), 800)]
+    assert bits.pack(values, width) == b"".join(bits.pack(part, width) for part in parts)
+
+
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_a_wrong_number_of_bytes_is_refused(length):
     with pytest.raises(WireError, match="take 2 bytes"):

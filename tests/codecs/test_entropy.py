@@ -27,6 +27,22 @@ def test_likely_bytes_take_little_more_than_their_entropy():
     assert bound <= len(squeeze(data.tobytes())) < 1.02 * bound
 
 
+@pytest.mark.parametrize("order", ["nrnsn", "rn", "nr", "sss", "n"])
+@pytest.mark.parametrize("size", [70_000, 200_001])
+def test_stretches_that_no_code_shortens_stand_as_they_are(order, size):
+    rng = np.random.default_rng(0)
+    made = {
+        "n": rng.integers(0, 256, size, dtype=np.uint8).tobytes(),  # noise
+        "r": bytes(size),  # runs
+        "s": rng.binomial(20, 0.5, size).astype(np.uint8).tobytes(),  # some likelier than others
+    }
+    data = b"".join(made[kind] for kind in order)
+    short = squeeze(data)
+    assert expand(short, len(data)) == data == (short if order == "n" else zlib.decompress(short, -15))
+    coded = [zlib.compressobj(9, zlib.DEFLATED, -15, 9, how) for how in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE)]
+    assert len(short) <= 1.01 * min(len(whole.compress(data) + whole.flush()) for whole in coded)
+
+
 def huffman_bytes(data, blocks):
     """What an optimal code of single bytes takes, and of the mark at the end of each block, which needs a code too."""
     heap = [blocks, *(count for count in np.bincount(np.frombuffer(data, np.uint8)).tolist() if count)]

@@ -1,5 +1,6 @@
 """The wire format: round trips, one encoding each, and refusal of everything else."""
 
+import tracemalloc
 import zlib
 
 import pytest
@@ -184,6 +185,24 @@ def test_every_kind_has_its_number_of_bodies(kind, behind, count):
     body = pack_body(Body(), SCHEMA)
     with pytest.raises(WireError, match=f"bodies, this one has {count}"):
         unpack(pack(kind, 9, [body] * count, SCHEMA, behind), SCHEMA)
+
+
+@pytest.mark.parametrize("behind", [3, 1 << 20])
+def test_many_small_bodies_take_little_memory(behind):
+    """Views of all of them took a hundred times as much, also where there were too many to be a message."""
+    data = pack(STEPS, 1 << 20, [pack_body(Body(), SCHEMA)] * 50_000, SCHEMA, behind)
+    tracemalloc.start()
+    try:
+        if behind == 3:
+            with pytest.raises(WireError, match="has 2 to 4 bodies, this one has 5 or more"):
+                unpack(data, SCHEMA)
+        else:
+            message = unpack(data, SCHEMA)
+            assert len(message.bodies) == 50_000
+            assert {bytes(body) for body in message.bodies} == {b"\0\0"}
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_way_begins_before_version_0():

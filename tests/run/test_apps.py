@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -14,11 +14,9 @@ from thinwire.run.apps import deployable, deployment, job_of, name_of, read_expe
 from thinwire.run.config import resolve
 from thinwire.run.toml import loads
 
-INSTALLED = importlib.util.find_spec("flwr") is not None
 
-
-@pytest.mark.skipif(INSTALLED, reason="Flower is installed")
-def test_without_flower_one_line_says_what_to_install():
+def test_without_flower_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)  # also where it is installed
     with pytest.raises(ConfigError, match="thinwire\\[flower\\]") as error:
         need_flower()
     assert INSTALL in str(error.value)

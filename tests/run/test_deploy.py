@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 from thinwire.run.apps import deployable
 from thinwire.run.config import resolve
-from thinwire.run.deploy import DeploymentFailed, deploy
+from thinwire.run.deploy import DeploymentFailed, _make_certificate, _make_key, deploy, free_ports
 from thinwire.run.execute import execute
 
 pytestmark = pytest.mark.slow
@@ -37,19 +37,19 @@ def equal_runs(a: Path, b: Path) -> None:
     assert lines(a) == lines(b)
 
 
-def flower_processes() -> list[str]:
-    """Command lines of this user's processes that belong to Flower."""
+def flower_processes(folder: Path) -> list[str]:
+    """Command lines of processes of a deployment into this folder."""
     listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if "thinwire-deploy-" in line]
+    return [line for line in listed.splitlines() if "thinwire-deploy-" in line and str(folder) in line]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama"])
+@pytest.mark.parametrize("method", ["fedavg", "mapo", "flasc", "scaffold", "pfedpara", "fedlama"])
 def test_a_deployment_is_the_simulation(method, tmp_path):
     experiment = small(method, 4, 3)
     deploy(experiment, tmp_path / "deployed", nodes=4)
     execute(experiment, tmp_path / "simulated")
     equal_runs(tmp_path / "deployed", tmp_path / "simulated")
-    assert not flower_processes()
+    assert not flower_processes(tmp_path)
 
 
 def test_a_killed_server_is_resumed_to_the_same_bits(tmp_path):
@@ -97,7 +97,50 @@ def test_ctrl_c_takes_everything_down_and_resume_goes_on(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "thinwire resume" in said
-    assert not flower_processes()
+    assert not flower_processes(tmp_path)
     done = subprocess.run([sys.executable, "-m", "thinwire", "resume", str(tmp_path / "run"), "--json"], check=False)
     assert done.returncode == 0
     assert len(lines(tmp_path / "run")) == 3
+
+
+def test_a_node_without_a_known_key_or_with_a_wrong_certificate_is_turned_away(tmp_path):
+    """Each claims to serve client 1, which nobody serves: if it were let in, it would be heard."""
+    experiment = small("fedavg", 2, 2)
+    refusals = {
+        "a key that nobody registered": "Failed to activate SuperNode",
+        "no key": "must be registered",
+        "certificate of another authority": "CERTIFICATE_VERIFY_FAILED",
+    }
+    names = tuple(refusals)
+    impostors: dict[str, subprocess.Popen] = {}
+
+    def start(processes) -> None:
+        processes[2].kill()  # the node of client 1
+        processes[2].wait()
+        words = Path(f"/proc/{processes[1].pid}/environ").read_bytes().decode().split("\0")
+        env = dict(word.split("=", 1) for word in words if "=" in word)
+        command = [part.replace("partition-id=0", "partition-id=1") for part in processes[1].args]
+        _make_certificate(tmp_path)
+        where = {option: command.index(option) + 1 for option in command if option.startswith("--")}
+        for name, port in zip(names, free_ports(3), strict=True):
+            own = list(command)
+            own[where["--port"]] = str(port)
+            if name == names[0]:
+                own[where["--auth-supernode-private-key"]] = str(_make_key(tmp_path / "unknown"))
+            elif name == names[1]:
+                at = where["--auth-supernode-private-key"]
+                del own[at - 1 : at + 1]
+            else:
+                own[where["--root-certificates"]] = str(tmp_path / "ca.pem")
+                own[where["--auth-supernode-private-key"]] = str(_make_key(tmp_path / "another"))
+            own += ["--max-retries", "2"]
+            with (tmp_path / f"{name}.log").open("wb") as log:
+                impostors[name] = subprocess.Popen(own, env=env, stdout=log, stderr=log, start_new_session=True)
+        for process in impostors.values():  # they are refused, and say so
+            assert process.wait(120) != 0
+
+    deploy(experiment, tmp_path / "run", nodes=2, settings={"seconds": 20.0, "quorum": 0.5}, on_start=start)
+    assert [(row["clients"], row["absent"]) for row in lines(tmp_path / "run")] == [(1, 1), (1, 1)]
+    for name, refusal in refusals.items():
+        assert refusal in (tmp_path / f"{name}.log").read_text(), name
+    assert not flower_processes(tmp_path)

@@ -17,6 +17,7 @@ import numpy as np
 from thinwire.errors import WireError
 
 Bytes: TypeAlias = "bytes | memoryview"  # a part of a message need not be copied to be read
+_FEW = 2048
 
 
 def width(count: int, bits: int) -> int:
@@ -32,6 +33,9 @@ def pack(values: np.ndarray, bits: int) -> bytes:
         return values.astype(np.uint8).tobytes()
     if bits == 1:
         return np.packbits(values.astype(np.uint8), bitorder="little").tobytes()
+    if len(values) <= _FEW:  # bit by bit: of many this takes long, of few less than the columns below
+        each = np.unpackbits(values.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, count=bits, bitorder="little")
+        return np.packbits(each, bitorder="little").tobytes()
     word = _word(bits)
     rows = np.zeros((-(-len(values) // 8), 8), word)  # eight numbers are `bits` bytes
     rows.reshape(-1)[: len(values)] = values

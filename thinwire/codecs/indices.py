@@ -46,7 +46,7 @@ def encode(indices: np.ndarray, n: int) -> bytes:
     gaps[1:] -= 1
     if _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW:  # trying both takes long: foresee the shorter
         r, bitmap = _low_bits(n, k), _bitmap(indices, n)
-        high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8).tobytes()
+        high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)
         if entropy(high) + _bits.width(k, r) < entropy(bitmap):
             return bytes([GAPS]) + _gaps(gaps, n)
         return bytes([BITMAP]) + squeeze(bitmap)
@@ -104,13 +104,15 @@ def _low_bits(n: int, k: int) -> int:
 def _gaps(gaps: np.ndarray, n: int) -> bytes:
     r = _low_bits(n, len(gaps))
     high = gaps >> r if r else gaps
-    escaped = high[high >= _ESCAPE] if int(high.max()) >= _ESCAPE else high[:0]
+    long = np.flatnonzero(high >= _ESCAPE)
+    short = high.astype(np.uint8)
+    short[long] = _ESCAPE
     return b"".join(
         (
-            _bits.varint(len(escaped)),
-            _bits.pack(gaps & ((1 << r) - 1), r),
-            _bits.pack(escaped, (n >> r).bit_length()),
-            squeeze(np.minimum(high, _ESCAPE).astype(np.uint8).tobytes()),
+            _bits.varint(len(long)),
+            _bits.pack(gaps & ((1 << r) - 1), r) if r else b"",
+            _bits.pack(high[long], (n >> r).bit_length()),
+            squeeze(short.tobytes()),
         )
     )
 

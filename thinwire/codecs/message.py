@@ -49,8 +49,10 @@ encoding, and whatever else arrives is refused with a WireError.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from thinwire.codecs.bits import read_varint, varint
 from thinwire.errors import WireError
@@ -92,7 +94,27 @@ class Message:
     kind: int
     version: int
     behind: int  # how many versions the receiver is behind; 0 in what a client sends
-    bodies: tuple[memoryview, ...]
+    bodies: Sequence[memoryview]
+
+
+class _Bodies(Sequence[memoryview]):
+    """The bodies of a message, cut out when asked for: views of all would take far more memory than the bytes."""
+
+    def __init__(self, data: memoryview, ends: array[int]) -> None:
+        self._data, self._ends = data, ends  # where the first begins, and where each ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, which: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, which: slice) -> tuple[memoryview, ...]: ...
+    def __getitem__(self, which: int | slice) -> memoryview | tuple[memoryview, ...]:
+        if isinstance(which, slice):
+            return tuple(self[at] for at in range(len(self))[which])
+        at = range(len(self))[which]
+        return self._data[self._ends[at] : self._ends[at + 1]]
 
 
 def pack_body(body: Body, schema: Schema) -> bytes:
@@ -149,16 +171,17 @@ def unpack(data: bytes, schema: Schema) -> Message:
         behind, position = read_varint(payload, position)
         if behind > version:
             raise WireError(f"a message to version {version} cannot start {behind} versions before it")
-    bodies = []
-    while position < len(payload):
-        _, _, end = _read_body(payload, position, schema)
-        bodies.append(payload[position:end])
-        position = end
     least, most = {UP: (1, 1), STEPS: (min(behind, 1) + 1, behind + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
+    ends = array("I" if len(payload) < 1 << 32 else "Q", [position])
+    while position < len(payload) and len(ends) - 1 <= most:  # one too many is enough to know
+        _, _, position = _read_body(payload, position, schema)
+        ends.append(position)
+    bodies = _Bodies(payload, ends)
     if not least <= len(bodies) <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}"
-        raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {len(bodies)}")
-    return Message(kind, version, behind, tuple(bodies))
+        found = f"{len(bodies)}" + (" or more" if len(bodies) > most else "")
+        raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {found}")
+    return Message(kind, version, behind, bodies)
 
 
 def _read_body(

@@ -31,9 +31,11 @@ def common_type(spec: Spec) -> torch.dtype:
 
 
 def join(tree: Tree) -> Tensor:
-    """All blocks one after another, row-major, on the CPU."""
+    """All blocks one after another, row-major, on the CPU; not to be written to: one block alone is not copied."""
     dtype = common_type(Spec.of(tree))
     blocks = [block.detach().reshape(-1).to("cpu", dtype) for block in tree.values()]
+    if len(blocks) == 1:
+        return blocks[0]
     return torch.cat(blocks) if blocks else torch.zeros(0, dtype=dtype)
 
 

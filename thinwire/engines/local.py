@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
@@ -44,7 +45,7 @@ from thinwire.tasks.functional import Functional
 
 Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
 Precision = Literal["float32", "tf32", "bf16"]
-Conv = Literal["auto", "grouped", "im2col"]
+Conv = Literal["auto", "grouped", "im2col", "fused"]
 _Chunk = tuple[Public, Tree, Plan, tuple[int, ...], list[ClientState], Workload]  # what `cohort_round` wants to know
 _NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
@@ -133,8 +134,11 @@ class LocalEngine:
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
             behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and
             what stays in float32, tests too, as `tf32` does.
-        conv: convolutions of many clients as one `grouped` convolution or as products of matrices (`im2col`), which
-            takes more memory and, on a GPU, less time; `auto` takes products on a GPU.
+        conv: convolutions of many clients as one `grouped` convolution, as products of matrices (`im2col`), which takes
+            more memory and, on a GPU, less time, or as products that fetch their factors themselves (`fused`, with the
+            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`.
+        workers: processes that train chunks of the cohort side by side, through Ray, on all GPUs or machines that it
+            knows; 0 for none. The cohort is cut into as many chunks unless `chunk` says otherwise.
     """
 
     device: str = "cpu"
@@ -142,6 +146,7 @@ class LocalEngine:
     chunk: int = 0
     precision: Precision = "float32"
     conv: Conv = "auto"
+    workers: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("vectorise", Mode), ("precision", Precision), ("conv", Conv)):
@@ -149,6 +154,8 @@ class LocalEngine:
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.chunk < 0:
             raise ConfigError(f"chunk must be 0 (whole cohort) or more, not {self.chunk}")
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 (none but this process) or more, not {self.workers}")
         try:
             kind = torch.device(self.device).type
         except RuntimeError as error:
@@ -160,7 +167,12 @@ class LocalEngine:
         """Bring model and data to the device and settle the contract."""
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
-        simulation = Simulation(self, job)
+        if self.workers:
+            from thinwire.engines.spread import Spread
+
+            simulation: Simulation = Spread(self, job)
+        else:
+            simulation = Simulation(self, job)
         simulation.try_on()
         return simulation
 
@@ -184,13 +196,19 @@ class Simulation:
     def __init__(self, engine: LocalEngine, job: Job) -> None:
         self.engine, self.job = engine, job
         self.device = torch.empty(0, device=engine.device).device  # with its number, if it is a GPU
-        products = engine.conv == "im2col" or (engine.conv == "auto" and self.device.type == "cuda")
+        products = engine.conv
+        if products == "auto":
+            # measured on an H200: in 16 bits fused kernels win; in 32 their gradient by the kernel takes too long
+            fused = engine.precision == "bf16" and has_triton(self.device)
+            products = "grouped" if self.device.type == "cpu" else "fused" if fused else "im2col"
+        if products == "fused" and not has_triton(self.device):
+            raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
         self.model = replace(
             Functional.of(job.task.model, job.task.loss, self.device),
-            products=products,
+            products=None if products == "grouped" else products,
             half=engine.precision == "bf16",
         )
-        self.alone = replace(self.model, products=False)  # one client is best served by torch's own convolutions
+        self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
         self.recorder, self.crew = Recorder(), Crew()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
@@ -241,11 +259,7 @@ class Simulation:
         began = time.perf_counter()
         number = state.round + 1
         server, job, contract = state.server, self.job, self.contract
-        plan = plan_round(contract, server)
-        cohort = state.cohort
-        if plan.resample or not cohort:
-            drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(job.cohort, len(self.asked)))
-            cohort = tuple(self.asked[i] for i in drawn)
+        plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         opening = Opening(contract, server)
         down = opening.messages({i: known[i].version for i in cohort})
@@ -261,18 +275,13 @@ class Simulation:
             server = close_round(contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        if tap:
-            for direction, messages in (("down", down), ("up", up)):
-                for client, message in messages.items():
-                    tap(number, direction, client, message)
+        show(tap, number, down, up)
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
-        if number % job.eval_every == 0 or number == job.rounds:
+        if self._tested(number):
             with self._kernels(state.onednn):
-                if self.test is not None:
-                    weights, buffers = self.weights(server.public), server.public.buffers
-                    test_loss, accuracy = self.model.evaluate(weights, buffers, self.test)
+                test_loss, accuracy = self._test(server.public)
                 own_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
             number,
@@ -289,6 +298,24 @@ class Simulation:
         )
         tally = state.tally.add(contract, plan, up)
         return RunState(number, server, clients, cohort, state.how, state.why, tally, state.onednn), record
+
+    def _opening(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
+        """Of what the next round wants to hear, and from whom."""
+        plan = plan_round(self.contract, state.server)
+        if state.cohort and not plan.resample:
+            return plan, state.cohort
+        drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
+        return plan, tuple(self.asked[i] for i in drawn)
+
+    def _tested(self, number: int) -> bool:
+        """Whether the model is tested after this round."""
+        return number % self.job.eval_every == 0 or number == self.job.rounds
+
+    def _test(self, public: Public) -> tuple[float | None, float | None]:
+        """Loss and accuracy on the test examples, where there are any."""
+        if self.test is None:
+            return None, None
+        return self.model.evaluate(self.weights(public), public.buffers, self.test)
 
     def _settled(
         self,
@@ -359,33 +386,56 @@ class Simulation:
         down: dict[int, bytes],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk."""
-        public = state.server.public
-        frame = self.contract.frame(public.version, self.device)
         replies: list[tuple[Reply, tuple[int, ...]]] = []
+        chunks = list(self._chunks(cohort, state.server.public, known, down))
+        while True:
+            try:
+                for (chunk, _), reply in zip(chunks, self._replies(state, plan, cohort, known, chunks), strict=True):
+                    replies.append((reply, chunk))
+                break
+            except Exception as error:
+                # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
+                auto = self.engine.vectorise == "auto"
+                if isinstance(error, Unsuited) and not auto:
+                    raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
+                ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
+                if ours or state.how == "loop" or not auto or state.round or replies:
+                    raise
+                why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
+                state = state._replace(how=_NEXT[state.how], why=why)
         loss = examples = 0.0
-        circle = Circle(cohort, self._secret) if self.job.method.secure else None
-        for chunk, seen in self._chunks(cohort, public, known, down):
-            work = self._workload(state.round, chunk)
-            states = [known[i] for i in chunk]
-            args = (seen, frame, plan, chunk, states, work)
-            while True:
-                try:
-                    reply = self._cohort(state.how, args, circle)
-                    break
-                except Exception as error:
-                    # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
-                    auto = self.engine.vectorise == "auto"
-                    if isinstance(error, Unsuited) and not auto:
-                        raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
-                    ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
-                    if ours or state.how == "loop" or not auto or state.round or replies:
-                        raise
-                    why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
-                    state = state._replace(how=_NEXT[state.how], why=why)
-            replies.append((reply, chunk))
-            for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
+        for reply, chunk in replies:
+            for value, client in zip(reply.loss.tolist(), chunk, strict=True):
+                count = len(self.job.task.clients.client(client))
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
+
+    def _replies(
+        self,
+        state: RunState,
+        plan: Plan,
+        cohort: tuple[int, ...],
+        known: dict[int, ClientState],
+        chunks: list[tuple[tuple[int, ...], Public]],
+    ) -> Iterator[Reply]:
+        """What the clients of each chunk give back."""
+        for chunk, seen in chunks:
+            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, [known[i] for i in chunk])
+
+    def train_chunk(
+        self,
+        number: int,
+        how: Vectorise,
+        plan: Plan,
+        cohort: tuple[int, ...],
+        seen: Public,
+        chunk: tuple[int, ...],
+        states: list[ClientState],
+    ) -> Reply:
+        """Train some clients of a cohort from the public state that they received."""
+        circle = Circle(cohort, self._secret) if self.job.method.secure else None
+        frame = self.contract.frame(seen.version, self.device)
+        return self._cohort(how, (seen, frame, plan, chunk, states, self._workload(number, chunk)), circle)
 
     def _chunks(
         self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: dict[int, bytes]
@@ -404,7 +454,7 @@ class Simulation:
             if snapshot:
                 before = self.public._replace(version=known[ids[0]].version)
                 seen = receive(self.contract, before, down[ids[0]], ids[0]).public
-            size = self.engine.chunk or len(ids)
+            size = self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
 
@@ -450,6 +500,13 @@ class Simulation:
         finally:
             for (part, name, _), value in zip(settings, before, strict=True):
                 setattr(part, name, value)
+
+
+def show(tap: Tap | None, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
+    """Show the messages of a round to whoever wants to see them."""
+    for direction, messages in (("down", down), ("up", up)) if tap else ():
+        for client, message in messages.items():
+            tap(number, direction, client, message)  # type: ignore[misc]
 
 
 def _onednn() -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
@@ -258,7 +259,7 @@ def _expect_finite(before: Public, after: Public) -> None:
 
 def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
     touched: frozenset[str] = frozenset()
-    for data in message.bodies[:-1]:
+    for data in islice(message.bodies, len(message.bodies) - 1):  # the last one is the ask
         if public.version == message.version:
             raise WireError(f"steps lead on beyond version {message.version}")
         body = wire.unpack_body(data, contract.schema)

@@ -343,7 +343,12 @@ def _optimisers(method: Method, public: Public, states: Sequence[ClientState]) -
 
 
 def close_round(
-    contract: Contract, server: ServerState, plan: Plan, messages: Mapping[int, bytes], registered: int
+    contract: Contract,
+    server: ServerState,
+    plan: Plan,
+    messages: Mapping[int, bytes],
+    registered: int,
+    noise: Key | None = None,
 ) -> ServerState:
     """Average what the clients said and make the next version.
 
@@ -353,6 +358,7 @@ def close_round(
         plan: the plan that the round was opened with.
         messages: one message a client, not trusted.
         registered: how many clients there are in all.
+        noise: where privacy takes its noise from; by default the seed, which clients know.
 
     The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
     device of the public state.
@@ -366,7 +372,7 @@ def close_round(
         mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
         weights = [1.0] * len(messages)
     else:
-        masks = _masks(contract, public, messages)
+        masks = masks_of(contract, public, messages)
         said = [
             unpack_up(contract, plan, public.version, client, messages[client], masks[contract.tier(client)])
             for client in sorted(messages)
@@ -376,7 +382,7 @@ def close_round(
         codes = [method.privacy.accept(code) for code in codes]
         codes, weights = method.mean.admit(codes, [one.weight for one in said])
         mean = method.mean.of(codes, weights)
-    mean = method.privacy.release(mean, len(said), contract.key.fold("release", public.version))
+    mean = method.privacy.release(mean, len(said), noise or contract.key.fold("release", public.version))
     if method.say == "value":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
@@ -447,8 +453,8 @@ def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, en
     )
 
 
-def _masks(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
-    """Which numbers clients of each tier trained: what they received decides it."""
+def masks_of(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
+    """Which numbers clients of each tier train: what they receive decides it."""
     downs = {contract.tier(client): contract.down(client) for client in clients}
     if isinstance(contract.method.mask, NoMask):
         return {tier: {} for tier in downs}

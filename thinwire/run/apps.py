@@ -12,9 +12,11 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from thinwire.engines.flower import need_flower
 from thinwire.engines.flower.client import Client
 from thinwire.engines.flower.kept import Answer, Ask, Kept
 from thinwire.engines.flower.server import Patience, Served
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.local import Job, LocalEngine, Tap
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
 from thinwire.rounds.state import Contract
 from thinwire.run.build import build_job
@@ -53,7 +55,12 @@ def read_experiment(path: Path) -> Experiment:
 def job_of(experiment: Experiment, node_config: Mapping[str, Any] | None) -> Job:
     """The job of a machine that can read the whole data set: the same split as in the simulation."""
     folder = (node_config or {}).get("data-dir") or os.environ.get("THINWIRE_DATA")
-    return build_job(experiment, Path(str(folder)) if folder else None)
+    return _job_from(experiment, Path(str(folder)) if folder else None)
+
+
+@lru_cache(1)  # Flower's simulation plays many nodes in one process
+def _job_from(experiment: Experiment, folder: Path | None) -> Job:
+    return build_job(experiment, folder)
 
 
 def serves(node_config: Mapping[str, Any], clients: int) -> list[int]:
@@ -71,11 +78,12 @@ def serves(node_config: Mapping[str, Any], clients: int) -> list[int]:
 # -- on a node ---------------------------------------------------------------------------------------------------------
 
 
-def client_app(job: MakeJob) -> Any:
+def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     """A Flower ClientApp.
 
     Args:
         job: gives the job of a node from its `--node-config`.
+        mods: Flower's, around it.
 
     A node keeps what its clients keep in the folder that `state-dir` in its `--node-config` names: then a server that
     is killed and resumed finds it again. Without, Flower keeps it, for as long as one run of the server lasts.
@@ -86,11 +94,11 @@ def client_app(job: MakeJob) -> Any:
 
     from thinwire.engines.flower.grid import pack, unpack
 
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     def site(context: Context) -> tuple[Client, list[int]]:
         config = dict(context.node_config)
-        client = Client(LocalEngine(str(config.get("device", "cpu"))), job(config))
+        client = _client_of(job(config), str(config.get("device", "cpu")))
         return client, serves(config, len(client.job.task.clients))
 
     def hello(message: Message, context: Context) -> Message:
@@ -114,6 +122,11 @@ def client_app(job: MakeJob) -> Any:
     app.query()(hello)
     app.train()(train)
     return app
+
+
+@lru_cache(1)
+def _client_of(job: Job, device: str) -> Client:
+    return Client(LocalEngine(device), job)
 
 
 class _Shelf:
@@ -165,12 +178,13 @@ def _shelf(context: Any, run: str, number: int) -> Iterator[_Shelf]:
 # -- on the server -----------------------------------------------------------------------------------------------------
 
 
-def server_app(experiment: Experiment, job: MakeJob) -> Any:
+def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> Any:
     """A Flower ServerApp that runs an experiment into a run directory, or goes on where one stopped.
 
     Args:
         experiment: what to run.
         job: gives the job of the server, from None.
+        tap: is shown every message that counts.
 
     Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `Patience`).
     """
@@ -189,6 +203,13 @@ def server_app(experiment: Experiment, job: MakeJob) -> Any:
         settings = {key: config[key] for key in ("nodes", "seconds", "quorum", "tries") if key in config}
         patience = Patience(**{key: value for key, value in settings.items() if key != "nodes"})
 
+        def log(line: str) -> None:
+            """A line for `flwr log`, and for the run directory once there is one."""
+            print(line, flush=True)
+            if (path / "config.toml").is_file():
+                with (path / "server.log").open("a", encoding="utf-8") as file:
+                    file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n")
+
         def prepare() -> Served:
             made = job(None)
             served = Served(experiment.engine, made, connect, patience, log)
@@ -199,18 +220,13 @@ def server_app(experiment: Experiment, job: MakeJob) -> Any:
             return GridTransport(grid, lambda: name_of(path, settings), contract.schema.digest, clients, log=log)
 
         try:
-            execute(experiment, path, resume=True, prepare=prepare)
+            execute(experiment, path, resume=True, prepare=prepare, tap=tap)
         except ThinwireError as error:
             log(f"{FAILED} {error}")
             raise
 
     app.main()(main)
     return app
-
-
-def log(line: str) -> None:
-    """A line in the server's log, which `flwr log` shows."""
-    print(line, flush=True)
 
 
 def name_of(path: Path, settings: Mapping[str, Any]) -> str:

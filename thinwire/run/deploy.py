@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ CONNECTION = "thinwire"
 STARTUP_SECONDS = 90.0
 
 
+# `flwr supernode register KEY CONNECTION` for many keys, in one process
+_REGISTER = """
+import sys
+from flwr.cli.app import app
+for key in sys.argv[2:]:
+    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
+"""
+
+
 class DeploymentFailed(ThinwireError):
     """A process of a deployment did not do what it should."""
 
@@ -54,6 +64,8 @@ def deploy(
     on_round: OnRound | None = None,
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
     relay: Callable[[int], int] | None = None,
+    awake: bool = True,
+    dress: Callable[[Path], None] | None = None,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
 
@@ -67,6 +79,8 @@ def deploy(
         on_round: is called after every round.
         on_start: is shown the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: gives the port at which nodes find the SuperLink, from its own: something that stands in between.
+        awake: nodes that stay awake (`run/node.py`), or Flower's own.
+        dress: may change the folder of the app before it is run.
     """
     need_flower()
     experiment = deployable(experiment)
@@ -82,9 +96,11 @@ def deploy(
             raise ConfigError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
     home = Path(tempfile.mkdtemp(prefix="thinwire-deploy-"))
     state = path / "nodes"
-    with _Processes(home, data_dir) as processes:
+    with Processes(home, data_dir) as processes:
         write_app(experiment, home / "app")
-        port, *node_ports = _free_ports(nodes + 1)
+        if dress:
+            dress(home / "app")
+        port, *node_ports = free_ports(nodes + 1)
         _make_certificate(home)
         keys = [_make_key(home / f"node-{i}") for i in range(nodes)]
         (home / "config.toml").write_text(
@@ -100,15 +116,17 @@ def deploy(
             ],
         )
         processes.wait_for_port(link, port)
-        for key in keys:
-            processes.call(["flwr", "supernode", "register", str(key.with_suffix(".pub")), CONNECTION])
+        processes.call([sys.executable, "-c", _REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
         door = relay(port) if relay else port
         supernodes = []
         for i, (key, own) in enumerate(zip(keys, node_ports, strict=True)):
             config = f"partition-id={i} num-partitions={nodes} state-dir={json.dumps(str(state))}"
-            command = ["flower-supernode", "--superlink", f"127.0.0.1:{door}", "--port", str(own)]
+            command = [sys.executable, "-m", "thinwire", "node"] if awake else ["flower-supernode"]
+            command += ["--superlink", f"127.0.0.1:{door}", "--port", str(own)]
             command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
-            supernodes.append(processes.start(f"node-{i}", [*command, "--node-config", config]))
+            command += ["--node-config", config]
+            # a place of its own for the app: Flower unpacks it there without a lock
+            supernodes.append(processes.start(f"node-{i}", command, {"FLWR_HOME": str(home / f"node-{i}.home")}))
         options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
         words = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", words])
@@ -132,7 +150,7 @@ def deploy(
     return summary
 
 
-def _reason(processes: _Processes) -> str:
+def _reason(processes: Processes) -> str:
     """Why there is no summary, in the server's own words if it had any."""
     for name in ("server", "superlink"):
         for line in reversed(processes.log(name)):
@@ -141,20 +159,21 @@ def _reason(processes: _Processes) -> str:
     return f"the server stopped: {processes.last_words('server')}"
 
 
-class _Processes:
+class Processes:
     """Processes that end with the block in which they were started, whatever ends it."""
 
     def __init__(self, home: Path, data_dir: Path | None) -> None:
         self.home = home
         self.before: Any = None
         self.running: list[subprocess.Popen[bytes]] = []
+        self.sessions: set[int] = set()
         data = {"THINWIRE_DATA": str(data_dir.resolve())} if data_dir else {}
         self.env = {**os.environ, **QUIET, **data, "FLWR_HOME": str(home)}
         # the programs that came with Flower, and what Python finds here must be found there
         self.env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), self.env.get("PATH", "")])
         self.env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), self.env.get("PYTHONPATH", "")])
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> Processes:
         if threading.current_thread() is threading.main_thread():  # to be ended by SIGTERM is as good as by Ctrl-C
             self.before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         return self
@@ -178,16 +197,24 @@ class _Processes:
         left = {process.pid for process in self.running if process.poll() is None}
         if Path("/proc/self/environ").is_file():
             mark = f"FLWR_HOME={self.home}".encode()
+            session: dict[int, int] = {}
             for entry in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                    own = int(fields[3])
+                    if fields[0] == "Z":  # gone, but for whoever should have asked how it ended
+                        continue
+                    session[int(entry.name)] = own
+                    if any(word.startswith(mark) for word in (entry / "environ").read_bytes().split(b"\0")):
                         left.add(int(entry.name))
-            return left
+                        self.sessions.add(own)
+            # some, like Ray's, overwrite what they were told, but are of one session with others
+            return left | {process for process, of in session.items() if of in self.sessions - {os.getsid(0)}}
         listed = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=False).stdout
-        own = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
-        return left | {int(number) for number, _ in own}
+        ours = [line.split(None, 1) for line in listed.splitlines() if str(self.home) in line]
+        return left | {int(number) for number, _ in ours}
 
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a process that a Ctrl-C in the terminal does not reach: it is ended in order."""
         with (self.home / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -195,7 +222,7 @@ class _Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=self.env,
+                env={**self.env, **(env or {})},
                 cwd=self.home,
                 start_new_session=True,
             )
@@ -207,7 +234,7 @@ class _Processes:
         done = subprocess.run(self._found(command), capture_output=True, env=self.env, cwd=self.home, check=False)
         if done.returncode:
             text = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-            raise DeploymentFailed(f"`{' '.join(command[:3])}` failed: {' '.join(text)[-300:]}")
+            raise DeploymentFailed(f"the nodes could not be registered: {' '.join(text)[-300:]}")
 
     def wait_for_port(self, process: subprocess.Popen[bytes], port: int) -> None:
         """Wait until a process listens."""
@@ -225,7 +252,8 @@ class _Processes:
     def log(self, name: str) -> list[str]:
         """The lines that a process has written."""
         file = self.home / f"{name}.log"
-        return file.read_text("utf-8", "replace").splitlines() if file.is_file() else []
+        text = file.read_text("utf-8", "replace") if file.is_file() else ""
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
 
     def last_words(self, name: str) -> str:
         """The end of them, as one line."""
@@ -238,7 +266,7 @@ class _Processes:
         return [program, *command[1:]]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody uses now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:

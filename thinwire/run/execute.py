@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from thinwire.core.spec import Spec
-from thinwire.engines.local import RoundRecord, RunState, Simulation
+from thinwire.engines.local import RoundRecord, RunState, Simulation, Tap
 from thinwire.errors import CheckpointError
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
@@ -33,6 +33,7 @@ def execute(
     again: bool = False,
     on_round: OnRound | None = None,
     prepare: Callable[[], Simulation] | None = None,
+    tap: Tap | None = None,
 ) -> Summary:
     """Run an experiment and return its totals. Nothing is written before the experiment is known to be sound.
 
@@ -44,6 +45,7 @@ def execute(
         again: run anew although the directory holds this very run.
         on_round: is called after every round.
         prepare: makes what runs the rounds, if not the experiment's own engine.
+        tap: is shown every message, as it would travel.
     """
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
@@ -62,7 +64,7 @@ def execute(
         state = folder.load(experiment.engine.device) if resume else None
         state = state or simulation.start()
         records = folder.rewind(state.round)
-        state, records = _rounds(experiment, folder, simulation, state, records, on_round)
+        state, records = _rounds(experiment, folder, simulation, state, records, on_round, tap)
         summary = summarise(
             experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting
         )
@@ -78,6 +80,7 @@ def _rounds(
     state: RunState,
     records: list[RoundRecord],
     on_round: OnRound | None,
+    tap: Tap | None,
 ) -> tuple[RunState, list[RoundRecord]]:
     """The rounds that are left, each recorded, some of them saved."""
     told = None
@@ -85,7 +88,7 @@ def _rounds(
         on_round(record)  # type: ignore[misc]
     while state.round < experiment.rounds and not _there(experiment, records):
         try:
-            state, record = simulation.round(state)
+            state, record = simulation.round(state, tap)
         except KeyboardInterrupt:
             folder.save(state)  # the round under way is lost, the ones before it are not
             raise
@@ -94,9 +97,8 @@ def _rounds(
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
-            facts |= {
-                "convolutions": "im2col" if simulation.model.products and state.how in ("graph", "vmap") else "torch"
-            }
+            products = simulation.model.products if state.how in ("graph", "vmap") else None
+            facts |= {"convolutions": products or "torch"}
             facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
             folder.write_environment({**engine, **facts})
         if on_round:

@@ -28,7 +28,7 @@ from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, unflatten
 from thinwire.errors import ConfigError
-from thinwire.spaces.generated import multiply_generated
+from thinwire.spaces.generated import key_words, multiply_generated
 
 Entries = Literal["gaussian", "sign"]
 Normalise = Literal["row", "orthonormal", "none"]
@@ -85,7 +85,7 @@ class _Projection:
         if p * e <= STORED:
             out["a"] = _draw(key, p, e, self.entries, self.normalise).to(device or "cpu")
         else:
-            out["key"] = torch.tensor([key.value & 0xFFFFFFFF, key.value >> 32])
+            out["key"] = key_words(key, device)
         if self.layout == "permuted":
             out["place"], out["weight"] = _permutation(spec.size, str(device or "cpu"))
         return out
@@ -104,8 +104,8 @@ class _Projection:
         if "a" in frame:
             update = b @ frame["a"]
         else:
-            key = Key(int(frame["key"][0]) | int(frame["key"][1]) << 32)
-            update = multiply_generated(b, key, p, e, self.entries, 1.0 if self.normalise == "none" else e**-0.5)
+            scale = 1.0 if self.normalise == "none" else e**-0.5
+            update = multiply_generated(b, frame["key"], p, e, self.entries, scale)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
             update = update.transpose(-1, -2)
         vector = update.reshape(*update.shape[:-2], -1)[..., :d]

@@ -23,7 +23,7 @@ from thinwire.core.rng import Device
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
 from thinwire.spaces.beside import split
-from thinwire.tasks.convolve import by_products
+from thinwire.tasks.convolve import Products, by_products
 from thinwire.tasks.correct import corrected
 from thinwire.tasks.examples import Examples, Inputs
 
@@ -47,7 +47,7 @@ class Functional:
     Args:
         module: a private copy of the user's module, on the device where it computes.
         criterion: `criterion(outputs, targets)`, either one number an example, or their mean.
-        products: whether training does convolutions as products of matrices, see `convolve`.
+        products: how training does convolutions as products of matrices, see `convolve`; None leaves them to torch.
         half: whether training computes in bfloat16; weights and their changes stay as they are.
 
     >>> model = Functional.of(nn.Linear(2, 3))
@@ -57,7 +57,7 @@ class Functional:
 
     module: nn.Module
     criterion: Loss
-    products: bool = False
+    products: Products | None = None
     half: bool = False
 
     @classmethod
@@ -125,7 +125,7 @@ class Functional:
             if self.half:
                 stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
             if self.products:
-                stack.enter_context(by_products())
+                stack.enter_context(by_products(self.products))
             yield
 
     @torch.no_grad()

@@ -36,6 +36,7 @@ READERS: dict[str, Callable[[Path | None], Texts]] = {
     "task",
     "text-classification",
     doc="Texts (20newsgroups, sst2, rte, cola, mrpc) for a pretrained Hugging Face model; MiniLM, 128 tokens.",
+    paper="Lang, 1995; Wang et al., 2018",
 )
 def text_classification(
     data_dir: Path | None = None, data: str = "20newsgroups", checkpoint: str = MINILM, length: int = 128

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.spoilt import SPOILT
 from tests.engines.flower.test_loop import experiment, play
 from tests.federation import same_public
-from thinwire.codecs import message as wire
 from thinwire.engines.flower.client import Client
-from thinwire.engines.flower.kept import Answer, Ask, Kept
+from thinwire.engines.flower.kept import Ask, Kept
 from thinwire.engines.flower.server import Patience, Served
 from thinwire.engines.flower.transport import Heard, InMemory
 from thinwire.errors import CheckpointError, ConfigError, WireError
@@ -57,60 +57,6 @@ class Faulty(InMemory):
             yield heard
             if fault == "twice":
                 yield heard
-
-
-def cut(client: Client, answer: Answer) -> Answer:
-    return answer._replace(data=answer.data[:-3])
-
-
-def flipped(client: Client, answer: Answer) -> Answer:
-    middle = len(answer.data) // 2
-    return answer._replace(data=answer.data[:middle] + bytes([answer.data[middle] ^ 1]) + answer.data[middle + 1 :])
-
-
-def repacked(client: Client, answer: Answer, lane: int, payload: bytes, later: int = 0) -> Answer:
-    """The same message with a valid checksum and another lane: what a liar sends."""
-    schema = client.contract.schema
-    message = wire.unpack(answer.data, schema)
-    body = wire.unpack_body(message.bodies[0], schema)
-    lanes = {**body.lanes, lane: payload or body.lanes[lane]}
-    body = wire.pack_body(wire.Body(body.plan, lanes), schema)
-    return answer._replace(data=wire.pack(wire.UP, message.version + later, [body], schema))
-
-
-def not_finite(client: Client, answer: Answer) -> Answer:
-    size = client.contract.code.size
-    return repacked(client, answer, wire.COORDS, torch.full((size,), torch.nan).numpy().tobytes())
-
-
-def endless_weight(client: Client, answer: Answer) -> Answer:
-    return repacked(client, answer, wire.WEIGHT, torch.tensor([torch.inf]).numpy().tobytes())
-
-
-def from_the_future(client: Client, answer: Answer) -> Answer:
-    return repacked(client, answer, wire.COORDS, b"", later=1)
-
-
-def nonsense(client: Client, answer: Answer) -> Answer:
-    return Answer(b"hello", 1.0, 1)
-
-
-def too_long(client: Client, answer: Answer) -> Answer:
-    return answer._replace(data=answer.data * 10)
-
-
-def absurd_loss(client: Client, answer: Answer) -> Answer:
-    return answer._replace(loss=float("nan"))
-
-
-def crashed(client: Client, answer: Answer) -> Answer:
-    return Answer(b"", error="it ran out of memory")
-
-
-SPOILT = {
-    f.__name__: f
-    for f in (cut, flipped, not_finite, endless_weight, from_the_future, nonsense, too_long, absurd_loss, crashed)
-}
 
 
 def federation(method: str, script, patience=None, **overrides):

@@ -75,7 +75,7 @@ class Client(Simulation):
             work = self._workload(version, (client,))
             reply = cohort_round(
                 self.training,
-                replace(self.model, products=False),
+                replace(self.model, products=None),
                 public,
                 self.contract.frame(version, self.device),
                 plan,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 INLINE = 4 * 1000 * 1000
 HELLO_SECONDS = 120.0
+AGAIN_SECONDS = 10.0
 _FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
 
 
@@ -81,7 +82,7 @@ class GridTransport:
         run: Callable[[], str],
         schema: bytes,
         clients: int,
-        poll: float = 0.25,
+        poll: float = 0.1,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.grid, self.schema, self.count, self.poll, self.log = grid, schema, clients, poll, log
@@ -104,12 +105,16 @@ class GridTransport:
         if new:
             hello = {node: pack({"run": self.run}) for node in new}
             for node, reply in self._exchange(hello, "query", HELLO_SECONDS):
+                if reply.has_error():  # of Flower or of the app, which may pass
+                    self.log(f"node {node} could not introduce itself: {reply.error.reason}")
+                    self.silent[node] = time.monotonic() + AGAIN_SECONDS
+                    continue
                 try:
                     self.serves[node] = self._introduced(reply)
                 except WireError as error:
                     self.log(f"node {node} is left out: {error}")
                     self.serves[node] = frozenset()
-            for node in set(new) - self.serves.keys():  # do not wait for it in every round
+            for node in set(new) - self.serves.keys() - self.silent.keys():  # do not wait for it in every round
                 self.log(f"node {node} did not introduce itself in {HELLO_SECONDS:.0f} seconds")
                 self.silent[node] = time.monotonic() + 5 * HELLO_SECONDS
         return frozenset().union(*self.serves.values())
@@ -128,7 +133,7 @@ class GridTransport:
                 yield Heard(client, Answer(b"", error=str(error)))
 
     def _introduced(self, reply: Message) -> frozenset[int]:
-        (served, schema), _ = unpack(_content(reply), clients=list, schema=bytes)
+        (served, schema), _ = unpack(reply.content, clients=list, schema=bytes)
         if schema != self.schema:
             raise WireError(
                 f"it runs another method, model or seed (schema {schema.hex()}, ours {self.schema.hex()}); "
@@ -164,14 +169,8 @@ class GridTransport:
                 time.sleep(self.poll)
 
 
-def _content(reply: Message) -> RecordDict:
-    if reply.has_error():
-        raise WireError(f"Flower reports: {reply.error.reason}")
-    return reply.content
-
-
 def _answer(client: int, reply: Message) -> Answer:
-    content = _content(reply)
+    content = reply.content
     (who, error), data = unpack(content, client=int, error=str)
     if who != client:
         raise WireError(f"client {who} answered in its place")

@@ -17,18 +17,22 @@ What goes wrong, and what then happens:
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from thinwire.codecs import message as wire
+from thinwire.core.rng import Key
+from thinwire.core.tree import Tree
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
-from thinwire.engines.local import Job, LocalEngine, RoundRecord, RunState, Simulation, Tap
+from thinwire.engines.local import Job, LocalEngine, RoundRecord, RunState, Simulation, Tap, show
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.down import open_round, repair, split_down
 from thinwire.rounds.lanes import unpack_up
-from thinwire.rounds.protocol import close_round, plan_round
+from thinwire.rounds.protocol import close_round, masks_of
 from thinwire.rounds.state import ClientState, Contract, ServerState
 from thinwire.schedules.base import Plan
 
@@ -62,6 +66,15 @@ class Patience:
         3
         """
         return math.ceil(self.quorum * cohort)
+
+
+class _Asking(NamedTuple):
+    """What a round wants to know, and from which state on."""
+
+    number: int
+    server: ServerState
+    plan: Plan
+    masks: Mapping[int, Tree]  # what clients of each tier train
 
 
 @dataclass
@@ -116,32 +129,28 @@ class Served(Simulation):
         began = time.perf_counter()
         number = state.round + 1
         server, job, contract = state.server, self.job, self.contract
-        plan = plan_round(contract, server)
-        cohort = state.cohort
-        if plan.resample or not cohort:
-            cohort = tuple(self.key.fold("cohort", state.round).choice(len(job.task.clients), job.cohort))
+        plan, cohort = self._opening(state)
+        asking = _Asking(number, server, plan, masks_of(contract, server.public, cohort))
         heard = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
         down = open_round(contract, server, {i: max(0, version) for i, version in heard.items()})
-        got = self._gather(number, server, plan, {i: Ask(down[i], heard[i]) for i in cohort})
+        got = self._gather(asking, {i: Ask(down[i], heard[i]) for i in cohort})
         up = {i: got.accepted[i].data for i in cohort if i in got.accepted}
         loss = examples = 0.0
         for i in up:
             answer = got.accepted[i]
             loss, examples = loss + answer.loss * answer.examples, examples + answer.examples
         try:
-            after = close_round(contract, server, plan, up, len(job.task.clients))
+            noise = Key(secrets.randbits(64))  # of the seed, which clients know, it would hide nothing from them
+            after = close_round(contract, server, plan, up, len(job.task.clients), noise)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        if tap:
-            for direction, messages in (("down", down), ("up", up)):
-                for client, message in messages.items():
-                    tap(number, direction, client, message)
+        show(tap, number, down, up)
         # all that the server knows of a client is from which version it last answered
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         test_loss = accuracy = None
-        if self.test is not None and (number % job.eval_every == 0 or number == job.rounds):
+        if self._tested(number):
             with self._kernels():
-                test_loss, accuracy = self.model.evaluate(self.weights(after.public), after.public.buffers, self.test)
+                test_loss, accuracy = self._test(after.public)
         record = RoundRecord(
             number,
             loss / examples,
@@ -160,8 +169,9 @@ class Served(Simulation):
         tally = state.tally.add(contract, plan, up)
         return RunState(number, after, clients, cohort, state.how, state.why, tally), record
 
-    def _gather(self, number: int, server: ServerState, plan: Plan, asks: Mapping[int, Ask]) -> _Gathered:
+    def _gather(self, asking: _Asking, asks: Mapping[int, Ask]) -> _Gathered:
         """Ask the cohort, and again those that did not answer while they are too few."""
+        number, server = asking.number, asking.server
         got, needed = _Gathered(), self.patience.enough(len(asks))
         for attempt in range(self.patience.tries):
             here = self._present(asks.keys(), needed)
@@ -170,11 +180,11 @@ class Served(Simulation):
             ordinary, more = split_down(self.contract, server, sent)
             again = ordinary if attempt else 0  # a message that is sent again is no ordinary one
             got.bytes_down, got.bytes_catchup = got.bytes_down + ordinary - again, got.bytes_catchup + more + again
-            lost = self._hear(got, server, plan, asked)
+            lost = self._hear(got, asking, asked)
             if lost:
                 got.drifted += len(lost)
                 got.bytes_catchup += sum(len(ask.data) for ask in lost.values())
-                self._hear(got, server, plan, lost)
+                self._hear(got, asking, lost)
             for i, why in got.refused.items():
                 self.log(f"round {number}: refused client {i}: {why}")
             if len(got.accepted) >= needed:
@@ -194,7 +204,7 @@ class Served(Simulation):
         self._met = True
         return here
 
-    def _hear(self, got: _Gathered, server: ServerState, plan: Plan, asked: Mapping[int, Ask]) -> dict[int, Ask]:
+    def _hear(self, got: _Gathered, asking: _Asking, asked: Mapping[int, Ask]) -> dict[int, Ask]:
         """Take the answers that can be used; gives what those need that say they are lost."""
         lost: dict[int, Ask] = {}
         if not asked:
@@ -204,7 +214,7 @@ class Served(Simulation):
             if client not in asked or client in got.accepted or client in lost:
                 continue
             try:
-                need = self._judge(server, plan, client, answer)
+                need = self._judge(asking, client, answer)
             except (WireError, Diverged) as error:
                 got.refused[client] = str(error)
                 continue
@@ -214,7 +224,7 @@ class Served(Simulation):
                 lost[client] = Ask(need, asked[client].heard)
         return lost
 
-    def _judge(self, server: ServerState, plan: Plan, client: int, answer: Answer) -> bytes | None:
+    def _judge(self, asking: _Asking, client: int, answer: Answer) -> bytes | None:
         """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
         if answer.error:
             raise WireError(f"it could not answer: {answer.error[:300]}")
@@ -223,8 +233,9 @@ class Served(Simulation):
                 f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
             )
         if wire.unpack(answer.data, self.contract.schema).kind == wire.LOST:
-            return repair(self.contract, server, answer.data, client)
-        unpack_up(self.contract, plan, server.public.version, client, answer.data)
+            return repair(self.contract, asking.server, answer.data, client)
+        version, mask = asking.server.public.version, asking.masks[self.contract.tier(client)]
+        unpack_up(self.contract, asking.plan, version, client, answer.data, mask)
         if not (math.isfinite(answer.loss) and answer.examples > 0):
             raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")
         return None

@@ -1,0 +1,59 @@
+"""Grids: what is tried, what is taken, and that nothing runs twice."""
+
+import json
+from pathlib import Path
+
+from thinwire.run.execute import default_folder
+from thinwire.run.grid import Grid, Progress, run_grids, summary, to_target
+
+CONTENT = {
+    "on": "digits",
+    "rounds": 4,
+    "seeds": [0, 1],
+    "tune": {"seeds": [100], "share": 0.5, "by": "final_accuracy"},
+    "set": {"task.clients": 4, "cohort.size": 2},
+    "rows": [{"method": "fedavg", "over": {"method.client_opt.lr": [1e-6, 0.1]}}, {"method": "local", "rounds": 2}],
+}
+
+
+def test_the_best_of_a_search_is_run_on_other_seeds_and_nothing_twice(tmp_path: Path) -> None:
+    grid, told = Grid(CONTENT), []
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.1}, {}]
+    assert {e.seed for line in grid.final(tmp_path) for e in line.runs} == {0, 1}
+    assert [len(line.runs) for line in grid.trials()] == [1, 1, 1]
+    assert all(summary(e, tmp_path)["rounds"] == 2 for line in grid.trials() for e in line.runs[:1] if line.row == 0)
+    assert [(p.done, p.todo, p.trouble) for p in told] == [(i + 1, 3, "") for i in range(3)] + [
+        (i + 1, 4, "") for i in range(4)
+    ]
+    assert told[-1].seconds_left == 0
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert len(told) == 7
+
+
+def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    rows = [{"method": "fedavg", "set": {"method.client_opt.lr": 1e30}}, {"method": "fedavg"}]
+    grid, told = Grid({**CONTENT, "tune": {}, "seeds": [0], "rows": rows}), list[Progress]()
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert "learning rate" in told[0].trouble
+    assert not told[1].trouble
+    folder = default_folder(grid.lines()[1].runs[0], tmp_path)
+    before = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()  # as if killed before the end
+    run_grids([grid], tmp_path, on_run=told.append)
+    after = json.loads((folder / "summary.json").read_text())
+    assert after["final_accuracy"] == before["final_accuracy"]
+
+
+def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
+    rows = [{"method": "fedavg", "set": {"eval.until": 0.3}}]
+    grid = Grid({**CONTENT, "tune": {}, "rounds": 30, "rows": rows})
+    run_grids([grid], tmp_path / "one")
+    run_grids([grid], tmp_path / "two", jobs=2)
+    for e in grid.lines()[0].runs:
+        one, two = (summary(e, tmp_path / name) for name in ("one", "two"))
+        assert one["rounds"] < 30
+        assert one["final_accuracy"] >= 0.3
+        assert (one["final_accuracy"], one["bytes_total"]) == (two["final_accuracy"], two["bytes_total"])
+        assert to_target(e, tmp_path / "one", 0.3)[0] == one["rounds"]
+        assert to_target(e, tmp_path / "one", 0.99) is None

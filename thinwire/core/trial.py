@@ -1,0 +1,20 @@
+"""The smallest kernel: run once, to see whether Triton works. Imported by `gpu` alone, as it needs the package."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _write_one(x):
+    tl.store(x, 1.0)
+
+
+def run_one(device: torch.device) -> bool:
+    """Whether a one arrives."""
+    x = torch.zeros(1, device=device)
+    with torch.cuda.device(device):
+        _write_one[(1,)](x)
+    return float(x) == 1

@@ -1,0 +1,341 @@
+"""Convolutions of many clients on a GPU, each with weights of its own: the patches are never written down.
+
+A convolution is a product of a matrix of patches with the kernel. `convolve` lays the patches out in memory, 25 times
+the picture for 5x5 kernels; here every block of the product fetches the pixels that it needs. Written in Triton,
+imported only where there is a GPU and triton is installed; `convolve` has the same functions without it.
+
+All data has a client axis first and is laid out channels last. Sums are made in float32 and in a fixed order: the same
+bits every time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Pair = tuple[int, int]
+
+# float32 by tensor cores: each factor is split into two of 11 bits and three of the four products are made, which is as
+# exact as float32 to the last two bits and several times faster than multiplying without tensor cores.
+EXACT = "tf32x3"
+PROGRAMS = 512  # blocks that keep a large GPU busy; a constant, so that sums do not depend on which GPU it is
+
+
+@triton.jit
+def _multiply_patches(
+    x,
+    kernel,
+    bias,
+    out,
+    rows,
+    x_client,
+    x_picture,
+    x_row,
+    x_column,
+    x_channel,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X_HEIGHT: tl.constexpr,
+    X_WIDTH: tl.constexpr,
+    Y_HEIGHT: tl.constexpr,
+    Y_WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    BACK: tl.constexpr,
+    BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Forward: out[u, o] = sum over taps and channels of x[u stride - padding + tap, i] kernel[o, tap, i].
+
+    BACK: x is the gradient, out that by the input. Pixels of the input are taken by their remainder after division by
+    the stride, the phase: all pixels of a phase meet the same taps, every stride-th.
+    """
+    TH: tl.constexpr = (KH + SH - 1) // SH if BACK else KH
+    TW: tl.constexpr = (KW + SW - 1) // SW if BACK else KW
+    PHASES: tl.constexpr = SH * SW if BACK else 1
+    client = (tl.program_id(2) // PHASES).to(tl.int64)
+    phase = tl.program_id(2) % PHASES
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    o = tl.program_id(1) * BN + tl.arange(0, BN)
+    v = m % WIDTH
+    u = (m // WIDTH) % HEIGHT
+    picture = m // (WIDTH * HEIGHT)
+    if BACK:
+        ph = phase // SW
+        pw = phase % SW
+        first_h = (ph + PH) % SH
+        first_w = (pw + PW) % SW
+        row = u + (ph + PH - first_h) // SH
+        column = v + (pw + PW - first_w) // SW
+        to_row = ph + u * SH
+        to_column = pw + v * SW
+        live = (m < rows) & (to_row < Y_HEIGHT) & (to_column < Y_WIDTH)
+    else:
+        row = u * SH - PH
+        column = v * SW - PW
+        to_row = u
+        to_column = v
+        live = m < rows
+    place = x + client * x_client + (picture * x_picture + row * x_row + column * x_column)
+    kernel += client * (OUTER * KH * KW * INNER)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, TH * TW * INNER, BK):
+        if INNER % BK == 0:  # one tap in this block
+            tap = k // INNER
+            i = tl.max_contiguous(tl.multiple_of(k % INNER + tl.arange(0, BK), BK), BK)  # so that loads are long
+            th = tap // TW
+            tw = tap % TW
+            down = th
+            right = tw
+        else:
+            tap = (k + tl.arange(0, BK)) // INNER
+            i = (k + tl.arange(0, BK)) % INNER
+            th = tap // TW
+            tw = tap % TW
+            down = th[None, :]
+            right = tw[None, :]
+        if BACK:
+            at_row = row[:, None] - down
+            at_column = column[:, None] - right
+            step = i * x_channel - th * x_row - tw * x_column
+            kh = first_h + th * SH + 0 * i
+            kw = first_w + tw * SW + 0 * i
+        else:
+            at_row = row[:, None] + down
+            at_column = column[:, None] + right
+            step = i * x_channel + th * x_row + tw * x_column
+            kh = th
+            kw = tw
+        inside = live[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
+        a = tl.load(place[:, None] + step[None, :], mask=inside, other=0.0)
+        from_kernel = kernel + (kh * KW + kw) * INNER + i
+        known = (o < OUTER)[None, :]
+        if INNER % BK != 0:
+            known = known & (th < TH)[:, None]
+        if BACK:
+            known = known & ((kh < KH) & (kw < KW))[:, None]
+        b = tl.load(from_kernel[:, None] + (o * (KH * KW * INNER))[None, :], mask=known, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + client * OUTER + o, mask=o < OUTER, other=0.0).to(tl.float32)[None, :]
+    pictures = rows // (HEIGHT * WIDTH)
+    pixel = (picture * Y_HEIGHT + to_row) * Y_WIDTH + to_column
+    out += client * pictures * Y_HEIGHT * Y_WIDTH * OUTER
+    tl.store(out + pixel[:, None] * OUTER + o[None, :], total, mask=live[:, None] & (o < OUTER)[None, :])
+
+
+@triton.jit
+def _multiply_by_patches(
+    x,
+    grad,
+    out,
+    rows,
+    share,
+    parts,
+    x_client,
+    x_picture,
+    x_row,
+    x_column,
+    x_channel,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X_HEIGHT: tl.constexpr,
+    X_WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    ONES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """One part of the gradient by the kernel: out[o, tap, i] = sum over some pixels of grad[u, o] x[patch(u), tap, i].
+
+    With ONES the patches have one more number, a one: its column is the gradient by the bias.
+    """
+    COLUMNS: tl.constexpr = KH * KW * INNER
+    client = (tl.program_id(2) // parts).to(tl.int64)
+    part = tl.program_id(2) % parts
+    k = tl.program_id(0) * BN + tl.arange(0, BN)
+    o = tl.program_id(1) * BM + tl.arange(0, BM)
+    if INNER % BN == 0:  # one tap in this block
+        tap = tl.program_id(0) * BN // INNER
+        i = tl.max_contiguous(tl.multiple_of((tl.program_id(0) * BN) % INNER + tl.arange(0, BN), BN), BN)
+        th = tap // KW
+        tw = tap % KW
+        down = th
+        right = tw
+    else:
+        tap = k // INNER
+        i = k % INNER
+        th = tap // KW
+        tw = tap % KW
+        down = th[None, :]
+        right = tw[None, :]
+    step = i * x_channel + th * x_row + tw * x_column
+    x += client * x_client
+    grad += client * rows * OUTER
+    begin = part * share
+    end = tl.minimum(begin + share, rows)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for at in range(begin, end, BK):
+        m = at + tl.arange(0, BK)
+        v = m % WIDTH
+        u = (m // WIDTH) % HEIGHT
+        row = u * SH - PH
+        column = v * SW - PW
+        at_row = row[:, None] + down
+        at_column = column[:, None] + right
+        inside = (m < end)[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
+        if INNER % BN != 0:
+            inside = inside & (k < COLUMNS)[None, :]
+        place = (m // (WIDTH * HEIGHT)) * x_picture + row * x_row + column * x_column
+        b = tl.load(x + (place[:, None] + step[None, :]), mask=inside, other=0.0)
+        if ONES:
+            b = tl.where((k == COLUMNS)[None, :], 1.0, b).to(x.dtype.element_ty)
+        a = tl.load(grad + m[:, None] * OUTER + o[None, :], mask=(m < end)[:, None] & (o < OUTER)[None, :], other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+    out += tl.program_id(2).to(tl.int64) * OUTER * (COLUMNS + ONES)
+    known = (o < OUTER)[:, None] & (k < COLUMNS + ONES)[None, :]
+    tl.store(out + o[:, None] * (COLUMNS + ONES) + k[None, :], total, mask=known)
+
+
+# -- x (c, n, i, h, w), kernel (c, o, i, kh, kw), bias (c, o), grad (c, n, o, oh, ow), in any order in memory ----------
+
+
+def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    """The convolution."""
+    (h, w), (kh, kw) = x.shape[-2:], kernel.shape[-2:]
+    oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (w + 2 * padding[1] - kw) // stride[1] + 1
+    return _multiply(x, kernel.permute(0, 1, 3, 4, 2), bias, (oh, ow), (oh, ow), stride, padding, False)
+
+
+def input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The gradient by pictures of this size."""
+    phase = (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
+    return _multiply(grad, kernel.permute(0, 2, 3, 4, 1), None, phase, size, stride, padding, True)
+
+
+def kernel_gradient(
+    grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients by a kernel of this size and by the bias, an empty one if there is none."""
+    c, n, o, oh, ow = grad.shape
+    i = x.shape[2]
+    kh, kw = size
+    rows, columns = n * oh * ow, kh * kw * i
+    x, grad = _last(x), grad.permute(0, 1, 3, 4, 2).contiguous()
+    block = gradient_block(o, i, columns + bias, x.dtype)
+    ones = bias and columns % block.n != 0
+    blocks = -(-(columns + ones) // block.n), -(-o // block.m)
+    parts = max(1, min(-(-PROGRAMS // (blocks[0] * blocks[1] * c)), rows // (8 * block.k)))
+    share = -(-rows // (parts * block.k)) * block.k
+    parts = -(-rows // share)
+    made = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
+    with torch.cuda.device_of(x):
+        _multiply_by_patches[(*blocks, c * parts)](
+            *(x, grad, made, rows, share, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw, *stride, *padding),
+            *(int(ones), _precision(x), *block[:3]),
+            num_warps=block.warps,
+            num_stages=block.stages,
+        )
+    total = made.sum(1) if parts > 1 else made[:, 0]
+    by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(grad.dtype)  # type: ignore[no-untyped-call]
+    if not bias:
+        return by_kernel, by_kernel.new_empty(c, 0)
+    return by_kernel, total[..., columns].to(grad.dtype) if ones else grad.sum((1, 2, 3))
+
+
+def _multiply(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, grid: Pair, size: Pair, stride: Pair, padding: Pair, back: bool
+) -> Tensor:
+    """The first kernel, on kernels (c, outer, kh, kw, inner) and `grid` pixels a picture and phase."""
+    c, n, inner = x.shape[:3]
+    outer, kh, kw = kernel.shape[1:4]
+    x, kernel = _last(x), kernel.contiguous()
+    rows = n * grid[0] * grid[1]
+    phases = stride[0] * stride[1] if back else 1
+    block = product_block(c * phases, rows, outer, inner, kh * kw, x.dtype)
+    out = torch.empty((c, n, *size, outer), dtype=x.dtype, device=x.device)
+    added = x if bias is None else bias.contiguous()
+    with torch.cuda.device_of(x):
+        _multiply_patches[(-(-rows // block.m), -(-outer // block.n), c * phases)](
+            *(x, kernel, added, out, rows, *_strides(x), *grid, *x.shape[-2:], *size),
+            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, _precision(x), *block[:3]),
+            num_warps=block.warps,
+            num_stages=block.stages,
+        )
+    return out.permute(0, 1, 4, 2, 3)
+
+
+class Block(NamedTuple):
+    """What one program makes: m x n numbers, from k products of each at a time; its warps; loads on their way."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kind: torch.dtype) -> Block:
+    """A block for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
+    n = _power(outer, 16, 128)
+    many = groups * -(-outer // n)
+    m = next((m for m in (128, 64) if -(-rows // m) * many >= PROGRAMS), 32)
+    one_tap = _divisor(inner, 64 if kind == torch.bfloat16 else 32)
+    k = one_tap if one_tap >= 16 else _power(taps * inner, 16, 32)
+    return Block(m, n, k, 8 if m * n >= 1 << 14 else 4, 3)
+
+
+def gradient_block(outer: int, inner: int, columns: int, kind: torch.dtype) -> Block:
+    """A block for the gradient by `outer` kernels with `columns` numbers each."""
+    m = _power(outer, 16, 128)
+    n = _divisor(inner, 128) if inner % 32 == 0 else _power(columns, 16, 128)
+    return Block(m, n, 64 if kind == torch.bfloat16 else 32, 8 if m * n >= 1 << 14 else 4, 3)
+
+
+def _last(x: Tensor) -> Tensor:
+    """The same numbers with channels last, unless they are so few that it does not matter."""
+    if x.shape[2] < 8 or x.stride(2) == 1:
+        return x
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Those of clients, pictures, rows, columns and channels."""
+    return tuple(x.stride(axis) for axis in (0, 1, 3, 4, 2))
+
+
+def _precision(x: Tensor) -> str:
+    allowed = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return "tf32" if allowed == "tf32" or x.dtype == torch.bfloat16 else EXACT
+
+
+def _power(value: int, least: int, most: int) -> int:
+    """The next power of two, within bounds."""
+    return min(max(1 << (value - 1).bit_length(), least), most)
+
+
+def _divisor(value: int, most: int) -> int:
+    """The largest power of two that divides it, at most so large."""
+    return min(value & -value, most)
