@@ -278,7 +278,8 @@ def flower(work: Work) -> None:
     class Timed(FedAvg):
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Any:
             if not work.wait():
-                os._exit(0)
+                ray.shutdown()
+                os._exit(0)  # Flower would go on with its next round
             self.began = time.perf_counter()
             messages = list(super().configure_train(server_round, arrays, config, grid))
             for place, message in enumerate(messages):

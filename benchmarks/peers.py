@@ -17,6 +17,7 @@ in every round as many steps. torch's rivals run with oneDNN and without ("-off"
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -133,11 +134,12 @@ class Contestant:
             self.trouble = self.hear("ready")[1]
 
     def end(self) -> None:
-        """Let it go."""
-        try:
+        """Let it go; one that has nothing more to read ends by itself."""
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()  # type: ignore[union-attr]
+        try:
             self.process.wait(20)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
+        except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()  # type: ignore[union-attr]
