@@ -50,7 +50,7 @@ class Crew:
         def one(i: int) -> Trained:
             model = idle.get()
             try:
-                step, first = prepare(method, model, public, frame, start, work, opt, only)
+                step, first = prepare(method, model, public, frame, start, work, opt, only, alone=True)
                 return train_one(step, start, first, public.buffers, mine, work, i)
             finally:
                 idle.put(model)
