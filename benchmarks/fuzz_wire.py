@@ -76,7 +76,7 @@ from thinwire.rounds import Budget, Method, Tier
 from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.lanes import unpack_up
 from thinwire.rounds.mask import Prune, Select
-from thinwire.rounds.protocol import _masks, plan_round
+from thinwire.rounds.protocol import masks_of, plan_round
 from thinwire.rounds.secure import secure_mean
 from thinwire.rounds.weigh import Uniform
 from thinwire.schedules import Every, FedLAMA
@@ -209,7 +209,7 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
         federation.hear(client)
     federation.cohort = (0, 1)
     ups = tuple(federation.answer(client) for client in (0, 1))
-    masks = _masks(contract, server.public, {0: ups[0], 1: ups[1]})
+    masks = masks_of(contract, server.public, {0: ups[0], 1: ups[1]})
 
     def read_up(data: bytes, client: int) -> bool:
         if method.secure:

@@ -1,12 +1,16 @@
 """The parts of the benchmarks that others rely on: the fuzzer in its short form, pages, bars."""
 
 import doctest
+import io
+import json
+import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import codecs, faults, fuzz_wire, page
+from benchmarks import codecs, contestants, faults, fuzz_wire, page, peers
 from thinwire.codecs import Quantise, TopK
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -82,6 +86,34 @@ def test_flower_sends_positions_and_values_or_all_of_them():
     dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantise(8)), spec)
     assert dense == [("f4", [100, 10])]
     assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
+
+
+def test_contestants_do_the_same_work(tmp_path, monkeypatch):
+    steps = peers.lay_out("cnn2", 40, 2, tmp_path)
+    answers = io.StringIO()
+    monkeypatch.setattr(contestants, "ANSWERS", answers)
+    for name in ("loop", "loop-channels-last", "ours"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
+        contestants.PLAYERS[name.split("-")[0]](contestants.Work(name, tmp_path))
+    played = [line for line in map(json.loads, answers.getvalue().splitlines()) if "round" in line]
+    assert [line["round"] for line in played] == [0, 1] * 3
+    assert {line["steps"] for line in played} == {steps} == {20}
+    first, loop, last, ours = (
+        dict(np.load(tmp_path / f"{name}.npz"))
+        for name in ("first", "after-loop", "after-loop-channels-last", "after-ours")
+    )
+    for other in (last, ours):
+        assert peers.distance(other, loop) < 1e-3 * peers.distance(loop, first)
+
+
+def test_who_is_missing_is_said_in_one_line(tmp_path):
+    peers.lay_out("cnn2", 8, 1, tmp_path)
+    (tmp_path / "pfl.py").write_text("raise ImportError('no pfl here')")  # as if it were not installed
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    player = peers.Contestant("pfl", str(tmp_path / "python"), tmp_path)
+    player.end()
+    assert player.trouble == "not measured: no pfl here"
 
 
 def test_the_script_of_faults_is_complete_and_always_the_same():

@@ -144,6 +144,8 @@ class LocalEngine:
         conv: convolutions of many clients as one `grouped` convolution, as products of matrices (`im2col`), which takes
             more memory and, on a GPU, less time, or as products that fetch their factors themselves (`fused`, with the
             package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`.
+        workers: processes that train chunks of the cohort side by side, through Ray, on all GPUs or machines that it
+            knows; 0 for none. The cohort is cut into as many chunks unless `chunk` says otherwise.
     """
 
     device: str = "cpu"
@@ -151,6 +153,7 @@ class LocalEngine:
     chunk: int = 0
     precision: Precision = "float32"
     conv: Conv = "auto"
+    workers: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("vectorise", Mode), ("precision", Precision), ("conv", Conv)):
@@ -158,6 +161,8 @@ class LocalEngine:
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.chunk < 0:
             raise ConfigError(f"chunk must be 0 (whole cohort) or more, not {self.chunk}")
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 (none but this process) or more, not {self.workers}")
         try:
             kind = torch.device(self.device).type
         except RuntimeError as error:
@@ -169,7 +174,12 @@ class LocalEngine:
         """Bring model and data to the device and settle the contract."""
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
-        simulation = Simulation(self, job)
+        if self.workers:
+            from thinwire.engines.spread import Spread
+
+            simulation: Simulation = Spread(self, job)
+        else:
+            simulation = Simulation(self, job)
         simulation.try_on()
         return simulation
 
@@ -391,33 +401,56 @@ class Simulation:
         down: dict[int, bytes],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk."""
-        public = state.server.public
-        frame = self.contract.frame(public.version, self.device)
         replies: list[tuple[Reply, tuple[int, ...]]] = []
+        chunks = list(self._chunks(cohort, state.server.public, known, down))
+        while True:
+            try:
+                for (chunk, _), reply in zip(chunks, self._replies(state, plan, cohort, known, chunks), strict=True):
+                    replies.append((reply, chunk))
+                break
+            except Exception as error:
+                # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
+                auto = self.engine.vectorise == "auto"
+                if isinstance(error, Unsuited) and not auto:
+                    raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
+                ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
+                if ours or state.how == "loop" or not auto or state.round or replies:
+                    raise
+                why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
+                state = state._replace(how=_NEXT[state.how], why=why)
         loss = examples = 0.0
-        circle = Circle(cohort, self._secret) if self.job.method.secure else None
-        for chunk, seen in self._chunks(cohort, public, known, down):
-            work = self._workload(state.round, chunk)
-            states = [known[i] for i in chunk]
-            args = (seen, frame, plan, chunk, states, work)
-            while True:
-                try:
-                    reply = self._cohort(state.how, args, circle)
-                    break
-                except Exception as error:
-                    # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
-                    auto = self.engine.vectorise == "auto"
-                    if isinstance(error, Unsuited) and not auto:
-                        raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
-                    ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
-                    if ours or state.how == "loop" or not auto or state.round or replies:
-                        raise
-                    why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
-                    state = state._replace(how=_NEXT[state.how], why=why)
-            replies.append((reply, chunk))
-            for value, count in zip(reply.loss.tolist(), work.samples, strict=True):
+        for reply, chunk in replies:
+            for value, client in zip(reply.loss.tolist(), chunk, strict=True):
+                count = len(self.job.task.clients.client(client))
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
+
+    def _replies(
+        self,
+        state: RunState,
+        plan: Plan,
+        cohort: tuple[int, ...],
+        known: dict[int, ClientState],
+        chunks: list[tuple[tuple[int, ...], Public]],
+    ) -> Iterator[Reply]:
+        """What the clients of each chunk give back."""
+        for chunk, seen in chunks:
+            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, [known[i] for i in chunk])
+
+    def train_chunk(
+        self,
+        number: int,
+        how: Vectorise,
+        plan: Plan,
+        cohort: tuple[int, ...],
+        seen: Public,
+        chunk: tuple[int, ...],
+        states: list[ClientState],
+    ) -> Reply:
+        """Train some clients of a cohort from the public state that they received."""
+        circle = Circle(cohort, self._secret) if self.job.method.secure else None
+        frame = self.contract.frame(seen.version, self.device)
+        return self._cohort(how, (seen, frame, plan, chunk, states, self._workload(number, chunk)), circle)
 
     def _chunks(
         self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: dict[int, bytes]
@@ -436,7 +469,7 @@ class Simulation:
             if snapshot:
                 before = self.public._replace(version=known[ids[0]].version)
                 seen = receive(self.contract, before, down[ids[0]], ids[0]).public
-            size = self.engine.chunk or len(ids)
+            size = self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
 

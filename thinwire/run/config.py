@@ -284,6 +284,9 @@ def method_from(table: Table) -> Method:
 def to_table(experiment: Experiment) -> Table:
     """The whole experiment as plain values, every default written out."""
     task, method = experiment.task, experiment.method
+    sections = {key: plain(getattr(experiment, key)) for key in _SECTIONS}
+    if not experiment.engine.workers:
+        del sections["engine"]["workers"]  # seldom set, and experiments from before it keep their names
     return {
         **{key: getattr(experiment, key) for key in _TOP},
         "task": {
@@ -297,7 +300,7 @@ def to_table(experiment: Experiment) -> Table:
             "augment": task.augment,
             **dict(task.options),
         },
-        **{key: plain(getattr(experiment, key)) for key in _SECTIONS},
+        **sections,
         "method": method_table(method),
     }
 
