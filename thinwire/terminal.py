@@ -120,9 +120,9 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     heads = ["method", "final %", "best %", "up", "down", "catch-up", "total", "ideal", "fewer"]
-    roomy = out.width >= 100
-    if roomy:
-        heads += ["seconds", "at 2 Mbps", "slow up"]
+    roomy, wide = out.width >= 100, out.width >= 112
+    heads += ["seconds", "at 2 Mbps"] if roomy else []
+    heads += ["slow up"] if wide else []
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
@@ -135,7 +135,8 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             spread(row.best_accuracy),
             *(human_bytes(way) for way in ways),
             ratio,
-            *([f"{row.seconds:.1f}", _at(row, "2 Mbps"), _at(row, "2 Mbps (uploads 16x slower)")] if roomy else []),
+            *([f"{row.seconds:.1f}", _at(row, "2 Mbps")] if roomy else []),
+            *([_at(row, "2 Mbps (uploads 16x slower)")] if wide else []),
         )
     out.print(table)
     by = "total" if rows[0].accounting == "honest" else "ideal"
@@ -144,9 +145,8 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
         f"fewer than {yardstick}, by {by} ({rows[0].accounting} accounting)"
     )
     if roomy:
-        out.print(
-            "seconds here, and the time that it would take over links of 2 Mbps, and with uploads 16x slower (slow up)"
-        )
+        slow = ", and with uploads 16x slower (slow up)" if wide else ""
+        out.print(f"seconds here, and the time that it would take over links of 2 Mbps{slow}")
 
 
 def _at(row: Row, link: str) -> str:
