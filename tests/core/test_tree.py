@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from thinwire.core import tree as t
+from thinwire.core.tree import adjacent, all_finite, same, side_by_side, stack, unstack, weighted_mean
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
@@ -93,3 +94,49 @@ def test_same_minds_the_order_of_blocks():
 
 def test_to_device_leaves_tensors_that_are_there():
     assert t.to_device(A, "cpu")["w"] is A["w"]
+
+
+def test_adjacent_blocks_are_one_vector_and_others_are_not():
+    whole = torch.arange(12.0)
+    tree = {"a": whole[1:3], "b": whole[3:9].view(2, 3)}
+    vector = adjacent(tree)
+    assert torch.equal(vector, whole[1:9])
+    assert vector.data_ptr() == tree["a"].data_ptr()
+    for other in (
+        {"b": tree["b"], "a": tree["a"]},
+        {"a": whole[1:3], "b": whole[4:9]},
+        {"a": whole[1:3], "b": whole[3:9].view(2, 3).T},
+        {"a": whole[1:3], "b": torch.zeros(3)},
+        {"a": whole[1:3], "b": whole[3:9].view(torch.int32)},
+        {"a": torch.zeros(0)},
+        {},
+    ):
+        assert adjacent(other) is None
+
+
+def test_side_by_side_changes_the_place_and_not_the_numbers():
+    torch.manual_seed(0)
+    tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3)}
+    placed = side_by_side(tree)
+    assert same(placed, tree)
+    assert all(adjacent(unstack(placed, i)) is not None for i in range(3))
+    mixed = {"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}
+    assert same(side_by_side(mixed), mixed)
+
+
+def test_the_mean_of_adjacent_trees_has_the_same_bits():
+    torch.manual_seed(0)
+    apart = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
+    placed = [unstack(side_by_side(stack(apart)), i) for i in range(4)]
+    assert same(weighted_mean(placed, [1.0, 2.0, 3.0, 0.5]), weighted_mean(apart, [1.0, 2.0, 3.0, 0.5]))
+
+
+def test_a_number_that_is_not_finite_is_found_among_adjacent_blocks():
+    whole = torch.zeros(6)
+    tree = {"a": whole[:2], "b": whole[2:]}
+    assert all_finite(tree)
+    whole[4] = torch.inf
+    assert not all_finite(tree)
+    whole[4] = 3e38
+    whole[5] = 3e38
+    assert all_finite(tree)  # though the sum is not

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.core.registry import register
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, adjacent
 from thinwire.errors import WireError
 
 
@@ -98,6 +98,8 @@ class Raw:
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
         """All blocks, joined."""
+        if (vector := adjacent(tree)) is not None:
+            return _to_bytes(vector), state
         return b"".join(_to_bytes(block) for block in tree.values()), state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:

@@ -112,6 +112,36 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
     return out
 
 
+def adjacent(tree: Mapping[str, Tensor]) -> Tensor | None:
+    """All numbers of a tree as one vector, without a copy, if its blocks lie one after another in memory; else None.
+
+    >>> whole = torch.arange(6.0)
+    >>> adjacent({"a": whole[:2], "b": whole[2:].view(2, 2)}), adjacent({"a": whole[:2], "b": whole[3:]})
+    (tensor([0., 1., 2., 3., 4., 5.]), None)
+    """
+    blocks = list(tree.values())
+    if not blocks:
+        return None
+    first, last = blocks[0], blocks[-1]
+    kind, place = first.dtype, first.data_ptr()
+    for block in blocks:
+        if block.dtype != kind or block.data_ptr() != place or not block.is_contiguous():
+            return None
+        place += block.numel() * block.element_size()
+    if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
+        return None
+    size = (place - first.data_ptr()) // first.element_size()
+    return first.as_strided((size,), (1,)) if size else None
+
+
+def side_by_side(tree: Tree) -> Tree:
+    """A stacked tree in which the blocks of each client lie one after another in memory, by one copy."""
+    if len(tree) < 2 or len({block.dtype for block in tree.values()}) > 1:
+        return tree
+    whole = torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
+    return unflatten(whole, unstack(tree, 0))
+
+
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """sum_i p_i tree_i with p_i = weight_i / sum of weights, summed in the order given.
 
@@ -120,6 +150,9 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     total, names = float(sum(weights)), list(trees[0])
     if not names:
         return {}
+    if (flat := _all_adjacent(trees)) is not None:
+        mean = weighted_mean([{"": vector} for vector in flat], weights)[""]
+        return unflatten(mean, trees[0])
     acc: tuple[Tensor, ...] = ()
     for tree, weight in zip(trees, weights, strict=True):
         part = torch._foreach_mul([tree[name] for name in names], weight / total)
@@ -127,9 +160,20 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     return dict(zip(names, acc, strict=True))
 
 
+def _all_adjacent(trees: Sequence[Tree]) -> list[Tensor] | None:
+    """Each tree as one vector, if that takes no copy and there is more than one block to save work on."""
+    names = list(trees[0])
+    if len(names) < 2 or any(list(tree) != names for tree in trees):
+        return None
+    vectors = [vector for tree in trees if (vector := adjacent(tree)) is not None]
+    return vectors if len(vectors) == len(trees) else None
+
+
 def all_finite(tree: Tree) -> bool:
     """Whether no block holds a NaN or an infinity."""
     blocks = [block for block in tree.values() if block.is_floating_point()]
+    if len(blocks) > 1 and (vector := adjacent(tree)) is not None:
+        blocks = [vector]
     if not blocks:
         return True
     # a sum is finite only if all its terms are; if it is not, it may have been too large, so look at each number

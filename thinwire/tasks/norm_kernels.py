@@ -1,6 +1,6 @@
 """Group norms of many clients on a GPU, each with weights of its own: every picture is read once each way.
 
-torch has one kernel for this, but under vmap it falls apart into some twenty passes over the numbers. Written in Triton,
+torch has one kernel for this, but under vmap it falls apart into some twenty passes over the numbers. In Triton,
 imported only where there is a GPU and triton is installed; `normalise` has the same function without it.
 
 Numbers lie channels last, a program has one picture, and sums are made in float32 and in a fixed order.
@@ -132,7 +132,7 @@ def _go_back(
 
 def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """The norm, and for the way back the mean and the scale of each group, (c, n, groups)."""
-    c, n, channels = x.shape[:3]
+    c, n = x.shape[:2]
     x = channels_last(x)
     out = torch.empty_like(x)
     means, scales = (torch.empty((c, n, groups), dtype=torch.float32, device=x.device) for _ in range(2))
