@@ -1,10 +1,12 @@
 """Arithmetic on trees."""
 
+import copy
+
 import pytest
 import torch
 
 from thinwire.core import tree as t
-from thinwire.core.tree import adjacent, all_finite, same, side_by_side, stack, unstack, weighted_mean
+from thinwire.core.tree import all_finite, as_matrix, cut, same, stack, unstack, weighted_mean
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
@@ -96,44 +98,49 @@ def test_to_device_leaves_tensors_that_are_there():
     assert t.to_device(A, "cpu")["w"] is A["w"]
 
 
-def test_adjacent_blocks_are_one_vector_and_others_are_not():
-    whole = torch.arange(12.0)
-    tree = {"a": whole[1:3], "b": whole[3:9].view(2, 3)}
-    vector = adjacent(tree)
-    assert torch.equal(vector, whole[1:9])
-    assert vector.data_ptr() == tree["a"].data_ptr()
-    for other in (
-        {"b": tree["b"], "a": tree["a"]},
-        {"a": whole[1:3], "b": whole[4:9]},
-        {"a": whole[1:3], "b": whole[3:9].view(2, 3).T},
-        {"a": whole[1:3], "b": torch.zeros(3)},
-        {"a": whole[1:3], "b": whole[3:9].view(torch.int32)},
-        {"a": torch.zeros(0)},
-        {},
+def test_a_cut_tree_is_its_vector_and_cannot_be_changed():
+    whole = torch.arange(8.0)
+    tree = cut(whole, ["a", "b"], [torch.zeros(2), torch.zeros(2, 3)])
+    assert same(tree, {"a": whole[:2], "b": whole[2:].view(2, 3)})
+    assert tree["a"].data_ptr() == whole.data_ptr()
+    for change in (
+        lambda: tree.update(a=whole),
+        lambda: tree.pop("a"),
+        lambda: tree.__setitem__("c", whole),
+        lambda: tree.__delitem__("a"),
+        lambda: tree.setdefault("c", whole),
+        tree.clear,
     ):
-        assert adjacent(other) is None
+        with pytest.raises(TypeError):
+            change()
+    assert type({**tree}) is type(t.add(tree, tree)) is type(copy.deepcopy(tree)) is dict
+    assert same(copy.deepcopy(tree), tree)
 
 
-def test_side_by_side_changes_the_place_and_not_the_numbers():
+def test_a_matrix_has_a_row_for_each_client_that_can_be_cut_again():
     torch.manual_seed(0)
-    tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3)}
-    placed = side_by_side(tree)
-    assert same(placed, tree)
-    assert all(adjacent(unstack(placed, i)) is not None for i in range(3))
-    mixed = {"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}
-    assert same(side_by_side(mixed), mixed)
+    tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
+    matrix = as_matrix(tree)
+    for i in range(3):
+        one = unstack(tree, i)
+        mine = cut(matrix[i], list(one), list(one.values()))
+        assert same(mine, one)
+        assert torch.equal(mine.vector, matrix[i])
+    assert as_matrix({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
+    assert as_matrix({}) is None
 
 
-def test_the_mean_of_adjacent_trees_has_the_same_bits():
+def test_the_mean_of_cut_trees_has_the_same_bits():
     torch.manual_seed(0)
     apart = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
-    placed = [unstack(side_by_side(stack(apart)), i) for i in range(4)]
+    matrix = as_matrix(stack(apart))
+    placed = [cut(matrix[i], ["a", "b"], list(apart[0].values())) for i in range(4)]
     assert same(weighted_mean(placed, [1.0, 2.0, 3.0, 0.5]), weighted_mean(apart, [1.0, 2.0, 3.0, 0.5]))
 
 
-def test_a_number_that_is_not_finite_is_found_among_adjacent_blocks():
+def test_a_number_that_is_not_finite_is_found_in_a_cut_tree():
     whole = torch.zeros(6)
-    tree = {"a": whole[:2], "b": whole[2:]}
+    tree = cut(whole, ["a", "b"], [whole[:2], whole[2:]])
     assert all_finite(tree)
     whole[4] = torch.inf
     assert not all_finite(tree)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 Tree: TypeAlias = dict[str, Tensor]
 
@@ -103,6 +104,8 @@ def flatten(tree: Tree) -> Tensor:
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
     """Cut a vector into blocks of the shapes of `like`; a leading client axis of the vector is kept."""
+    if vector.dim() == 1:
+        return cut(vector, list(like), list(like.values()))
     out: Tree = {}
     position = 0
     for name, block in like.items():
@@ -112,34 +115,41 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
     return out
 
 
-def adjacent(tree: Mapping[str, Tensor]) -> Tensor | None:
-    """All numbers of a tree as one vector, without a copy, if its blocks lie one after another in memory; else None.
+class Cut(dict[str, Tensor]):
+    """A tree whose blocks lie one after another in one vector, which may be used in their place. It cannot be changed.
 
-    >>> whole = torch.arange(6.0)
-    >>> adjacent({"a": whole[:2], "b": whole[2:].view(2, 2)}), adjacent({"a": whole[:2], "b": whole[3:]})
-    (tensor([0., 1., 2., 3., 4., 5.]), None)
+    >>> tree = cut(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
+    >>> tree["b"], tree.vector
+    (tensor([2.]), tensor([0., 1., 2.]))
     """
-    blocks = list(tree.values())
-    if not blocks:
-        return None
-    first, last = blocks[0], blocks[-1]
-    kind, place = first.dtype, first.data_ptr()
-    for block in blocks:
-        if block.dtype != kind or block.data_ptr() != place or not block.is_contiguous():
-            return None
-        place += block.numel() * block.element_size()
-    if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
-        return None
-    size = (place - first.data_ptr()) // first.element_size()
-    return first.as_strided((size,), (1,)) if size else None
+
+    def __init__(self, vector: Tensor, blocks: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__(blocks)
+        self.vector = vector
+
+    def __setitem__(self, name: str, block: Tensor) -> None:
+        raise TypeError("a cut tree cannot be changed: its vector would not follow")
+
+    def __reduce__(self) -> tuple:
+        return dict, (dict(self),)  # a copy elsewhere is an ordinary tree
+
+    __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
 
 
-def side_by_side(tree: Tree) -> Tree:
-    """A stacked tree in which the blocks of each client lie one after another in memory, by one copy."""
-    if len(tree) < 2 or len({block.dtype for block in tree.values()}) > 1:
-        return tree
-    whole = torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
-    return unflatten(whole, unstack(tree, 0))
+def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> Cut:
+    """Cut a vector into blocks of these shapes (views), all in one call: models have hundreds of blocks."""
+    return Cut(vector, zip(names, _unflatten_dense_tensors(vector, like), strict=True))  # type: ignore[no-untyped-call]
+
+
+def as_matrix(tree: Tree) -> Tensor | None:
+    """A stacked tree as one matrix with a row for each client, by a copy; None if its number types differ.
+
+    >>> as_matrix({"a": torch.zeros(2, 3), "b": torch.ones(2)}).tolist()
+    [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+    """
+    if len({block.dtype for block in tree.values()}) != 1:
+        return None
+    return torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
 
 
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
@@ -150,8 +160,8 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     total, names = float(sum(weights)), list(trees[0])
     if not names:
         return {}
-    if (flat := _all_adjacent(trees)) is not None:
-        mean = weighted_mean([{"": vector} for vector in flat], weights)[""]
+    if len(names) > 1 and all(isinstance(tree, Cut) and list(tree) == names for tree in trees):
+        mean = weighted_mean([{"": tree.vector} for tree in trees if isinstance(tree, Cut)], weights)[""]
         return unflatten(mean, trees[0])
     acc: tuple[Tensor, ...] = ()
     for tree, weight in zip(trees, weights, strict=True):
@@ -160,20 +170,11 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     return dict(zip(names, acc, strict=True))
 
 
-def _all_adjacent(trees: Sequence[Tree]) -> list[Tensor] | None:
-    """Each tree as one vector, if that takes no copy and there is more than one block to save work on."""
-    names = list(trees[0])
-    if len(names) < 2 or any(list(tree) != names for tree in trees):
-        return None
-    vectors = [vector for tree in trees if (vector := adjacent(tree)) is not None]
-    return vectors if len(vectors) == len(trees) else None
-
-
 def all_finite(tree: Tree) -> bool:
     """Whether no block holds a NaN or an infinity."""
-    blocks = [block for block in tree.values() if block.is_floating_point()]
-    if len(blocks) > 1 and (vector := adjacent(tree)) is not None:
-        blocks = [vector]
+    blocks = [
+        block for block in ([tree.vector] if isinstance(tree, Cut) else tree.values()) if block.is_floating_point()
+    ]
     if not blocks:
         return True
     # a sum is finite only if all its terms are; if it is not, it may have been too large, so look at each number

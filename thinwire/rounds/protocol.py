@@ -29,11 +29,12 @@ from thinwire.core.tree import (
     Tree,
     add,
     all_finite,
+    as_matrix,
     bring,
+    cut,
     repeat,
     restrict,
     scale,
-    side_by_side,
     stack,
     sub,
     tmap,
@@ -298,11 +299,13 @@ def cohort_round(
         all_codes = stack([_code(contract, unstack(spoken, i), public.version, c) for i, c in enumerate(clients)])
     silent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
-    all_codes = side_by_side(all_codes)  # so that the codec and the mean find each client's numbers in one piece
     if meanwhile is not None:
         meanwhile()
     loss = {"loss": trained.loss}
     opts = trained.opt if goes_on else {}
+    names, like = list(all_codes), [block[0] for block in all_codes.values()]
+    if (matrix := as_matrix(all_codes)) is not None:  # the codec finds each client's numbers in one piece
+        all_codes = {"": matrix}
     all_codes, all_noted, silent, moved, buffers, shared, loss, opts = bring(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
     )
@@ -311,7 +314,8 @@ def cohort_round(
 
     def speak(i: int) -> tuple[bytes, ClientState]:
         client, state = clients[i], states[i]
-        code, memory = unstack(all_codes, i), state.correction
+        code = unstack(all_codes, i) if matrix is None else cut(all_codes[""][i], names, like)
+        memory = state.correction
         report: Tree = {}
         if contract.remembers:
             memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)

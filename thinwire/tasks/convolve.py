@@ -94,14 +94,12 @@ def _arguments(
 
 
 def means(x: Tensor, window: Pair) -> Tensor:
-    """Means over windows side by side; what is left over at the end of rows and columns has no part.
+    """Means over windows side by side that fill the picture.
 
-    >>> means(torch.arange(6.0).view(1, 1, 2, 3), (2, 2))
-    tensor([[[[2.]]]])
+    >>> means(torch.arange(4.0).view(1, 1, 2, 2), (2, 2))
+    tensor([[[[1.5000]]]])
     """
-    (h, w), (kh, kw) = x.shape[-2:], window
-    x = x[..., : h // kh * kh, : w // kw * kw] if h % kh or w % kw else x
-    return x.unflatten(-1, (w // kw, kw)).unflatten(-3, (h // kh, kh)).mean((-3, -1))  # type: ignore[no-untyped-call, no-any-return]
+    return _Means.apply(x, window)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _window(
@@ -117,7 +115,8 @@ def _window(
     size = _pair(kernel_size)
     beside = stride is None or stride == () or _pair(stride) == size
     plain = _pair(padding) == (0, 0) and not ceil_mode and divisor_override is None
-    return size if beside and plain and x.shape[-2] >= size[0] and x.shape[-1] >= size[1] else None
+    fills = x.dim() == 4 and x.shape[-2] % size[0] == 0 and x.shape[-1] % size[1] == 0
+    return size if beside and plain and fills else None
 
 
 def _norm(
@@ -259,6 +258,27 @@ class _InputGradient(torch.autograd.Function):
             made = _input_gradient(grad.flatten(0, 1)[None], kernel[None], size, stride, padding)
             return _part(made[0], c), 0
         return _input_gradient(grad, _lead(kernel, in_dims[1], c), size, stride, padding), 0
+
+
+class _Means(torch.autograd.Function):
+    """Means over windows; their gradient is a copy to every pixel, channels last as the products want it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, window: Pair) -> Tensor:
+        return F.avg_pool2d(x, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.window = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        (n, c, oh, ow), (kh, kw) = grad.shape, ctx.window
+        share = (grad / (kh * kw)).permute(0, 2, 3, 1)[:, :, None, :, None]
+        spread = share.expand(n, oh, kh, ow, kw, c).reshape(n, oh * kh, ow * kw, c)
+        return spread.permute(0, 3, 1, 2), None
 
 
 # -- the same without columns ------------------------------------------------------------------------------------------
