@@ -4,6 +4,9 @@ A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), a
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
+
+A row may have `rounds` and `seeds` of its own, or a `share` of the rounds of the grid. In settings `{ of_rounds = 0.1 }`
+stands for a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
 """
 
 from __future__ import annotations
@@ -64,13 +67,16 @@ class Grid:
         """A row with these values, over a share of its rounds."""
         row = self.content["rows"][number]
         changes = parse_overrides(self.changes)
-        settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
+        wanted = changes.pop("rounds", row.get("rounds", self.content["rounds"]))
+        rounds = max(1, round(share * row.get("share", 1.0) * wanted))
+        given = _in_rounds({**row.get("set", {}), **chosen}, rounds)
+        settings = {key: value for key, value in given.items() if key not in changes}
         asked = row.get("seeds", self.content.get("seeds", 1))
         own = list(range(asked)) if isinstance(asked, int) else asked
         common = {
-            "rounds": round(share * row.get("rounds", self.content["rounds"])),
+            "rounds": rounds,
             "engine.device": self.device,
-            **self.content.get("set", {}),
+            **_in_rounds(self.content.get("set", {}), rounds),
         }
         runs = [
             resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
@@ -97,6 +103,19 @@ class Grid:
     def by(self) -> str:
         """What the search goes by."""
         return str(self.tune.get("by", "best_accuracy"))
+
+
+def _in_rounds(value: Any, rounds: int) -> Any:
+    """The value with shares of the rounds as whole numbers.
+
+    >>> _in_rounds({"kind": "steps", "at": [{"of_rounds": 0.5}, {"of_rounds": 0.75}]}, 84)
+    {'kind': 'steps', 'at': [42, 63]}
+    """
+    if isinstance(value, dict):
+        if value.keys() == {"of_rounds"}:
+            return max(1, round(value["of_rounds"] * rounds))
+        return {key: _in_rounds(inner, rounds) for key, inner in value.items()}
+    return [_in_rounds(inner, rounds) for inner in value] if isinstance(value, list) else value
 
 
 def _name(key: str) -> str:

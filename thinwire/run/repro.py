@@ -2,8 +2,9 @@
 
 A file of presets/repro is a grid (`grid.py`) in the shape of a printed table: `columns` are tasks with settings, `rows`
 methods with what the paper says of them in each column (`published`, and `traffic` as the paper counts it; 0 where it
-says nothing). `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file: how much of the paper's work is
-done. `measure` is what we compare, `differs` what is not as in the paper, `verdict` what came out.
+says nothing). `over` is for all rows that have none of their own. `scale.quick`, `scale.gpu` and `scale.paper` replace
+values of the file: how much of the paper's work is done; columns and rows with `scales` are left out at others.
+`measure` is what we compare, `differs` what is not as in the paper (that of a scale is added), `verdict` what came out.
 """
 
 from __future__ import annotations
@@ -53,24 +54,30 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
     if scale not in SCALES:
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     found = preset("repro", name)
-    content = {**found.table, **found.table["scale"][scale], "about": found.about, "paper": found.paper}
-    content["set"] = {**found.table.get("set", {}), **found.table["scale"][scale].get("set", {})}
-    rows = [_cell(column, row, i) for i, column in enumerate(content["columns"]) for row in content["rows"]]
+    at = found.table["scale"][scale]
+    content = {**found.table, **at, "about": found.about, "paper": found.paper}
+    content["set"] = {**found.table.get("set", {}), **at.get("set", {})}
+    content["differs"] = " ".join(text.strip() for text in (found.table.get("differs", ""), at.get("differs", "")))
+    columns = [(i, column) for i, column in enumerate(content["columns"]) if scale in column.get("scales", SCALES)]
+    common = {"over": content["over"]} if "over" in content else {}
+    rows = [{**common, **row} for row in content["rows"] if scale in row.get("scales", SCALES)]
+    cells = [_cell(column, row, i, at.get("set", {})) for i, column in columns for row in rows]
     if not content["tune"]:  # without a search, the value in the middle of those to try
-        for row in rows:
+        for row in cells:
             row["set"] |= {key: values[len(values) // 2] for key, values in row.pop("over", {}).items()}
-    grid = Grid({**content, "rows": rows}, device, changes)
-    return Reproduction(name, scale, content, grid)
+    grid = Grid({**content, "rows": cells}, device, changes)
+    return Reproduction(name, scale, {**content, "columns": [column for _, column in columns], "rows": rows}, grid)
 
 
-def _cell(column: Table, row: Table, number: int) -> Table:
-    """The row of a grid for one cell of a table."""
-    out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
+def _cell(column: Table, row: Table, number: int, scaled: Table) -> Table:
+    """The row of a grid for one cell of a table; settings of a scale win over those of its column and row."""
+    out: Table = {key: row[key] for key in ("method", "over", "rounds", "share", "seeds") if key in row}
     out |= {"label": row.get("label", row["method"]), "column": column["name"]}
-    out |= {"set": {**column.get("set", {}), **row.get("set", {})}}
+    out |= {"set": {**column.get("set", {}), **row.get("set", {}), **scaled}}
     out |= {"on": column["on"]} if "on" in column else {}
     for word in ("published", "traffic"):
-        out[word] = row.get(word, [0] * (number + 1))[number]
+        printed = row.get(word, [])
+        out[word] = printed[number] if number < len(printed) else 0
     return out
 
 
