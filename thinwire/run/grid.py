@@ -5,8 +5,8 @@ settings (`set`), and lists of values to try in every combination (`over`). With
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
 
-A row may have `rounds` and `seeds` of its own, or a `share` of the rounds of the grid. In settings `{ of_rounds = 0.1 }`
-stands for a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
+A row may have its own `rounds` and `seeds`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }` is a
+tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
 """
 
 from __future__ import annotations
