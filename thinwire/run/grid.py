@@ -166,6 +166,16 @@ def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, in
     return None
 
 
+def at_edge(value: Any, tried: Sequence[Any]) -> bool:
+    """Whether a number is the least or the largest of several that were tried.
+
+    >>> at_edge(0.1, [0.05, 0.1, 0.2]), at_edge(0.2, [0.05, 0.1, 0.2]), at_edge("a", ["a", "b"])
+    (False, True, False)
+    """
+    numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
+    return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
+
+
 def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
     """Mean and standard deviation in words.
 
@@ -222,8 +232,9 @@ def run_grids(
     """
     with _workers(jobs) as pool:
         if trials := [line for grid in grids for line in grid.trials()]:
-            _run_all(trials, out, jobs, pool, data_dir, on_run)
-        _run_all([line for grid in grids for line in grid.final(out)], out, jobs, pool, data_dir, on_run)
+            likely = _unfinished([line for grid in grids for line in grid.final(out)], out)  # whatever is chosen
+            _run_all(trials, out, pool, data_dir, on_run, later=sum(e.rounds for e in likely.values()))
+        _run_all([line for grid in grids for line in grid.final(out)], out, pool, data_dir, on_run)
 
 
 @contextmanager
@@ -237,16 +248,21 @@ def _workers(jobs: int) -> Iterator[Executor | None]:
         yield pool
 
 
+def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
+    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
+
+
 def _run_all(
-    lines: list[Line],
+    lines: Sequence[Line],
     out: Path,
-    jobs: int,
     pool: Executor | None,
     data_dir: Path | None,
     on_run: Callable[[Progress], None],
+    later: int = 0,
 ) -> None:
-    todo = {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
-    began, total = time.perf_counter(), sum(e.rounds for e in todo.values())
+    """Some lines; `later` is how many rounds come after them."""
+    todo = _unfinished(lines, out)
+    began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
     done = rounds = 0
 
     def tell(experiment: Experiment, trouble: str) -> None:
