@@ -10,7 +10,11 @@ from thinwire.run.presets import papers, presets, tables
 from thinwire.run.repro import SCALES, load
 
 ASKED = {
-    **{"mapa": (1, 3, 4, 5), "mapo": (3, 5), "fedlama": (1, 4), "pfedpara": (3,), "flasc": (1, 3)},
+    "mapa": (1, 3, 4, 5),
+    "mapo": (3, 5),
+    "fedlama": (1, 4),
+    "pfedpara": (3,),
+    "flasc": (1, 3),
     "fedpara": (1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12),
 }
 
