@@ -8,11 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from thinwire.run.check import check
 from thinwire.run.execute import default_folder
 from thinwire.run.grid import Grid, run_grids, summary
 from thinwire.run.measures import cost, measured
 from thinwire.run.network import link, round_seconds
-from thinwire.run.repro import Reproduction, load
+from thinwire.run.presets import presets
+from thinwire.run.repro import SCALES, Reproduction, load
 from thinwire.run.repro_page import section, write_page
 
 DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
@@ -134,3 +136,15 @@ def test_a_printed_table_is_made(tmp_path: Path) -> None:
     for digest, numbers in part.runs.items():
         assert f"{numbers['values']['final own accuracy %']:.2f}" in part.text
         assert digest in part.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="THINWIRE_DATA names no folder")
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", presets("repro"))
+def test_every_run_of_every_table_could_run(name, scale) -> None:
+    grid = load(name, scale).grid
+    firsts = [{key: values[0] for key, values in row.get("over", {}).items()} for row in grid.content["rows"]]
+    ready = {e.digest(): e for i, chosen in enumerate(firsts) for e in grid.line(i, chosen, [0]).runs}
+    for experiment in ready.values():
+        assert check(experiment, DATA)["trainable"] > 0
