@@ -15,6 +15,9 @@ from benchmarks import deployment
 from benchmarks.faults import FAULTS
 from thinwire.core.registry import entries
 from thinwire.run.presets import presets
+from thinwire.run.repro import load
+from thinwire.run.repro_page import section
+from thinwire.run.units import human_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -104,6 +107,43 @@ def test_every_number_of_a_result_has_its_runs(page):
                 assert named[0]["best_accuracy"] == max(accuracy for _, accuracy in named[0]["accuracy"])
                 seen += 1
     assert seen
+
+
+def test_every_number_of_the_papers_tables_has_its_runs():
+    """Means, differences and bytes are those of the runs beside the page; counts are counted again."""
+    page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())
+    text, named = page.read_text(), set()
+    for line in text.splitlines():
+        cells = line.strip("| \n").split(" | ")
+        if cells[0] == "method":
+            head = cells
+        if not line.startswith("| ") or cells[0] == "method" or len(cells) != len(head) or head[-1] != "runs":
+            continue
+        row = dict(zip(head, cells, strict=True))
+        mine = [] if row["runs"] == "-" else [runs[name] for name in row["runs"].split()]
+        named |= set(row["runs"].split()) - {"-"}
+        for key, cell in row.items():
+            values = [one["values"].get(key.removeprefix("our ")) for one in mine] if key.startswith("our ") else []
+            known = [value for value in values if value is not None]
+            if known and cell != "-":
+                assert cell.split()[0] == f"{statistics.fmean(known):.2f}", (row["method"], key)
+                if row["difference"] != "-":
+                    printed = float(row["paper's"])
+                    assert row["difference"] == f"{statistics.fmean(known) - printed:+.2f}"
+        if mine:
+            assert row["seeds"].split() == [str(one["seed"]) for one in mine]
+            assert row["honest bytes"] == human_bytes(statistics.fmean(one["bytes_total"] for one in mine))
+    for one in runs.values():
+        assert one["best_accuracy"] == max((accuracy for _, _, accuracy in one["curve"]), default=None)
+        assert one["curve"][-1][1] <= one["bytes_total"]
+    assert named <= runs.keys()
+    pictures = {file.name for file in (ROOT / "docs/reproduction").glob("*.svg")}
+    assert pictures == set(re.findall(r"\(reproduction/([^)]+)\)", text)), "pictures that no table shows, or missing"
+    counted = [load(name, "gpu") for name, one in presets("repro").items() if one.table.get("counted")]
+    assert counted
+    for one in counted:
+        if f"## {one.content['paper']}:" in text:
+            assert section(one, Path()).text.strip() in text
 
 
 def test_the_page_of_deployments_says_what_was_measured():

@@ -252,22 +252,21 @@ def repro(
 
     Example: thinwire repro mapo-3 --scale quick --set task.clients=20
     """
-    from thinwire.run.presets import presets
+    from thinwire.run.presets import presets, tables
     from thinwire.terminal import say_run, show_list, show_markdown
 
-    known = presets("repro")
     if not names:
-        listed = [{"name": one.name, "paper": one.paper, "about": one.about} for one in known.values()]
-        _print_json(listed) if as_json else show_list(listed)
+        _print_json(tables()) if as_json else show_list(tables())
         return
     from thinwire.run.grid import run_grids
-    from thinwire.run.repro import load, section, write_page
+    from thinwire.run.repro import load
+    from thinwire.run.repro_page import section, write_page
 
-    wanted = list(known) if names == ["all"] else names
+    wanted = list(presets("repro")) if names == ["all"] else names
     found = [load(name, scale, device, set_ or ()) for name in wanted]
     if not no_run:
         run_grids([one.grid for one in found], out, jobs, data_dir, (lambda _: None) if quiet else say_run)
-    sections = [section(one, out) for one in found]
+    sections = [section(one, out, folder=md.stem if md else "") for one in found]
     if md:
         write_page(md, sections)
         _say_written(md)

@@ -12,6 +12,7 @@ True
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
@@ -168,6 +169,32 @@ def swatch(number: int) -> str:
     """A line's colour, dash and marker, for a legend."""
     line = f'<path class="line s{number % COLOURS}"{_dash(number)} d="M1 8H33"/>'
     return f'<svg class="swatch" width="34" height="16" aria-hidden="true">{line}{_marker(number, 17, 8, "")}</svg>'
+
+
+def alone(chart: str, title: str, legend: Sequence[tuple[str, str]], style: str, width: int = 1020) -> str:
+    """A chart with its title, legend (picture, words) and style as the text of a file of its own."""
+    size = re.search(r'height="(\d+)"', chart)
+    top, rows = 34.0, [0.0]
+    places = []
+    for picture, words in legend:
+        wide = 44 + len(words) * _NAME + 14
+        if rows[-1] and rows[-1] + wide > width - 16:
+            rows.append(0.0)
+        places.append((16 + rows[-1], top + 22 * (len(rows) - 1), picture, words))
+        rows[-1] += wide
+    below = top + 22 * len(rows) + 8
+    tall = below + (int(size[1]) if size else 0) + 8
+    out = [_text(16, 21, title, "start", "value")]
+    for x, y, picture, words in places:
+        out.append(
+            f'<g transform="translate({x:.1f} {y:.1f})">{picture}</g>{_text(x + 40, y + 13, words, "start", "name")}'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall:.0f}" width="{width}" height="{tall:.0f}">'
+        f'<style>{style}</style><rect class="paper" width="100%" height="100%"/>'
+        + "".join(out)
+        + f'<g transform="translate(0 {below:.1f})">{chart}</g></svg>\n'
+    )
 
 
 def shade(strength: float) -> str:

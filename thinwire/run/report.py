@@ -136,10 +136,10 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
     if any(line.unfinished for line in lines):
         names = ", ".join(line.label for line in lines if line.unfinished)
         pieces.append(f"Note: not finished yet: {names}. Totals are of the rounds that are there.")
-    pieces.append(_curve_figure(task, lines, metric, tuple(costs), against="bytes"))
-    pieces.append(_curve_figure(task, lines, metric, tuple(costs), against="rounds"))
+    pieces.append(curve_figure(task, lines, metric, tuple(costs), against="bytes"))
+    pieces.append(curve_figure(task, lines, metric, tuple(costs), against="rounds"))
     if any(line.curve("own_accuracy") for line in lines):
-        pieces.append(_curve_figure(task, lines, "own_accuracy", (), against="bytes"))
+        pieces.append(curve_figure(task, lines, "own_accuracy", (), against="bytes"))
     yard = measure.total("bytes_total")
     rows = []
     for line in lines:
@@ -208,7 +208,8 @@ def _headline(lines: Sequence[Line], measure: Line, costs: dict[float, list[Reac
     return ""
 
 
-def _curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str) -> Figure:
+def curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str) -> Figure:
+    """A metric against `bytes` or `rounds`: a line for each method, a band over its seeds."""
     names = {"accuracy": "test accuracy", "own_accuracy": "accuracy of clients' own models", "loss": "training loss"}
     by_bytes = against == "bytes"
     drawn = [
