@@ -3,8 +3,8 @@
     python benchmarks/flasc_s.py --device cuda --jobs 8 --rounds 40
     python benchmarks/flasc_s.py --device cuda --rounds 40 --table-only
 
-Runs the whole grid, then the search of `thinwire tune` over the same run directories, and writes docs/results/flasc-s.md
-and .json: what the grid found, what the search found, and what each of them sent.
+Runs the whole grid, then the search of `thinwire tune` over the same run directories, and writes
+docs/results/flasc-s.md and .json: what the grid found, what the search found, and what each of them sent.
 """
 
 from __future__ import annotations
@@ -85,8 +85,13 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
     )
     numbers = {
         e.digest()[:6]: {
-            **{"alpha": alpha, "rank": pair[0], "density": pair[1], "seed": e.seed, "rounds": e.rounds},
-            **{"final_accuracy": done[pair]["final_accuracy"], "bytes_total": done[pair]["bytes_total_honest"]},
+            "alpha": alpha,
+            "rank": pair[0],
+            "density": pair[1],
+            "seed": e.seed,
+            "rounds": e.rounds,
+            "final_accuracy": done[pair]["final_accuracy"],
+            "bytes_total": done[pair]["bytes_total_honest"],
             "tried": pair in tried,
         }
         for pair, e in pairs(base, rank, density).items()
@@ -116,10 +121,10 @@ def main() -> None:  # noqa: D103
                 print(f"{n + 1} of {len(todo)}: {e.digest()[:6]} {trouble or 'done'}", flush=True)
     parts = [part(alpha, options) for alpha in ALPHAS]
     head = (
-        "# FLASC-S against a grid\n\nRank and density of FLASC (both links) on 20 Newsgroups with MiniLM, 350 clients by the "
-        f"paper's Dirichlet split, 10 a round, one epoch of batch 16, {options.rounds} rounds, texts cut after 64 tokens; "
-        f"alpha / rank and all rates as for rank 16; seed {options.seed}; device {options.device}. The search is that of "
-        "`thinwire tune`.\n\n"
+        "# FLASC-S against a grid\n\nRank and density of FLASC (both links) on 20 Newsgroups with MiniLM, 350 clients by "
+        f"the paper's Dirichlet split, 10 a round, one epoch of batch 16, {options.rounds} rounds, texts cut after 64 "
+        f"tokens; alpha / rank and all rates as for rank 16; seed {options.seed}; device {options.device}. The search is "
+        "that of `thinwire tune`.\n\n"
     )
     command = f"python benchmarks/flasc_s.py --device {options.device} --rounds {options.rounds}"
     text = head + "\n".join(text for text, _ in parts) + f"\nWritten by `{command}`.\n"
