@@ -122,7 +122,7 @@ def main() -> None:  # noqa: D103
     parts = [part(alpha, options) for alpha in ALPHAS]
     head = (
         "# FLASC-S against a grid\n\nRank and density of FLASC (both links) on 20 Newsgroups with MiniLM, 350 clients "
-        f"by the paper's Dirichlet split, 10 a round, one epoch of batch 16, {options.rounds} rounds, texts cut after 64 "
+        f"by the paper's Dirichlet split, 10 a round, one epoch of batch 16, {options.rounds} rounds, texts cut at 64 "
         f"tokens; alpha / rank and all rates as for rank 16; seed {options.seed}; device {options.device}. The search "
         "is that of `thinwire tune`.\n\n"
     )

@@ -163,10 +163,13 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     if len(names) > 1 and all(isinstance(tree, Cut) and list(tree) == names for tree in trees):
         mean = weighted_mean([{"": tree.vector} for tree in trees if isinstance(tree, Cut)], weights)[""]
         return unflatten(mean, trees[0])
-    acc: tuple[Tensor, ...] = ()
-    for tree, weight in zip(trees, weights, strict=True):
-        part = torch._foreach_mul([tree[name] for name in names], weight / total)
-        acc = torch._foreach_add(acc, part) if acc else part
+    shares = [weight / total for weight in weights]
+    acc = list(torch._foreach_mul([trees[0][name] for name in names], shares[0]))
+    part = [torch.empty_like(block) for block in acc] if len(trees) > 1 else []  # one place for all products
+    for tree, share in zip(trees[1:], shares[1:], strict=True):
+        torch._foreach_copy_(part, [tree[name] for name in names])
+        torch._foreach_mul_(part, share)
+        torch._foreach_add_(acc, part)
     return dict(zip(names, acc, strict=True))
 
 

@@ -336,8 +336,8 @@ def cohort_round(
             lanes[wire.SHARED] = raw(report)
         if all_noted:
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
-        body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-        message = wire.pack(wire.UP, public.version, [body], contract.schema)
+        body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
+        message = wire.pack(wire.UP, public.version, body, contract.schema)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)
