@@ -210,7 +210,7 @@ def _figure(repro: Reproduction, column: str, lines: list[Line], out: Path) -> s
     if not any(line.curve(metric) for line in drawn):
         return ""
     figure = curve_figure(column, drawn, metric, (), against="bytes")
-    return alone(figure.wide, f"{repro.content['paper']}. {figure.title}. {figure.note}", figure.legend, ALONE)
+    return alone(figure.wide, f"{repro.content['paper']}: {figure.title}", figure.note, figure.legend, ALONE)
 
 
 def _slug(words: str) -> str:
