@@ -190,7 +190,7 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
     seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
     what = heading(repro.grid.by)
-    text = f"The search, by {what} after {rounds} rounds on seed {seeds}:\n\n"
+    text = f"The search, by {what} after {rounds} rounds on seed {seeds}, which is none of the table's:\n\n"
     return text + markdown(["method", "tried", "taken", "at the edge"], rows) + "\n"
 
 
