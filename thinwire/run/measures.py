@@ -2,7 +2,7 @@
 
     best_accuracy, final_accuracy, best_own_accuracy, final_own_accuracy       in per cent
     rounds to 0.8                      until that accuracy was first reached
-    minutes to 0.8 at 2 Mbps           the same by the model of `network.py`, with the bytes and training times of the run
+    minutes to 0.8 at 2 Mbps           the same by the model of `network.py`, of the bytes and training times of the run
     seconds a round at 2 Mbps          of all rounds but the first, in which nothing has to be sent down
     MB a round                         what one client sends and receives in such a round, without catch-up
 
