@@ -143,8 +143,8 @@ def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behin
     (21, {1: b'abcd'})
     """
     head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version)
-    data = b"".join((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
-    return data + _checksum(data, schema)
+    parts = (head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies)
+    return b"".join((*parts, _checksum(parts, schema)))  # one copy of what may be long
 
 
 def unpack(data: bytes, schema: Schema) -> Message:
@@ -162,7 +162,7 @@ def unpack(data: bytes, schema: Schema) -> Message:
             f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}"
         )
     payload = memoryview(data)[:-4]
-    if data[-4:] != _checksum(payload, schema):
+    if data[-4:] != _checksum([payload], schema):
         raise WireError("checksum does not match: the message was damaged on its way")
     kind = data[3]
     version, position = read_varint(payload, 8)
@@ -214,8 +214,11 @@ def _read_body(
     return plan, lanes, position
 
 
-def _checksum(data: bytes | memoryview, schema: Schema) -> bytes:
-    return zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
+def _checksum(parts: Sequence[bytes | memoryview], schema: Schema) -> bytes:
+    value = zlib.crc32(schema.digest)
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return value.to_bytes(4, "little")
 
 
 def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:

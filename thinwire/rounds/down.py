@@ -81,6 +81,7 @@ class Opening:
     def __init__(self, contract: Contract, server: ServerState) -> None:
         self.contract, self.server = contract.at(server.public.version), server
         self._snapshots: dict[int, bytes] = {}  # by tier
+        self._stretches: dict[frozenset[str], bytes] = {}  # by the blocks in them
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
         """One message to each client; see `open_round`."""
@@ -140,7 +141,10 @@ class Opening:
         entries, touched = ledger.since(start), ledger.touched(start)
         if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
             return entries
-        stretch = pack_stretch(contract, Stretch(touched, restrict(self.public.coords, touched)))
+        if touched not in self._stretches:
+            coords = restrict(self.public.coords, touched)
+            self._stretches[touched] = pack_stretch(contract, Stretch(touched, coords))
+        stretch = self._stretches[touched]
         return (stretch,) if entries is None or len(stretch) < sum(map(len, entries)) else entries
 
     @cached_property
