@@ -68,6 +68,7 @@ def test_the_page_says_what_the_runs_say(made, tmp_path) -> None:
             assert one["curve"][-1] == [6, s["bytes_total_honest"], s["final_accuracy"]]
             assert [number for number, _, _ in one["curve"]] == [2, 4, 6]
             assert "rounds to 0.2" in one["values"]
+    assert "`thinwire repro flasc-9 --scale gpu` makes this table" in text
     assert "| fedavg | lr 1e-06: " in text, "what was tried"
     assert "| lr 0.1 | lr |" in text, "the best rate was the largest that was tried"
     pictures = list((tmp_path / "page").glob("*.svg"))
@@ -113,6 +114,8 @@ def test_a_killed_table_goes_on_and_says_how_long(made, tmp_path) -> None:
     told = []
     run_grids([small().grid], made, on_run=told.append)
     assert [(p.done, p.todo, p.name) for p in told] == [(1, 1, folder.name)]
+    run_grids([small("rounds to 0.2").grid], made, on_run=told.append)
+    assert len(told) == 1, "another table of the same runs"
     assert json.loads((folder / "summary.json").read_text())["final_accuracy"] == json.loads(whole)["final_accuracy"]
     run_grids([small().grid], tmp_path, on_run=told.append)
     lefts = [p.seconds_left for p in told[1:]]

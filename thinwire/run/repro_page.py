@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,10 +55,9 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
     text = f"## {content['paper']}: {content['about']}\n\n"
     text += f"{content['differs']}\n\n" if content.get("differs") else ""
     verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""
-    command = f"`thinwire repro {repro.name} --scale {repro.scale}` makes this table.\n"
     if content.get("counted"):
-        table = markdown(counted_heads(content), counted_rows(content))
-        return Section(content["paper"], f"{text}{table}\n{verdict}Nothing is trained. {command}", {}, 0, {})
+        text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}Nothing is trained. "
+        return Section(content["paper"], f"{text}`thinwire repro {repro.name}` makes this table.\n", {}, 0, {})
     lines, trials = repro.grid.final(out), repro.grid.trials()
     figures: dict[str, str] = {}
     for column in content["columns"]:
@@ -75,7 +75,7 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
     text += verdict + f"Scale `{repro.scale}`"
     text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
     text += f"; {missing} runs did not finish" if missing else ""
-    return Section(content["paper"], f"{text}. {command}", runs, missing, figures)
+    return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
 
 
 def write_page(path: Path, sections: Sequence[Section]) -> None:
@@ -106,6 +106,12 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(drawing)
+
+
+def _command(repro: Reproduction) -> str:
+    device = [] if repro.grid.device == "cpu" else ["--device", repro.grid.device]
+    changes = [word for change in repro.grid.changes for word in ("--set", change)]
+    return shlex.join(["thinwire", "repro", repro.name, "--scale", repro.scale, *device, *changes])
 
 
 def _runs(repro: Reproduction, lines: Sequence[Line], out: Path) -> dict[str, dict[str, Any]]:
