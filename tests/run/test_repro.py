@@ -64,6 +64,12 @@ def test_a_schedule_is_stretched_with_the_rounds() -> None:
     assert (seldom.rounds, seldom.eval.every, seldom.method.rate.then.at) == (12, 1, (6, 9))
 
 
+def test_a_search_goes_by_what_the_row_shows() -> None:
+    grid = load("mapo-5", "gpu").grid
+    by = {row["label"]: grid.by(i) for i, row in enumerate(grid.content["rows"])}
+    assert (by["LoRA"], by["SA-LoRA"]) == ("best_accuracy", "best_own_accuracy")
+
+
 def test_tables_share_runs() -> None:
     one, *others = (
         {line.runs[0].digest() for line in load(f"mapa-{n}", "paper").grid.lines([0])} for n in (1, 3, 4, 5)

@@ -5,8 +5,8 @@ settings (`set`), and lists of values to try in every combination (`over`). With
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
 
-A row may have its own `rounds` and `seeds`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }` is a
-tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
+A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
+is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
 """
 
 from __future__ import annotations
@@ -98,15 +98,14 @@ class Grid:
             return self.lines()
         best, trials = [], self.trials()
         for number, row in enumerate(self.content["rows"]):
-            scored = [(score(line, out, self.by), line.chosen) for line in trials if line.row == number]
+            scored = [(score(line, out, self.by(number)), line.chosen) for line in trials if line.row == number]
             only = {key: values[0] for key, values in row.get("over", {}).items()}
             best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1] if scored else only))
         return best
 
-    @property
-    def by(self) -> str:
-        """What the search goes by."""
-        return str(self.tune.get("by", "best_accuracy"))
+    def by(self, number: int) -> str:
+        """What the search of a row goes by."""
+        return str(self.content["rows"][number].get("by", self.tune.get("by", "best_accuracy")))
 
 
 def _in_rounds(value: Any, rounds: int) -> Any:

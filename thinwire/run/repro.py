@@ -82,6 +82,8 @@ def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> T
     at_scale = [part.get("scale", {}).get(scale, {}).get("set", {}) for part in (table, column, row)]
     out["set"] = functools.reduce(operator.or_, [column.get("set", {}), row.get("set", {}), *at_scale], {})
     out["searched"] = column.get("searched", True)
+    if table.get("measure") != row.get("measure", table.get("measure")):
+        out["by"] = row["measure"]  # a search by what the table does not show would choose at random
     out |= {"share": column.get("share", 1.0) * row.get("share", 1.0)}
     out |= {"measure": column.get("measure", row.get("measure", "best_accuracy"))}
     out |= {"on": column["on"]} if "on" in column else {}

@@ -184,7 +184,7 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
         over = repro.grid.content["rows"][line.row]["over"]
         done = {id(trial): all(summary(e, out) for e in trial.runs) for trial in mine}
         tried = [
-            f"{_chosen(trial)}: {100 * score(trial, out, repro.grid.by):.2f}"
+            f"{_chosen(trial)}: {100 * score(trial, out, repro.grid.by(line.row)):.2f}"
             if done[id(trial)]
             else f"{_chosen(trial)}: -"
             for trial in mine
@@ -195,7 +195,7 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
         return ""
     seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
-    what = heading(repro.grid.by)
+    what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
     text = f"The search, by {what} after {rounds} rounds on seed {seeds}, which is none of the table's:\n\n"
     return text + markdown(["method", "tried", "taken", "at the edge"], rows) + "\n"
 
