@@ -276,14 +276,14 @@ def _run_all(
 
     if pool is None:
         for experiment in todo.values():
-            tell(experiment, _run(experiment, out, data_dir))
+            tell(experiment, run_one(experiment, out, data_dir))
         return
-    waiting: dict[Future[str], Experiment] = {pool.submit(_run, e, out, data_dir): e for e in todo.values()}
+    waiting: dict[Future[str], Experiment] = {pool.submit(run_one, e, out, data_dir): e for e in todo.values()}
     for job in as_completed(waiting):
         tell(waiting[job], job.result())
 
 
-def _run(experiment: Experiment, out: Path, data_dir: Path | None) -> str:
+def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None) -> str:
     """One run; why it did not finish, or nothing."""
     folder = default_folder(experiment, out)
     folder.parent.mkdir(parents=True, exist_ok=True)
