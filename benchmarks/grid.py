@@ -105,12 +105,13 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
             over = grid.content["rows"][line.row].get("over", {})
             edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if at_edge(line.chosen[k], v)]
             mark = "taken" + (f", at the edge of {', '.join(edges)}" if edges else "")
-        value = score(line, out, grid.by)
+        value = score(line, out, grid.by(line.row))
         words = f"{100 * value:.2f}" if value >= 0 else "never" if value == -math.inf else human_bytes(-value)
         words = words if len(done) == len(line.runs) else "did not finish"
         rows.append([line.label, line.settings, words, mark, " ".join(e.digest()[:6] for e in line.runs)])
     seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
-    what = grid.by if grid.by.startswith("bytes to ") else f"{grid.by.replace('_', ' ')} %"
+    by = " or ".join(dict.fromkeys(grid.by(line.row) for line in trials))
+    what = by if by.startswith("bytes to ") else f"{by.replace('_', ' ')} %"
     head = ["method", "settings", what, "", "runs"]
     rounds = " or ".join(str(n) for n in sorted({line.runs[0].rounds for line in trials}))
     return f"\n## The search\n\nOn seed {seeds}, {rounds} rounds.\n\n" + markdown(head, rows)

@@ -261,3 +261,19 @@ def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thin
 def test_another_configuration_in_the_directory_is_refused(thinwire):
     assert thinwire("run", "fedavg", *FAST, "--out", "run")[0] == 0
     assert "another configuration" in refused(thinwire("run", "fedavg", *FAST, "--seed", "1", "--out", "run"))
+
+
+def test_the_papers_tables_are_listed_and_made(thinwire, tmp_path, monkeypatch):
+    code, out, _ = thinwire("repro", "--json")
+    listed = {row["paper"]: row for row in json.loads(out)}
+    assert code == 0
+    assert listed["FedLAMA, Table 4"]["name"] == "fedlama-4"
+    assert listed["MAPA, Table 6"]["about"].startswith("not made: ")
+    code, out, _ = thinwire("repro", "fedpara-1", "--md", "page.md")
+    assert code == 0
+    assert "| linear, FedPara | 16,384 |" in (tmp_path / "page.md").read_text()
+    assert "mapo-3" in refused(thinwire("repro", "mapo-33"))
+    monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
+    code, out, err = thinwire("repro", "pfedpara-3", "-q")
+    assert (code, err.count("\n")) == (1, 4), "a line for each run that did not finish, however quiet"
+    assert "4 runs did not finish" in out

@@ -112,7 +112,7 @@ def test_every_number_of_a_result_has_its_runs(page):
 def test_every_number_of_the_papers_tables_has_its_runs():
     """Means, differences and bytes are those of the runs beside the page; counts are counted again."""
     page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())
-    text, named = page.read_text(), set()
+    text, named, head = page.read_text(), set(), [""]
     for line in text.splitlines():
         cells = line.strip("| \n").split(" | ")
         if cells[0] == "method":

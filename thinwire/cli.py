@@ -265,7 +265,7 @@ def repro(
     wanted = list(presets("repro")) if names == ["all"] else names
     found = [load(name, scale, device, set_ or ()) for name in wanted]
     if not no_run:
-        run_grids([one.grid for one in found], out, jobs, data_dir, (lambda _: None) if quiet else say_run)
+        run_grids([one.grid for one in found], out, jobs, data_dir, lambda run: say_run(run, quiet))
     sections = [section(one, out, folder=md.stem if md else "") for one in found]
     if md:
         write_page(md, sections)
@@ -275,6 +275,8 @@ def repro(
     elif not md:
         for part in sections:
             show_markdown(part.text)
+    if not no_run and any(part.missing for part in sections):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -207,8 +207,10 @@ def show_list(items: Sequence[dict[str, Any]]) -> None:
     out.print(table)
 
 
-def say_run(progress: Progress) -> None:
-    """One line for a run of many that ended."""
+def say_run(progress: Progress, quiet: bool = False) -> None:
+    """One line for a run of many that ended; if quiet, only for one that did not finish."""
+    if quiet and not progress.trouble:
+        return
     left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s to go"
     words = progress.trouble or "done"
     err.print(f"{progress.done}/{progress.todo} {progress.name} {words}{left}", soft_wrap=True, markup=False)

@@ -171,10 +171,10 @@ def swatch(number: int) -> str:
     return f'<svg class="swatch" width="34" height="16" aria-hidden="true">{line}{_marker(number, 17, 8, "")}</svg>'
 
 
-def alone(chart: str, title: str, legend: Sequence[tuple[str, str]], style: str, width: int = 1020) -> str:
-    """A chart with its title, legend (picture, words) and style as the text of a file of its own."""
+def alone(chart: str, title: str, note: str, legend: Sequence[tuple[str, str]], style: str, width: int = 1020) -> str:
+    """A chart with its title, a note, its legend (picture, words) and its style as the text of a file of its own."""
     size = re.search(r'height="(\d+)"', chart)
-    top, rows = 34.0, [0.0]
+    top, rows = 52.0, [0.0]
     places = []
     for picture, words in legend:
         wide = 44 + len(words) * _NAME + 14
@@ -184,7 +184,7 @@ def alone(chart: str, title: str, legend: Sequence[tuple[str, str]], style: str,
         rows[-1] += wide
     below = top + 22 * len(rows) + 8
     tall = below + (int(size[1]) if size else 0) + 8
-    out = [_text(16, 21, title, "start", "value")]
+    out = [_text(16, 21, title, "start", "value"), _text(16, 40, note, "start")]
     for x, y, picture, words in places:
         out.append(
             f'<g transform="translate({x:.1f} {y:.1f})">{picture}</g>{_text(x + 40, y + 13, words, "start", "name")}'

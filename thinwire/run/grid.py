@@ -5,8 +5,8 @@ settings (`set`), and lists of values to try in every combination (`over`). With
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
 
-A row may have its own `rounds` and `seeds`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }` is a
-tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
+A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
+is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -86,23 +87,25 @@ class Grid:
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
 
     def trials(self) -> list[Line]:
-        """The search: every choice on the seeds for tuning; nothing where the grid does not tune."""
-        return self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+        """The search: every choice on the seeds for tuning; nothing where the grid does not tune, or has no choice."""
+        lines = self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+        choices = Counter(line.row for line in lines)
+        return [line for line in lines if choices[line.row] > 1]
 
     def final(self, out: Path) -> list[Line]:
         """The lines of the table: all choices, or the best of each row once the search is done."""
         if not self.tune:
             return self.lines()
         best, trials = [], self.trials()
-        for number in range(len(self.content["rows"])):
-            scored = [(score(line, out, self.by), line) for line in trials if line.row == number]
-            best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1].chosen))
+        for number, row in enumerate(self.content["rows"]):
+            scored = [(score(line, out, self.by(number)), line.chosen) for line in trials if line.row == number]
+            only = {key: values[0] for key, values in row.get("over", {}).items()}
+            best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1] if scored else only))
         return best
 
-    @property
-    def by(self) -> str:
-        """What the search goes by."""
-        return str(self.tune.get("by", "best_accuracy"))
+    def by(self, number: int) -> str:
+        """What the search of a row goes by."""
+        return str(self.content["rows"][number].get("by", self.tune.get("by", "best_accuracy")))
 
 
 def _in_rounds(value: Any, rounds: int) -> Any:

@@ -2,9 +2,9 @@
 
     best_accuracy, final_accuracy, best_own_accuracy, final_own_accuracy       in per cent
     rounds to 0.8                      until that accuracy was first reached
-    seconds a round at 2 Mbps          by the model of `network.py`, with the bytes and the training time of the run
-    minutes to 0.8 at 2 Mbps           the same, until that accuracy
-    MB a round                         what one client sends and receives in a round, without catch-up
+    minutes to 0.8 at 2 Mbps           the same by the model of `network.py`, of the bytes and training times of the run
+    seconds a round at 2 Mbps          of all rounds but the first, in which nothing has to be sent down
+    MB a round                         what one client sends and receives in such a round, without catch-up
 
 and what a paper calls the cost of a method, of which `cost` gives ours:
 
@@ -47,12 +47,13 @@ def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
         return None
     if measure.endswith("_accuracy") and measure in found:
         return None if found[measure] is None else 100 * float(found[measure])
+    later = metrics(experiment, out)[1:]
     if measure == "MB a round":
-        asked = sum(record["clients"] for record in metrics(experiment, out))
-        return float(found["bytes_total_ideal"] / asked / 1e6)
+        clients = sum(record["clients"] for record in later)
+        return sum(record["bytes_up"] + record["bytes_down"] for record in later) / clients / 1e6 if clients else None
     if measure.startswith("seconds a round at "):
-        records = metrics(experiment, out)
-        return seconds(records, link(measure.removeprefix("seconds a round at "))) / len(records)
+        speed = link(measure.removeprefix("seconds a round at "))
+        return seconds(later, speed) / len(later) if later else None
     if goal := _TO.fullmatch(measure):
         reached = to_target(experiment, out, float(goal[2]))
         if reached is None or goal[1] == "rounds":

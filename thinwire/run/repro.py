@@ -2,9 +2,9 @@
 
 A file of presets/repro is a grid (`grid.py`) in the shape of a printed table: `columns` are tasks with settings, `rows`
 methods with what the paper says of them in each column (`published`, and `traffic` as the paper counts it; 0 where it
-says nothing). A column may have a `share` of the rounds, as a row may. `over` is for all rows that have none of their
-own. `measure` is what we compare, of a column or a row if it has its own (`measures.py`), `cost` what the paper calls
-traffic. With `counted = true` nothing is trained (`counts.py`).
+says nothing). A column may have a `share` of the rounds, as a row may; with `searched = false` no values are tried for
+it. `over` is for all rows that have none of their own. `measure` is what we compare, of a column or a row if it has its
+own (`measures.py`), `cost` what the paper calls traffic. With `counted = true` nothing is trained (`counts.py`).
 
 `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: how much of the work
 of the paper is done. Columns and rows with `scales` are left out at others. `differs` is what is not as in the paper
@@ -14,6 +14,8 @@ that are not made.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -56,11 +58,10 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
     content |= {"columns": [column for _, column in columns], "rows": rows}
     if content.get("counted"):
         return Reproduction(name, scale, content, Grid({"rows": [], "rounds": 0}, device, changes))
-    wins = found.table.get("scale", {}).get(scale, {}).get("set", {})
-    cells = [_cell(column, row, i, wins) for i, column in columns for row in rows]
-    if not content["tune"]:  # without a search, the value in the middle of those to try
-        for row in cells:
-            row["set"] |= {key: values[len(values) // 2] for key, values in row.pop("over", {}).items()}
+    cells = [_cell(column, row, i, found.table, scale) for i, column in columns for row in rows]
+    for cell in cells:
+        if not content["tune"] or not cell["searched"]:  # the value in the middle of those to try
+            cell["set"] |= {key: values[len(values) // 2] for key, values in cell.pop("over", {}).items()}
     return Reproduction(name, scale, content, Grid({**content, "rows": cells}, device, changes))
 
 
@@ -74,11 +75,15 @@ def _at(scale: str, table: Table) -> Table:
     return {**table, **own, "set": {**table.get("set", {}), **own.get("set", {})}}
 
 
-def _cell(column: Table, row: Table, number: int, wins: Table) -> Table:
-    """The row of a grid for one cell of a table; settings of a scale win over those of its column and row."""
+def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> Table:
+    """The row of a grid for one cell; settings of a scale win, and of those the ones of a column or row."""
     out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
     out |= {"label": row.get("label", row["method"]), "column": column["name"]}
-    out |= {"set": {**column["set"], **row["set"], **wins}}
+    at_scale = [part.get("scale", {}).get(scale, {}).get("set", {}) for part in (table, column, row)]
+    out["set"] = functools.reduce(operator.or_, [column.get("set", {}), row.get("set", {}), *at_scale], {})
+    out["searched"] = column.get("searched", True)
+    if table.get("measure") != row.get("measure", table.get("measure")):
+        out["by"] = row["measure"]  # a search by what the table does not show would choose at random
     out |= {"share": column.get("share", 1.0) * row.get("share", 1.0)}
     out |= {"measure": column.get("measure", row.get("measure", "best_accuracy"))}
     out |= {"on": column["on"]} if "on" in column else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,10 +55,9 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
     text = f"## {content['paper']}: {content['about']}\n\n"
     text += f"{content['differs']}\n\n" if content.get("differs") else ""
     verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""
-    command = f"`thinwire repro {repro.name} --scale {repro.scale}` makes this table.\n"
     if content.get("counted"):
-        table = markdown(counted_heads(content), counted_rows(content))
-        return Section(content["paper"], f"{text}{table}\n{verdict}Nothing is trained. {command}", {}, 0, {})
+        text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}Nothing is trained. "
+        return Section(content["paper"], f"{text}`thinwire repro {repro.name}` makes this table.\n", {}, 0, {})
     lines, trials = repro.grid.final(out), repro.grid.trials()
     figures: dict[str, str] = {}
     for column in content["columns"]:
@@ -75,7 +75,7 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
     text += verdict + f"Scale `{repro.scale}`"
     text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
     text += f"; {missing} runs did not finish" if missing else ""
-    return Section(content["paper"], f"{text}. {command}", runs, missing, figures)
+    return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
 
 
 def write_page(path: Path, sections: Sequence[Section]) -> None:
@@ -106,6 +106,12 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(drawing)
+
+
+def _command(repro: Reproduction) -> str:
+    device = [] if repro.grid.device == "cpu" else ["--device", repro.grid.device]
+    changes = [word for change in repro.grid.changes for word in ("--set", change)]
+    return shlex.join(["thinwire", "repro", repro.name, "--scale", repro.scale, *device, *changes])
 
 
 def _runs(repro: Reproduction, lines: Sequence[Line], out: Path) -> dict[str, dict[str, Any]]:
@@ -178,7 +184,7 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
         over = repro.grid.content["rows"][line.row]["over"]
         done = {id(trial): all(summary(e, out) for e in trial.runs) for trial in mine}
         tried = [
-            f"{_chosen(trial)}: {100 * score(trial, out, repro.grid.by):.2f}"
+            f"{_chosen(trial)}: {100 * score(trial, out, repro.grid.by(line.row)):.2f}"
             if done[id(trial)]
             else f"{_chosen(trial)}: -"
             for trial in mine
@@ -189,8 +195,8 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
         return ""
     seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
-    what = heading(repro.grid.by)
-    text = f"The search, by {what} after {rounds} rounds on seed {seeds}:\n\n"
+    what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
+    text = f"The search, by {what} after {rounds} rounds on seed {seeds}, which is none of the table's:\n\n"
     return text + markdown(["method", "tried", "taken", "at the edge"], rows) + "\n"
 
 
@@ -210,7 +216,7 @@ def _figure(repro: Reproduction, column: str, lines: list[Line], out: Path) -> s
     if not any(line.curve(metric) for line in drawn):
         return ""
     figure = curve_figure(column, drawn, metric, (), against="bytes")
-    return alone(figure.wide, f"{repro.content['paper']}. {figure.title}. {figure.note}", figure.legend, ALONE)
+    return alone(figure.wide, f"{repro.content['paper']}: {figure.title}", figure.note, figure.legend, ALONE)
 
 
 def _slug(words: str) -> str:
