@@ -110,6 +110,31 @@ def test_layers_are_drawn_where_they_were_counted(write_run, tmp_path):
     assert "c: sync" not in text
 
 
+def test_layers_that_tell_nothing_are_one_sentence_and_bytes_are_on_one_scale(write_run, tmp_path):
+    rows = {"a": 1000, "b": 250, "c": None}
+    runs = []
+    for name, sent in rows.items():
+        run = write_run(name, layers=[{"layer": "head", "numbers": 9, "syncs": 30, "bytes_up": sent}])
+        summary = json.loads((run / "summary.json").read_text()) | {"rounds": 30}
+        (run / "summary.json").write_text(json.dumps(summary))
+        runs.append(run)
+    tw.report(runs, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "c: every layer spoke in every round" in text
+    assert "c: synchronisations by layer" not in text
+    charts = [re.search(rf"{name}: bytes up by layer.*?<rect [^>]*width=\"([\d.]+)\"", text, re.S) for name in "ab"]
+    assert float(charts[0][1]) == pytest.approx(4 * float(charts[1][1]), rel=0.01)
+
+
+def test_bars_show_the_spread_over_seeds(write_run, tmp_path):
+    for seed, up in ((0, 1000), (1, 3000)):
+        write_run("a", seed=seed, up=up)
+    tw.report([tmp_path / "runs"], tmp_path / "page.html", targets=[0.5])
+    assert 'class="whisker"' in (tmp_path / "page.html").read_text()
+    tw.report([tmp_path / "runs" / "a-s0"], tmp_path / "page.html", targets=[0.5])
+    assert 'class="whisker"' not in (tmp_path / "page.html").read_text()
+
+
 def test_a_task_without_accuracy_is_shown_by_its_loss(write_run, tmp_path):
     run = write_run("a")
     file = run / "metrics.jsonl"

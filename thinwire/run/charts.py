@@ -12,12 +12,15 @@ True
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from thinwire.run.style import STYLE
+
 COLOURS = 8
-_DASHES = ("", "7 4", "2 3", "9 3 2 3", "5 2", "1 4", "12 4", "4 4 1 4")
+_DASHES = ("", "7 4", "3 3", "9 3 2 3", "5 2", "2 2", "12 4", "4 3 1 3")
 _CHARACTER, _NAME = 7.7, 8.6  # the width of a character of ticks (12 pixels) and of names (13), in a wide font
 
 Format = Callable[[float], str]
@@ -40,7 +43,7 @@ class Frame(NamedTuple):
     x: str
     y: str = ""
     ident: str = "chart"
-    width: int = 1020
+    width: int = 1060
     height: int = 380
     log_x: bool = False
     whole_x: bool = False  # ticks at whole numbers only
@@ -58,12 +61,16 @@ class Curve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar made of pieces; a piece is its length and how strong its colour is, from 0 (an outline) to 1."""
+    """A bar made of pieces; a piece is its length and how strong its colour is, from 0 (an outline) to 1.
+
+    `spread` is where the lowest and the highest seed end.
+    """
 
     label: str
     value: str
     number: int
     pieces: Sequence[tuple[float, float]]
+    spread: tuple[float, float] | None = None
 
 
 class Row(NamedTuple):
@@ -119,15 +126,20 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
             continue
         path = "L".join(f"{axis.at(x):.1f} {y_at(y):.1f}" for x, y in points)
         out.append(f'<path class="line s{line.number % COLOURS}"{_dash(line.number)} d="M{path}"/>')
-        for x, y in _spaced(points, axis, (right - left) / 9):
+        for x, y in _spaced(points, axis, (right - left) / 9, line.number):
             says = f"{line.label}: {frame.y_text(y)} at {frame.x_text(x)}"
             out.append(_marker(line.number, axis.at(x), y_at(y), says))
     return _svg(frame, out, frame.height)
 
 
-def bars(rows: Sequence[Bar], frame: Frame) -> str:
-    """Bars from zero, each under its name and its value."""
-    longest = max((sum(length for length, _ in row.pieces) for row in rows), default=0) or 1
+def reach(rows: Sequence[Bar]) -> float:
+    """How far the longest bar goes, or the highest seed of any."""
+    return max((max(sum(length for length, _ in row.pieces), (row.spread or (0, 0))[1]) for row in rows), default=0)
+
+
+def bars(rows: Sequence[Bar], frame: Frame, longest: float = 0) -> str:
+    """Bars from zero, each under its name and its value; charts with the same `longest` have the same scale."""
+    longest = longest or reach(rows) or 1
     scale = (frame.width - 4) / longest
     out, y = [], 0.0
     for row in rows:
@@ -143,6 +155,10 @@ def bars(rows: Sequence[Bar], frame: Frame) -> str:
             if wide > 0:
                 out.append(f'<rect {kind} x="{x:.1f}" y="{y + 20:.1f}" width="{max(wide, 1):.1f}" height="14"/>')
             x += wide
+        low, high = (1 + end * scale for end in row.spread or (0, 0))
+        if high - low > 4:  # shorter ones would be a blot
+            ends = "".join(f"M{end:.1f} {y + 23:.1f}v8" for end in (low, high))
+            out.append(f'<path class="whisker" d="M{low:.1f} {y + 27:.1f}H{high:.1f}{ends}"/>')
         y += 46
     return _svg(frame, out, max(y - 6, 20))
 
@@ -175,6 +191,23 @@ def shade(strength: float) -> str:
     kind = f'class="bar f7" fill-opacity="{strength:.2f}"' if strength else 'class="outline s7"'
     box = f'<rect {kind} x="1" y="2" width="22" height="12"/>'
     return f'<svg class="swatch" width="24" height="16" aria-hidden="true">{box}</svg>'
+
+
+def alone(svg: str, title: str, note: str) -> str:
+    """A chart as a file of its own: with its words above it, its style inside it, and a background.
+
+    >>> alone("<svg>...</svg>", "t", "n").startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    True
+    """
+    size = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
+    width, height = (int(size[1]), int(size[2])) if size else (0, 0)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 -16 {width + 32} {height + 84}" '
+        f'width="{width + 32}" height="{height + 84}"><style>{STYLE}</style>'
+        f'<rect x="-16" y="-16" width="100%" height="100%" style="fill:var(--card)"/>'
+        f'<text class="name" x="0" y="8">{escape(_short(title, width))}</text>'
+        f'<text class="axis" x="0" y="28">{escape(note)}</text><g transform="translate(0 44)">{svg}</g></svg>\n'
+    )
 
 
 class _Axis:
@@ -241,12 +274,17 @@ class _Axis:
         return out
 
 
-def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float) -> list[tuple[float, float]]:
-    """The last point, and those before it that stand far enough apart for a marker each."""
-    chosen = [points[-1]]
+def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float, number: int) -> list[tuple[float, float]]:
+    """The last point, and those before it that stand far enough apart for a marker each.
+
+    Lines begin at different distances from their end, so that markers of curves that run together do not cover each
+    other.
+    """
+    chosen, gap = [points[-1]], apart * (0.4 + 0.75 * (number % COLOURS) / COLOURS)
     for x, y in reversed(points):
-        if axis.at(chosen[-1][0]) - axis.at(x) >= apart:
+        if axis.at(chosen[-1][0]) - axis.at(x) >= gap:
             chosen.append((x, y))
+            gap = apart
     return chosen[::-1]
 
 

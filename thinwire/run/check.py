@@ -77,6 +77,7 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
             break
         lanes = {wire.COORDS: bytes(secure_size(size) if method.secure else size), **buffers}
         lanes |= {wire.WEIGHT: bytes(4)} if method.weigh.sent and not method.secure else {}
+        lanes |= {wire.SHARED: bytes(contract.report.nbytes)} if contract.report.blocks else {}
         if noted := method.schedule.report(contract.coords.restrict(plan.names).shapes(), plan):
             lanes[wire.REPORT] = bytes(Spec.of(noted).nbytes)
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
