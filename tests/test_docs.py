@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import runpy
+import shlex
 import statistics
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from benchmarks import deployment
+from benchmarks import costs, deployment
 from benchmarks.faults import FAULTS
+from thinwire.cli import app
 from thinwire.core.registry import entries
+from thinwire.run.config import parse_overrides, resolve
 from thinwire.run.presets import presets
 
 ROOT = Path(__file__).parent.parent
@@ -37,10 +42,90 @@ def test_the_architecture_names_files_that_exist():
             assert (ROOT / "thinwire" / folder / name.rsplit("/", 1)[-1]).exists(), name
 
 
-def test_every_method_is_documented():
-    pages = "\n".join(page.read_text() for page in (ROOT / "docs/methods").glob("*.md"))
-    for name in presets("methods"):
-        assert f"`{name}`" in pages, f"no page speaks of `{name}`"
+def sections(page):
+    """(the names in a heading, what stands under it), for each heading of a page."""
+    text = page.read_text()
+    for head in re.finditer(r"^(#{2,3}) (.*)$", text, re.M):
+        rest = text[head.end() :]
+        end = re.search(rf"^#{{2,{len(head[1])}}} ", rest, re.M)
+        yield re.findall(r"`([^`]+)`", head[2]), rest[: end.start()] if end else rest
+
+
+METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
+PARTS = ("**What.**", "**Formula.**", "**When.**", "**Cost.**", "**Tests.**", "**Run.**")
+
+
+@pytest.mark.parametrize("name", sorted(presets("methods")))
+def test_every_method_has_a_section_with_all_its_parts(name):
+    found = [body for page in METHOD_PAGES for names, body in sections(page) if name in names]
+    assert len(found) == 1, f"{len(found)} headings of docs/methods name `{name}`"
+    places = [found[0].find(part) for part in PARTS]
+    assert -1 not in places, f"the section of {name} lacks {PARTS[places.index(-1)]}"
+    assert places == sorted(places)
+    said = {part: found[0][i:j] for part, i, j in zip(PARTS, places, [*places[1:], None], strict=True)}
+    assert all(len(words) > len(part) + 10 for part, words in said.items())
+    assert re.search(r"\bNot\b", said["**When.**"]), "when not to use it"
+    assert re.search(r"`tests/[a-z_/]+\.py::test_\w+`", said["**Tests.**"])
+    assert re.search(rf"thinwire run ([a-z0-9-]+\+)*{re.escape(name)}[+ ]", said["**Run.**"]), "an example that runs it"
+
+
+def test_the_tests_that_pages_name_exist():
+    named = {match for page in PAGES for match in re.findall(r"(tests/[a-z_/]+\.py)::(test_\w+)", page.read_text())}
+    assert len(named) > 80
+    for file in sorted({file for file, _ in named}):
+        known = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+        missing = {name for where, name in named if where == file} - known
+        assert not missing, f"{file} has no {missing}"
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_the_costs_on_a_page_are_those_of_messages(page):
+    """Lengths that do not depend on contents to the byte; the others within a few per cent, as floats may differ."""
+    described = costs.described(page.read_text())
+    table = re.search(r"<!-- begin costs: .*? -->\n(.*?)<!-- end costs -->", page.read_text(), re.S)
+    if not described:
+        assert table is None
+        return
+    rows = {row.split("`")[1]: row for row in table[1].splitlines() if row.startswith("| `")}
+    assert list(rows) == described
+    plain = costs.cost("fedavg")
+    for name, row in rows.items():
+        found = costs.cost(name, measure=True)
+        if found.exact:
+            assert row == costs.line(name, found, plain)
+        else:
+            up, down = (int(number.replace(",", "")) for number in re.findall(r"~ ([\d,]+)", row))
+            assert (up, down) == (pytest.approx(found.up, rel=0.04), pytest.approx(found.down, rel=0.04)), name
+
+
+VERBS = ("run", "compare", "check", "show", "tune", "deploy", "app")
+
+
+def commands(page):
+    """Every `thinwire` command that a page shows and that names no placeholder."""
+    text = page.read_text()
+    fenced = [inside for kind, inside in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M) if not kind]
+    shown = "".join(fenced).replace("\\\n", " ").splitlines()
+    shown += [" ".join(code.split()) for code in re.findall(r"`(thinwire [^`]+)`", text)]
+    for line in shown:
+        for command in re.split(r"&&|\s#|>", line):
+            if words := re.match(rf"(?:[A-Z_]+=\S+ )*(?:\S*/)?thinwire ((?:{'|'.join(VERBS)}) .*)", command.strip()):
+                yield shlex.split(words[1])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_of_a_page_are_understood(page):
+    """Options exist, methods, tasks and settings are known; nothing is run."""
+    for verb, *words in commands(page):
+        given = get_command(app).commands[verb].make_context(verb, list(words)).params
+        names = given.get("methods") or [given.get("what")]
+        for name in names:
+            if name and not re.search(r"[A-Z./]", name):
+                flags = {"rounds": given.get("rounds"), "task.clients": given.get("clients")}
+                flags |= {"cohort.size": given.get("cohort"), "accounting": given.get("accounting")}
+                known = {key: value for key, value in flags.items() if value is not None}
+                on = None if (given.get("on") or "TASK").isupper() else given["on"]
+                resolve(name, on, {**known, **parse_overrides(given.get("set_") or [])})
 
 
 def test_every_part_has_one_line_that_is_a_sentence():
