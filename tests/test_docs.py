@@ -11,18 +11,24 @@ import statistics
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.main import get_command
 
+import thinwire as tw
 from benchmarks import costs, deployment
 from benchmarks.faults import FAULTS
+from tests.claims import Table, claims, paragraphs
 from thinwire.cli import app
 from thinwire.core.registry import entries
 from thinwire.run.config import parse_overrides, resolve
 from thinwire.run.presets import presets
+from thinwire.run.units import human_bytes
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = [ROOT / "CHANGELOG.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the first is history
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -113,7 +119,7 @@ def commands(page):
                 yield shlex.split(words[1])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_commands_of_a_page_are_understood(page):
     """Options exist, methods, tasks and settings are known; nothing is run."""
     for verb, *words in commands(page):
@@ -154,6 +160,59 @@ def test_examples_run(example, capsys, monkeypatch, tmp_path):
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_a_csv_of_ones_own_becomes_a_page(capsys, monkeypatch, tmp_path):
+    """What the README promises: tensors and pictures of three channels or one, labels that are words, few clients."""
+    lines = ["file,label,client"]
+    for i in range(60):
+        tensor = torch.randn(2, 9, 7) + (i % 3)
+        name = f"{i}.pt" if i % 2 else f"{i}.npy"
+        torch.save(tensor, tmp_path / name) if i % 2 else np.save(tmp_path / name, tensor.numpy())
+        lines.append(f"{name},{('cat', 'dog', 'eel')[i % 3]},{('left', 'middle', 'right')[i % 7 % 3]}")
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    example = ROOT / "examples/compare_on_your_data.py"
+    assert f"python examples/{example.name} your.csv" in (ROOT / "README.md").read_text()
+    monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path / "mine.csv")])
+    runpy.run_path(str(example), run_name="__main__")
+    assert "open comparison/page.html" in capsys.readouterr().out
+    page = Path("comparison/page.html").read_text()
+    for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 of them in a round", "2 seeds", "Bytes to reach"):
+        assert words in page
+
+
+NEEDS_MORE = ("mlflow", "wandb", "peft", "checkpoint")  # blocks that need what is not installed with thinwire
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_python_of_a_page_runs(page, monkeypatch, tmp_path):
+    """Blocks of a page follow one another; a small model and its data are there, as the page says."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("attn", nn.Linear(16, 16))
+    model.add_module("head", nn.Linear(16, 3))
+    clients = [(torch.randn(12, 16), torch.randint(0, 3, (12,))) for _ in range(10)]
+    names = {"tw": tw, "torch": torch, "nn": nn, "model": model, "clients": clients, "test": clients[0]}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
+        if page.name != "parts.md" and not any(word in block for word in NEEDS_MORE):
+            exec(compile(block, f"{page.name}: {block.splitlines()[0]}", "exec"), names)
+
+
+def test_every_page_is_reached_from_the_readme():
+    seen, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        seen.add(page)
+        for target in re.findall(r"\]\(([^)#]+\.md)", page.read_text()):
+            if (linked := (page.parent / target).resolve()) not in seen and linked.exists():
+                ahead.append(linked)
+    missed = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")} - {
+        page.relative_to(ROOT).as_posix() for page in seen
+    }
+    assert not missed, f"no link leads to {missed}"
+
+
 def test_the_part_of_the_documentation_is_a_part(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/parts.md").read_text(), re.S)
     file = tmp_path / "documented_part.py"
@@ -188,7 +247,50 @@ def test_every_number_of_a_result_has_its_runs(page):
                 assert row[column].split()[0] == f"{mean:.2f}"
                 assert named[0]["best_accuracy"] == max(accuracy for _, accuracy in named[0]["accuracy"])
                 seen += 1
+        for column, key in (("bytes up", "bytes_up"), ("catch-up", "bytes_catchup"), ("total", "bytes_total")):
+            if named:
+                assert row[column] == human_bytes(statistics.fmean(one[key] for one in named))
     assert seen
+
+
+SOURCE = re.compile(r"`(thinwire|python) |tests/\w+|paper's")  # the command, the test or the paper a number is from
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES[1:] if page.parent.name != "results"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_every_number_in_prose_can_be_traced(page):
+    """Accuracies and bytes are found in the tables that their paragraph links to; others name where they are from."""
+    for words in paragraphs(page.read_text()):
+        made = claims(words)
+        tables = [page.parent / target for target in re.findall(r"\]\(([^)#]*results/[a-z0-9-]+\.md)", words)]
+        if made and tables:
+            known = Table(tables)
+            lost = [" ".join(claim) for claim in made if not known.holds(*claim)]
+            assert not lost, f"{page.name}: no run of {[t.stem for t in tables]} gives {lost}: {words[:90]}..."
+        elif made:
+            assert SOURCE.search(words), f"{page.name}: where are {made} from? {words[:90]}..."
+
+
+def test_a_number_that_no_run_gives_is_found_out():
+    table = Table([ROOT / "docs/results/bytes-fashion.md"])
+    assert table.holds("1.37", "MB")
+    assert not table.holds("1.38", "MB")
+    assert not table.holds("1.37", "kB")
+    assert table.holds("80.50", "%")
+    assert not table.holds("80.52", "%")
+    ratios = Table([ROOT / "docs/results/mapo-fashion.md"])
+    assert ratios.holds("95.3", "%")
+    assert not ratios.holds("95.4", "%")
+    assert claims("grew to 12.5 s; see `x = 80 %` and [a](b.md)") == []
+    assert claims("81.7 ± 1.3 against 79.1 ± 0.3, then 80 % and 102 MB") == [
+        ("80", "%"),
+        ("102", "MB"),
+        ("81.7", "%"),
+        ("79.1", "%"),
+    ]
 
 
 def test_the_page_of_deployments_says_what_was_measured():

@@ -161,6 +161,9 @@ def node(context: typer.Context) -> None:
 
     Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
     """
+    if context.args in ([], ["--help"]):
+        context.get_help()  # prints it; `flower-supernode --help` tells the options
+        return
     from thinwire.run.node import node as stay
 
     stay(context.args)
