@@ -221,7 +221,7 @@ def check(
 ) -> None:
     """Say whether an experiment can run and what it costs; train nothing.
 
-    Example: thinwire check topk+int8 --on mnist --data-dir data
+    Example: thinwire check fedpara+scaffold --on digits
     """
     from thinwire.run.check import check as check_experiment
     from thinwire.terminal import show_facts

@@ -151,22 +151,23 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
         rows.append(
             [
                 line.label,
-                f"{len(line.runs)}{' (unfinished)' if line.unfinished else ''}",
-                f"{min(len(run.records) for run in line.runs):,}",
-                _share(line.total("best_accuracy")),
                 _share(line.total("final_accuracy")),
-                _interval(line.total("final_accuracy")),
-                *(human_bytes(way.mean) if way else "-" for way in ways),
                 human_bytes(total.mean),
-                human_bytes(ideal),
                 f"{yard.mean / total.mean:.3g}x" if total.mean else "-",
+                _interval(line.total("final_accuracy")),
+                _share(line.total("best_accuracy")),
+                *(human_bytes(way.mean) if way else "-" for way in ways),
+                human_bytes(ideal),
+                f"{min(len(run.records) for run in line.runs):,}",
+                f"{len(line.runs)}{' (unfinished)' if line.unfinished else ''}",
             ]
         )
-    heads = ["method", "seeds", "rounds", "best %", "final %", "95 % interval", "up", "down", "catch-up", "total"]
-    heads += ["ideal", "fewer"]
+    # what matters most first: a phone shows three or four columns
+    heads = ["method", "final %", "total", "fewer", "95 % interval", "best %", "up", "down", "catch-up", "ideal"]
+    heads += ["rounds", "seeds"]
     caption = (
-        "All rounds: accuracy (mean ± standard deviation over seeds), bytes of all messages of all clients, and how "
-        f"many times fewer than {measure.label}"
+        "All rounds: accuracy (mean ± standard deviation over seeds; the interval is of the final one), bytes of all "
+        f"messages of all clients, and how many times fewer than {measure.label}"
     )
     return Chapter("What accuracy cost", [*pieces, Grid(caption, heads, rows)])
 
@@ -249,14 +250,14 @@ def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, li
         "ever does."
     ]
     legend = [(shade(1.0), "up"), (shade(0.55), "down"), (shade(0.0), "catch-up")]
-    heads = ("method", "seeds", "rounds", "total", "95 % interval", "ideal", "fewer", "energy")
+    heads = ("method", "total", "fewer", "rounds", "95 % interval", "ideal", "energy", "seeds")
     several = any(len(line.runs) > 1 for line in lines)
     for target, reached in costs.items():
         theirs = reached[lines.index(measure)]
         rows, drawn = [], []
         for i, (line, cost) in enumerate(zip(lines, reached, strict=True)):
             if cost is None:
-                rows.append([line.label, f"0 of {len(line.runs)}", "not reached", *["-"] * 5])
+                rows.append([line.label, "not reached", *["-"] * 5, f"0 of {len(line.runs)}"])
                 continue
             some = "" if cost.seeds == len(line.runs) else f" ({cost.seeds} of {len(line.runs)} seeds)"
             pieces_of_bar = [(cost.ways["up"], 1.0), (cost.ways["down"], 0.55), (cost.ways["catchup"], 0.0)]
@@ -264,13 +265,13 @@ def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, li
             rows.append(
                 [
                     line.label,
-                    f"{cost.seeds} of {len(line.runs)}",
-                    f"{cost.rounds.mean:.1f}",
                     human_bytes(cost.bytes.mean),
+                    f"{theirs.bytes.mean / cost.bytes.mean:.3g}x" if theirs and not some else "-",
+                    f"{cost.rounds.mean:.1f}",
                     _byte_interval(cost.bytes),
                     human_bytes(cost.ideal),
-                    f"{theirs.bytes.mean / cost.bytes.mean:.3g}x" if theirs and not some else "-",
                     human_joules(cost.joules),
+                    f"{cost.seeds} of {len(line.runs)}",
                 ]
             )
         title = f"Bytes to reach {_pc(target)}, {task}"
