@@ -199,6 +199,18 @@ def test_the_python_of_a_page_runs(page, monkeypatch, tmp_path):
             exec(compile(block, f"{page.name}: {block.splitlines()[0]}", "exec"), names)
 
 
+def test_written_parts_name_a_program_that_is_there():
+    found = [
+        (page, mark)
+        for page in PAGES
+        for mark in re.findall(r"<!-- (begin|end) (\w+)(?:: (.*?))? -->", page.read_text())
+    ]
+    assert len(found) > 30
+    for (page, (kind, name, command)), (other, (last, same, _)) in zip(found[::2], found[1::2], strict=True):
+        assert (page, name, kind, last) == (other, same, "begin", "end")
+        assert (ROOT / re.match(r"python (\S+\.py)", command)[1]).is_file(), command
+
+
 def test_every_page_is_reached_from_the_readme():
     seen, ahead = set(), [ROOT / "README.md"]
     while ahead:
