@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from thinwire.run.style import STYLE
-
 COLOURS = 8
 _DASHES = ("", "7 4", "3 3", "9 3 2 3", "5 2", "2 2", "12 4", "4 3 1 3")
 _CHARACTER, _NAME = 7.7, 8.6  # the width of a character of ticks (12 pixels) and of names (13), in a wide font
@@ -43,7 +41,7 @@ class Frame(NamedTuple):
     x: str
     y: str = ""
     ident: str = "chart"
-    width: int = 1060
+    width: int = 1020
     height: int = 380
     log_x: bool = False
     whole_x: bool = False  # ticks at whole numbers only
@@ -186,28 +184,37 @@ def swatch(number: int) -> str:
     return f'<svg class="swatch" width="34" height="16" aria-hidden="true">{line}{_marker(number, 17, 8, "")}</svg>'
 
 
+def alone(chart: str, title: str, note: str, legend: Sequence[tuple[str, str]], style: str, width: int = 1020) -> str:
+    """A chart with its title, a note, its legend (picture, words) and its style as the text of a file of its own."""
+    size = re.search(r'height="(\d+)"', chart)
+    top, rows = 52.0, [0.0]
+    places = []
+    for picture, words in legend:
+        wide = 44 + len(words) * _NAME + 14
+        if rows[-1] and rows[-1] + wide > width - 16:
+            rows.append(0.0)
+        places.append((16 + rows[-1], top + 22 * (len(rows) - 1), picture, words))
+        rows[-1] += wide
+    below = top + 22 * len(rows) + 8
+    tall = below + (int(size[1]) if size else 0) + 8
+    out = [_text(16, 21, title, "start", "value"), _text(16, 40, note, "start")]
+    for x, y, picture, words in places:
+        out.append(
+            f'<g transform="translate({x:.1f} {y:.1f})">{picture}</g>{_text(x + 40, y + 13, words, "start", "name")}'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall:.0f}" width="{width}" height="{tall:.0f}">'
+        f'<style>{style}</style><rect class="paper" width="100%" height="100%"/>'
+        + "".join(out)
+        + f'<g transform="translate(0 {below:.1f})">{chart}</g></svg>\n'
+    )
+
+
 def shade(strength: float) -> str:
     """The look of a piece of a bar, for a legend."""
     kind = f'class="bar f7" fill-opacity="{strength:.2f}"' if strength else 'class="outline s7"'
     box = f'<rect {kind} x="1" y="2" width="22" height="12"/>'
     return f'<svg class="swatch" width="24" height="16" aria-hidden="true">{box}</svg>'
-
-
-def alone(svg: str, title: str, note: str) -> str:
-    """A chart as a file of its own: with its words above it, its style inside it, and a background.
-
-    >>> alone("<svg>...</svg>", "t", "n").startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-    True
-    """
-    size = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
-    width, height = (int(size[1]), int(size[2])) if size else (0, 0)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-16 -16 {width + 32} {height + 84}" '
-        f'width="{width + 32}" height="{height + 84}"><style>{STYLE}</style>'
-        f'<rect x="-16" y="-16" width="100%" height="100%" style="fill:var(--card)"/>'
-        f'<text class="name" x="0" y="8">{escape(_short(title, width))}</text>'
-        f'<text class="axis" x="0" y="28">{escape(note)}</text><g transform="translate(0 44)">{svg}</g></svg>\n'
-    )
 
 
 class _Axis:

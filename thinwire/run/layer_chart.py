@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from thinwire.errors import ConfigError
 from thinwire.run.charts import Bar, Frame, alone, bars
 from thinwire.run.files import write_atomically
+from thinwire.run.style import ALONE
 from thinwire.run.units import human_bytes
 
 MOST_LAYERS = 16
+WIDTH = 680  # of the picture alone
 
 
 class LayerChart(NamedTuple):
@@ -51,9 +53,9 @@ def draw_layers(layers: Sequence[dict[str, Any]], rounds: int, title: str, file:
         raise ConfigError(f"the picture is an SVG file: write --plot {file.with_suffix('.svg')}, not {file}")
     chart = layer_chart(layers, rounds)
     about = "; ".join(f"{bar.label}: {bar.value}" for bar in chart.bars) + "."
-    picture = bars(chart.bars, Frame(f"{title}: {chart.what}", about, chart.what, ident="layers", width=640))
+    picture = bars(chart.bars, Frame(f"{title}: {chart.what}", about, chart.what, ident="layers", width=WIDTH))
     note = "In brackets: rounds in which it spoke."
-    write_atomically(file, alone(picture, f"{title}: {chart.what}", note).encode())
+    write_atomically(file, alone(picture, f"{title}: {chart.what}", note, (), ALONE, WIDTH).encode())
 
 
 def _spoke(row: dict[str, Any], rounds: int | None) -> str:
