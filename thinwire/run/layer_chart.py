@@ -53,7 +53,8 @@ def draw_layers(layers: Sequence[dict[str, Any]], rounds: int, title: str, file:
         raise ConfigError(f"the picture is an SVG file: write --plot {file.with_suffix('.svg')}, not {file}")
     chart = layer_chart(layers, rounds)
     about = "; ".join(f"{bar.label}: {bar.value}" for bar in chart.bars) + "."
-    picture = bars(chart.bars, Frame(f"{title}: {chart.what}", about, chart.what, ident="layers", width=WIDTH))
+    picture = bars(chart.bars, Frame(f"{title}: {chart.what}", about, chart.what, ident="layers", width=WIDTH - 32))
+    picture = f'<g transform="translate(16 0)">{picture}</g>'  # in line with the title
     note = "In brackets: rounds in which it spoke."
     write_atomically(file, alone(picture, f"{title}: {chart.what}", note, (), ALONE, WIDTH).encode())
 
