@@ -121,7 +121,8 @@ def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
     """The whole page."""
     first = lines[0].runs[0]
     steps = sorted({e.local.steps for line in lines for e in line.runs})
-    work = f"{first.local.epochs} epoch(s)" if steps == [0] else f"{' or '.join(map(str, steps))} local steps a round"
+    epochs = f"{first.local.epochs} epoch(s)"
+    work = " or ".join(f"{count} local steps a round" if count else epochs for count in steps)
     setting = (
         f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, batch {first.local.batch}, "
         f"{work}; device {first.engine.device}."

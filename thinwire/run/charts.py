@@ -18,7 +18,7 @@ from html import escape
 from typing import NamedTuple
 
 COLOURS = 8
-_DASHES = ("", "7 4", "2 3", "9 3 2 3", "5 2", "1 4", "12 4", "4 4 1 4")
+_DASHES = ("", "7 4", "3 3", "9 3 2 3", "5 2", "2 2", "12 4", "4 3 1 3")
 _CHARACTER, _NAME = 7.7, 8.6  # the width of a character of ticks (12 pixels) and of names (13), in a wide font
 
 Format = Callable[[float], str]
@@ -59,12 +59,16 @@ class Curve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar made of pieces; a piece is its length and how strong its colour is, from 0 (an outline) to 1."""
+    """A bar made of pieces; a piece is its length and how strong its colour is, from 0 (an outline) to 1.
+
+    `spread` is where the lowest and the highest seed end.
+    """
 
     label: str
     value: str
     number: int
     pieces: Sequence[tuple[float, float]]
+    spread: tuple[float, float] | None = None
 
 
 class Row(NamedTuple):
@@ -120,15 +124,20 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
             continue
         path = "L".join(f"{axis.at(x):.1f} {y_at(y):.1f}" for x, y in points)
         out.append(f'<path class="line s{line.number % COLOURS}"{_dash(line.number)} d="M{path}"/>')
-        for x, y in _spaced(points, axis, (right - left) / 9):
+        for x, y in _spaced(points, axis, (right - left) / 9, line.number):
             says = f"{line.label}: {frame.y_text(y)} at {frame.x_text(x)}"
             out.append(_marker(line.number, axis.at(x), y_at(y), says))
     return _svg(frame, out, frame.height)
 
 
-def bars(rows: Sequence[Bar], frame: Frame) -> str:
-    """Bars from zero, each under its name and its value."""
-    longest = max((sum(length for length, _ in row.pieces) for row in rows), default=0) or 1
+def reach(rows: Sequence[Bar]) -> float:
+    """How far the longest bar goes, or the highest seed of any."""
+    return max((max(sum(length for length, _ in row.pieces), (row.spread or (0, 0))[1]) for row in rows), default=0)
+
+
+def bars(rows: Sequence[Bar], frame: Frame, longest: float = 0) -> str:
+    """Bars from zero, each under its name and its value; charts with the same `longest` have the same scale."""
+    longest = longest or reach(rows) or 1
     scale = (frame.width - 4) / longest
     out, y = [], 0.0
     for row in rows:
@@ -144,6 +153,10 @@ def bars(rows: Sequence[Bar], frame: Frame) -> str:
             if wide > 0:
                 out.append(f'<rect {kind} x="{x:.1f}" y="{y + 20:.1f}" width="{max(wide, 1):.1f}" height="14"/>')
             x += wide
+        low, high = (1 + end * scale for end in row.spread or (0, 0))
+        if high - low > 4:  # shorter ones would be a blot
+            ends = "".join(f"M{end:.1f} {y + 23:.1f}v8" for end in (low, high))
+            out.append(f'<path class="whisker" d="M{low:.1f} {y + 27:.1f}H{high:.1f}{ends}"/>')
         y += 46
     return _svg(frame, out, max(y - 6, 20))
 
@@ -268,12 +281,17 @@ class _Axis:
         return out
 
 
-def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float) -> list[tuple[float, float]]:
-    """The last point, and those before it that stand far enough apart for a marker each."""
-    chosen = [points[-1]]
+def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float, number: int) -> list[tuple[float, float]]:
+    """The last point, and those before it that stand far enough apart for a marker each.
+
+    Lines begin at different distances from their end, so that markers of curves that run together do not cover each
+    other.
+    """
+    chosen, gap = [points[-1]], apart * (0.4 + 0.75 * (number % COLOURS) / COLOURS)
     for x, y in reversed(points):
-        if axis.at(chosen[-1][0]) - axis.at(x) >= apart:
+        if axis.at(chosen[-1][0]) - axis.at(x) >= gap:
             chosen.append((x, y))
+            gap = apart
     return chosen[::-1]
 
 
