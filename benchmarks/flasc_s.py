@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.run.config import Experiment, resolve
-from thinwire.run.grid import markdown, run_one, summary
-from thinwire.run.tune import Knob, flasc_knobs, set_knob, tune
+from thinwire.run.grid import markdown, metrics, run_one, summary
+from thinwire.run.tune import Knob, flasc_knobs, search, set_knob
 from thinwire.terminal import human_bytes
 
 RANKS, DENSITIES = (1, 4, 16, 64), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -61,20 +61,18 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
     done = {pair: s for pair, e in pairs(base, rank, density).items() if (s := summary(e, options.out))}
     if len(done) < len(RANKS) * len(DENSITIES):
         return f"## alpha {alpha:g}\n\n{len(done)} of {len(RANKS) * len(DENSITIES)} runs finished.\n", {}
-    found = tune(base, rank, density, out=options.out)
+    found = search(lambda r, d: (done[r, d]["final_accuracy"], done[r, d]["bytes_total_honest"]), RANKS, DENSITIES)
     chosen = done[found.size, found.share]
     best = max(done, key=lambda pair: done[pair]["final_accuracy"])
     whole = sum(s["bytes_total_honest"] for s in done.values())
     tried = {(one.size, one.share) for one in found.tried}
+    names = {pair: e.digest()[:6] for pair, e in pairs(base, rank, density).items()}
     rows = []
-    for r in RANKS:
-        cells = [f"rank {r}"]
-        for d in DENSITIES:
-            mark = " **chosen**" if (r, d) == (found.size, found.share) else " tried" if (r, d) in tried else ""
-            cells.append(f"{100 * done[r, d]['final_accuracy']:.2f}{mark}")
-        rows.append(cells)
-    text = f"## alpha {alpha:g}\n\nFinal accuracy %:\n\n"
-    text += markdown(["", *(f"density {d:g}" for d in DENSITIES)], rows)
+    for r, d in done:
+        what = "chosen" if (r, d) == (found.size, found.share) else "tried" if (r, d) in tried else ""
+        cells = [f"rank {r}, density {d:g}", f"{100 * done[r, d]['final_accuracy']:.2f}"]
+        rows.append([*cells, human_bytes(done[r, d]["bytes_total_honest"]), what, names[r, d]])
+    text = f"## alpha {alpha:g}\n\n" + markdown(["method", "final accuracy %", "total", "the search", "runs"], rows)
     gap = 100 * (done[best]["final_accuracy"] - chosen["final_accuracy"])
     text += (
         f"\nThe best of the grid is rank {best[0]} with density {best[1]:g}, "
@@ -84,13 +82,16 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
         f"{100 * found.bytes / whole:.1f} %.\n"
     )
     numbers = {
-        e.digest()[:6]: {
+        names[pair]: {
+            "method": f"rank {pair[0]}, density {pair[1]:g}",
             "alpha": alpha,
             "rank": pair[0],
             "density": pair[1],
             "seed": e.seed,
             "rounds": e.rounds,
+            "best_accuracy": done[pair]["best_accuracy"],
             "final_accuracy": done[pair]["final_accuracy"],
+            "accuracy": [[m["round"], m["accuracy"]] for m in metrics(e, options.out) if m["accuracy"] is not None],
             "bytes_total": done[pair]["bytes_total_honest"],
             "tried": pair in tried,
         }

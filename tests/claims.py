@@ -1,8 +1,8 @@
 """Numbers in prose, and the runs that they come from.
 
 A claim is an accuracy, a share or a number of bytes in a paragraph of the documentation. The paragraph links to tables
-in docs/results; the numbers of the runs behind a table lie beside it as JSON. A claim is found if some value of those
-runs, rounded as the claim is, says the same.
+in docs/results or to docs/reproduction.md; the numbers of the runs behind a table lie beside it as JSON. A claim is
+found if some value of those runs, rounded as the claim is, says the same.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Table:
                     if mean := Mean.of(None if run.get(key) is None else 100 * run[key] for run in runs):
                         half = mean.half or 0.0
                         self.shares |= {mean.mean, mean.mean - half, mean.mean + half}
-                self.sizes |= {statistics.fmean(run[key] for run in runs) for key in BYTES}
+                self.sizes |= {statistics.fmean(run[key] for run in runs) for key in BYTES if key in runs[0]}
                 known = [run for run in runs if run["seed"] in plain]
                 ratios = [100 * run["best_accuracy"] / plain[run["seed"]] for run in known]
                 self.shares |= {*ratios, statistics.fmean(ratios or [0.0])}
@@ -80,5 +80,6 @@ class Table:
         value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
         if unit == "%":
             asked = re.search(rf"(?:to|reached|at) {re.escape(number)} %", self.text)  # a target is no result
-            return bool(asked) or any(round(known, digits) == value for known in self.shares)
+            printed = f"| {number} |" in self.text  # a whole cell, such as a share of bytes; other tests hold those
+            return bool(asked) or printed or any(round(known, digits) == value for known in self.shares)
         return any(round(known / SIZES[unit], digits) == value for known in self.sizes)

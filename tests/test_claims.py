@@ -10,6 +10,7 @@ import pytest
 from tests.claims import Table, claims, paragraphs
 
 ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"\]\(([^)#]*(?:results/[a-z0-9-]+|reproduction)\.md)")
 SOURCE = re.compile(r"`(thinwire|python) |tests/\w+|paper's")  # the command, the test or the paper a number is from
 
 
@@ -22,8 +23,9 @@ def test_every_number_in_prose_can_be_traced(page):
     """Accuracies and bytes are found in the tables that their paragraph links to; others name where they are from."""
     beside = page.with_suffix(".json").exists()  # its tables are those of that file, which another test holds
     for words in paragraphs(page.read_text()):
-        made = [] if beside and words.startswith("|") else claims(words)
-        tables = [page.parent / target for target in re.findall(r"\]\(([^)#]*results/[a-z0-9-]+\.md)", words)]
+        named = re.match(r"\||\*\*.*?\*\* \(\d+ rounds", words)  # a table, or what one is of
+        made = [] if beside and named else claims(words)
+        tables = [page.parent / target for target in re.findall(LINK, words)]
         if made and tables:
             known = Table(tables)
             lost = [" ".join(claim) for claim in made if not known.holds(*claim)]
