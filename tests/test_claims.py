@@ -23,7 +23,7 @@ def test_every_number_in_prose_can_be_traced(page):
     """Accuracies and bytes are found in the tables that their paragraph links to; others name where they are from."""
     beside = page.with_suffix(".json").exists()  # its tables are those of that file, which another test holds
     for words in paragraphs(page.read_text()):
-        named = re.match(r"\||\*\*.*?\*\* \(\d+ rounds", words)  # a table, or what one is of
+        named = re.match(r"\||#|!\[|\*\*.*?\*\* \(\d+ rounds", words)  # a table, or what one is of
         made = [] if beside and named else claims(words)
         tables = [page.parent / target for target in re.findall(LINK, words)]
         if made and tables:
