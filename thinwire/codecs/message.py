@@ -52,11 +52,13 @@ import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TypeAlias, overload
 
 from thinwire.codecs.bits import read_varint, varint
 from thinwire.codecs.crc import joined_crc
 from thinwire.errors import WireError
+
+Pieces: TypeAlias = tuple[bytes, ...]  # of one message, in order
 
 MAGIC = b"TW"
 FORMAT = 1
@@ -140,15 +142,26 @@ def unpack_body(data: bytes | memoryview, schema: Schema) -> Body:
     return Body(plan, {lane: bytes(payload) for lane, payload in lanes.items()})
 
 
-def pack(
+def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behind: int = 0) -> bytes:
+    """A whole message as bytes.
+
+    >>> schema = Schema(b"12345678", ("w",))
+    >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema)
+    >>> len(data), unpack_body(unpack(data, schema).bodies[0], schema).lanes
+    (21, {1: b'abcd'})
+    """
+    return b"".join(pack_pieces(kind, version, bodies, schema, behind))
+
+
+def pack_pieces(
     kind: int,
     version: int,
     bodies: Sequence[bytes],
     schema: Schema,
     behind: int = 0,
     crc: Callable[[bytes], int] = zlib.crc32,
-) -> bytes:
-    """A whole message as bytes.
+) -> Pieces:
+    """A whole message as pieces of bytes that are sent one after another; long ones are shared, not copied.
 
     Args:
         kind: one of the numbers above.
@@ -157,15 +170,10 @@ def pack(
         schema: of the contract.
         behind: how many versions the receiver is behind.
         crc: zlib's CRC-32 of a body; for whoever sends one body in many messages and remembers it.
-
-    >>> schema = Schema(b"12345678", ("w",))
-    >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema)
-    >>> len(data), unpack_body(unpack(data, schema).bodies[0], schema).lanes
-    (21, {1: b'abcd'})
     """
     head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version)
     parts = (head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies)
-    return b"".join((*parts, _checksum(parts, schema, crc)))  # one copy of what may be long
+    return (*parts, _checksum(parts, schema, crc))
 
 
 def unpack(data: bytes, schema: Schema) -> Message:

@@ -165,11 +165,8 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         return unflatten(mean, trees[0])
     shares = [weight / total for weight in weights]
     acc = list(torch._foreach_mul([trees[0][name] for name in names], shares[0]))
-    part = [torch.empty_like(block) for block in acc] if len(trees) > 1 else []  # one place for all products
     for tree, share in zip(trees[1:], shares[1:], strict=True):
-        torch._foreach_copy_(part, [tree[name] for name in names])
-        torch._foreach_mul_(part, share)
-        torch._foreach_add_(acc, part)
+        torch._foreach_add_(acc, [tree[name] for name in names], alpha=share)
     return dict(zip(names, acc, strict=True))
 
 

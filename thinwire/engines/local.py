@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from thinwire.codecs.message import Pieces
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
@@ -29,7 +30,7 @@ from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
 from thinwire.rounds.batches import Batches, Local, plan_batches
-from thinwire.rounds.down import Opening, receive
+from thinwire.rounds.down import Opening, receive, size
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
 from thinwire.rounds.local import Unsuited, Vectorise, Workload
@@ -282,12 +283,13 @@ class Simulation:
                 state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
-            bytes_down, bytes_catchup = opening.split(down.result())
+            bytes_down, bytes_catchup = opening.split([size(pieces) for pieces in down.result().values()])
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
             server = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        show(tap, number, down.result(), up)
+        if tap:
+            show(tap, number, {i: b"".join(pieces) for i, pieces in down.result().items()}, up)
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
@@ -345,7 +347,7 @@ class Simulation:
         plan: Plan,
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
-        down: Later[dict[int, bytes]],
+        down: Later[dict[int, Pieces]],
     ) -> RunState:
         """The state with the fastest way to train, if it is still open: before the first round, on a CPU."""
         undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
@@ -407,7 +409,7 @@ class Simulation:
         plan: Plan,
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
-        down: Later[dict[int, bytes]],
+        down: Later[dict[int, Pieces]],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
@@ -471,7 +473,7 @@ class Simulation:
         return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, meanwhile)
 
     def _chunks(
-        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[dict[int, bytes]]
+        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[dict[int, Pieces]]
     ) -> Iterator[tuple[tuple[int, ...], Public]]:
         """Cut the cohort into chunks of clients that start from the same public state.
 
@@ -486,7 +488,7 @@ class Simulation:
             seen = public
             if snapshot:
                 before = self.public._replace(version=known[ids[0]].version)
-                seen = receive(self.contract, before, down.result()[ids[0]], ids[0]).public
+                seen = receive(self.contract, before, b"".join(down.result()[ids[0]]), ids[0]).public
             size = self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
@@ -521,7 +523,7 @@ class Simulation:
                 index[i] += len(self.train) * forms.reshape(index[i].shape)
         return batches
 
-    def _look_ahead(self, number: int, down: Later[dict[int, bytes]]) -> None:
+    def _look_ahead(self, number: int, down: Later[dict[int, Pieces]]) -> None:
         """What can be done while the device is busy: this round's messages, the batches of the next, by its number.
 
         The latter in vain where the next round keeps its clients.
@@ -552,11 +554,11 @@ class Simulation:
                 setattr(part, name, value)
 
 
-def show(tap: Tap | None, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
+def show(tap: Tap, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
     """Show the messages of a round to whoever wants to see them."""
-    for direction, messages in (("down", down), ("up", up)) if tap else ():
+    for direction, messages in (("down", down), ("up", up)):
         for client, message in messages.items():
-            tap(number, direction, client, message)  # type: ignore[misc]
+            tap(number, direction, client, message)
 
 
 def _onednn() -> bool:

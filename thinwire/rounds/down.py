@@ -11,7 +11,7 @@ answers with `repair`, the whole state.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         server: the server's state.
         versions: the version that each client of the cohort holds.
     """
-    return Opening(contract, server).messages(versions)
+    return {client: b"".join(pieces) for client, pieces in Opening(contract, server).messages(versions).items()}
 
 
 def split_down(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
 
     The ordinary part of a message is what a client that heard the previous version would have received.
     """
-    return Opening(contract, server).split(messages)
+    return Opening(contract, server).split([len(data) for data in messages.values()])
 
 
 def repair(contract: Contract, server: ServerState, data: bytes, client: int = EVERYONE) -> bytes:
@@ -73,7 +73,12 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int = E
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
     if message.version > server.public.version:
         raise WireError(f"a client is lost at version {message.version}, the server is at {server.public.version}")
-    return Opening(contract, server).state(message.version, client)
+    return b"".join(Opening(contract, server).state(message.version, client))
+
+
+def size(pieces: wire.Pieces) -> int:
+    """How long a message in pieces is."""
+    return sum(map(len, pieces))
 
 
 class Opening:
@@ -85,10 +90,10 @@ class Opening:
         self._stretches: dict[frozenset[str], bytes] = {}  # by the blocks in them
         self._crcs: dict[int, tuple[bytes, int]] = {}  # by the id of a body, which is held so that the id stays its own
 
-    def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
-        """One message to each client; see `open_round`."""
+    def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
+        """One message to each client, in pieces; see `open_round`."""
         contract, out = self.contract, {}
-        made: dict[tuple[int, int], bytes] = {}
+        made: dict[tuple[int, int], wire.Pieces] = {}
         for client, version in versions.items():
             # on link 'ledger' all tiers hear the same
             like = (version, contract.tier(client) if contract.method.link == "snapshot" else 0)
@@ -97,16 +102,16 @@ class Opening:
             out[client] = made[like]
         return out
 
-    def split(self, messages: Mapping[int, bytes]) -> tuple[int, int]:
-        """Ordinary bytes, and those of catching up; see `split_down`."""
-        total = sum(len(data) for data in messages.values())
+    def split(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """Ordinary bytes, and those of catching up, of messages of these sizes; see `split_down`."""
+        total = sum(sizes)
         if self.contract.method.link == "snapshot":
             return total, 0
-        ordinary = len(self.shortest(max(0, self.server.public.version - 1)))
-        down = sum(min(len(data), ordinary) for data in messages.values())
+        ordinary = size(self.shortest(max(0, self.server.public.version - 1)))
+        down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
 
-    def shortest(self, version: int, client: int = EVERYONE) -> bytes:
+    def shortest(self, version: int, client: int = EVERYONE) -> wire.Pieces:
         """The shortest message to a client that holds this version; on link 'ledger' it does not matter who it is."""
         contract = self.contract
         if contract.method.link == "snapshot":
@@ -117,24 +122,24 @@ class Opening:
         steps = self.steps(version, past)
         if (
             contract.window(self.server.public.version)
-            and len(steps) > contract.weights.nbytes + contract.coords.nbytes
+            and size(steps) > contract.weights.nbytes + contract.coords.nbytes
         ):
-            return min(steps, self.state(version, client), key=len)
+            return min(steps, self.state(version, client), key=size)
         return steps  # before the first merge no state is shorter: do not build it to find out
 
-    def steps(self, version: int, past: tuple[bytes, ...]) -> bytes:
+    def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The way over entries and stretches."""
         now = self.server.public.version
         bodies = (*past, *self._open_window(version), self._ask(news=now > version))
-        return wire.pack(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
+        return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
 
-    def state(self, version: int, client: int) -> bytes:
+    def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan says which blocks were synchronised since the client's version."""
         now = self.server.public.version
         snapshot = self.contract.method.link == "snapshot"
         lanes = {wire.COORDS: self._snapshot(client)} if snapshot else self._whole
         body = wire.pack_body(wire.Body(self.server.ledger.touched(version), lanes), self.contract.schema)
-        return wire.pack(wire.STATE, now, (body, self._ask(news=True)), self.contract.schema, now - version)
+        return wire.pack_pieces(wire.STATE, now, (body, self._ask(news=True)), self.contract.schema, now - version)
 
     def _open_window(self, version: int) -> tuple[bytes, ...]:
         """From a version, or else from the beginning of the open window, to now."""

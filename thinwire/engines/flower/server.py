@@ -145,7 +145,8 @@ class Served(Simulation):
             after = close_round(self.contract, server, plan, up, len(job.task.clients), noise)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        show(tap, number, down, up)
+        if tap:
+            show(tap, number, down, up)
         # all that the server knows of a client is from which version it last answered
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         test_loss = accuracy = None
