@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from thinwire.run.execute import default_folder
-from thinwire.run.grid import Grid, Progress, run_grids, summary, to_target
+from thinwire.run.folder import RunFolder
+from thinwire.run.grid import Grid, Progress, broken, run_grids, summary, to_target
 
 CONTENT = {
     "on": "digits",
@@ -57,3 +58,23 @@ def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) 
         assert (one["final_accuracy"], one["bytes_total"]) == (two["final_accuracy"], two["bytes_total"])
         assert to_target(e, tmp_path / "one", 0.3)[0] == one["rounds"]
         assert to_target(e, tmp_path / "one", 0.99) is None
+
+
+def test_what_breaks_down_makes_room_for_the_next_best_and_is_not_run_again(tmp_path: Path) -> None:
+    rows = [{"method": "fedavg", "over": {"method.client_opt.lr": [0.01, 0.1]}}]
+    grid, told = Grid({**CONTENT, "seeds": [0], "rows": rows}), list[Progress]()
+    best = grid.line(0, {"method.client_opt.lr": 0.1})
+    folder = RunFolder(default_folder(best.runs[0], tmp_path), best.runs[0])
+    folder.path.mkdir()
+    folder.broke_down("round 3: the training loss is nan")
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.01}]
+    assert broken(best, tmp_path) == [0]
+    assert len(told) == 3
+    wild = Grid(
+        {**CONTENT, "tune": {}, "seeds": [0], "rows": [{"method": "fedavg", "set": {"method.client_opt.lr": 1e30}}]}
+    )
+    run_grids([wild], tmp_path, on_run=told.append)
+    run_grids([wild], tmp_path, on_run=told.append)
+    assert broken(wild.lines()[0], tmp_path) == [0]
+    assert len(told) == 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinwire.core.spec import Spec
 from thinwire.engines.local import RoundRecord, RunState, Simulation, Tap
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, Diverged
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
@@ -91,6 +91,9 @@ def _rounds(
             state, record = simulation.round(state, tap)
         except KeyboardInterrupt:
             folder.save(state)  # the round under way is lost, the ones before it are not
+            raise
+        except Diverged as error:
+            folder.broke_down(str(error))
             raise
         folder.record(record)
         records.append(record)

@@ -83,7 +83,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Forget what was run here."""
-        for file in ("summary.json", "metrics.jsonl", "model.safetensors", "environment.json"):
+        for file in ("summary.json", "metrics.jsonl", "model.safetensors", "environment.json", "diverged.json"):
             (self.path / file).unlink(missing_ok=True)
         if self.checkpoints.is_dir():
             for old in self.checkpoints.iterdir():
@@ -167,6 +167,10 @@ class RunFolder:
         data = save({name: block.detach().cpu().contiguous().clone() for name, block in weights.items()})
         write_atomically(self.path / "model.safetensors", data)
         write_atomically(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+
+    def broke_down(self, why: str) -> None:
+        """Note that training broke down, so that nobody need find out again: a run repeats itself."""
+        write_atomically(self.path / "diverged.json", (json.dumps({"why": why}) + "\n").encode())
 
     def summary(self) -> Summary | None:
         """The totals of a finished run, or None."""

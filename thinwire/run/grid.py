@@ -3,7 +3,8 @@
 A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), and `rows`. A row is a `method` with
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
-(an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
+(an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice; if training
+breaks down on one of them, the next best takes its place.
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
 is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
@@ -93,14 +94,19 @@ class Grid:
         return [line for line in lines if choices[line.row] > 1]
 
     def final(self, out: Path) -> list[Line]:
-        """The lines of the table: all choices, or the best of each row once the search is done."""
+        """The lines of the table: all choices, or the best of each row once the search is done.
+
+        What breaks down on a seed of the table makes room for the next best.
+        """
         if not self.tune:
             return self.lines()
         best, trials = [], self.trials()
         for number, row in enumerate(self.content["rows"]):
-            scored = [(score(line, out, self.by(number)), line.chosen) for line in trials if line.row == number]
+            mine = [line for line in trials if line.row == number]
+            mine.sort(key=lambda line: score(line, out, self.by(number)), reverse=True)
             only = {key: values[0] for key, values in row.get("over", {}).items()}
-            best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1] if scored else only))
+            ordered = [self.line(number, line.chosen) for line in mine] or [self.line(number, only)]
+            best.append(next((line for line in ordered if not broken(line, out)), ordered[0]))
         return best
 
     def by(self, number: int) -> str:
@@ -139,6 +145,11 @@ def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
     """What a run came to; None if it did not finish."""
     file = default_folder(experiment, out) / "summary.json"
     return json.loads(file.read_text()) if file.exists() else None
+
+
+def broken(line: Line, out: Path) -> list[int]:
+    """The seeds on which training is known to break down."""
+    return [e.seed for e in line.runs if (default_folder(e, out) / "diverged.json").exists()]
 
 
 def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
@@ -237,7 +248,10 @@ def run_grids(
         if trials := [line for grid in grids for line in grid.trials()]:
             likely = _unfinished([line for grid in grids for line in grid.final(out)], out)  # whatever is chosen
             _run_all(trials, out, pool, data_dir, on_run, later=sum(e.rounds for e in likely.values()))
-        _run_all([line for grid in grids for line in grid.final(out)], out, pool, data_dir, on_run)
+        before: set[str] = set()
+        while todo := set(_unfinished(lines := [line for grid in grids for line in grid.final(out)], out)) - before:
+            before |= todo  # where training broke down, other lines are the best now
+            _run_all(lines, out, pool, data_dir, on_run)
 
 
 @contextmanager
@@ -252,7 +266,13 @@ def _workers(jobs: int) -> Iterator[Executor | None]:
 
 
 def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
-    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
+    """Runs that can go on: a run that broke down would do so again."""
+    return {
+        e.digest(): e
+        for line in lines
+        for e in line.runs
+        if not summary(e, out) and not (default_folder(e, out) / "diverged.json").exists()
+    }
 
 
 def _run_all(

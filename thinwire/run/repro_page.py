@@ -19,7 +19,7 @@ from thinwire.run.charts import alone
 from thinwire.run.config import Experiment
 from thinwire.run.counts import counted_heads, counted_rows
 from thinwire.run.execute import default_folder
-from thinwire.run.grid import Line, at_edge, markdown, metrics, score, spread, summary
+from thinwire.run.grid import Line, at_edge, broken, markdown, metrics, score, spread, summary
 from thinwire.run.lines import Line as Seeds
 from thinwire.run.measures import cost, heading, measured
 from thinwire.run.presets import papers
@@ -190,14 +190,16 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
             for trial in mine
         ]
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
-        rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no"])
+        finals = [repro.grid.line(trial.row, trial.chosen) for trial in mine]
+        fell = [f"{_chosen(final)} on {' '.join(map(str, seeds))}" for final in finals if (seeds := broken(final, out))]
+        rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no", "; ".join(fell) or "-"])
     if not rows:
         return ""
-    seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
+    apart = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
     what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
-    text = f"The search, by {what} after {rounds} rounds on seed {seeds}, which is none of the table's:\n\n"
-    return text + markdown(["method", "tried", "taken", "at the edge"], rows) + "\n"
+    text = f"The search, by {what} after {rounds} rounds on seed {apart}, which is none of the table's:\n\n"
+    return text + markdown(["method", "tried", "taken", "at the edge", "broke down, on seed"], rows) + "\n"
 
 
 def _chosen(line: Line) -> str:
