@@ -215,7 +215,10 @@ class Simulation:
             products=None if products == "grouped" else products,
             half=engine.precision == "bf16",
         )
-        self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
+        # one client is best served by torch's own convolutions; but for their gradients on a CPU without oneDNN
+        self.alone = replace(self.model, products=None)
+        ours = self.device.type == "cpu" and engine.conv != "grouped"
+        self.by_columns = replace(self.model, products="columns") if ours else self.alone
         self.recorder, self.crew = Recorder(), Crew()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
@@ -371,8 +374,14 @@ class Simulation:
 
     def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None) -> Reply:
         """The replies of some clients."""
-        model = self.alone if how in ("loop", "threads") else self.model
+        model = self.learner(how, bool(torch.backends.mkldnn.enabled))
         return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew)
+
+    def learner(self, how: Vectorise, onednn: bool | None) -> Functional:
+        """The model as clients are trained with it, where oneDNN is used or not (None: as the machine wants)."""
+        if how not in ("loop", "threads"):
+            return self.model
+        return self.alone if (_onednn() if onednn is None else onednn) else self.by_columns
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
