@@ -4,11 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import grad
+from torch.func import functional_call, grad, vmap
 
+from tests.engines.test_local import job
+from thinwire.engines import LocalEngine
 from thinwire.tasks import columns
-from thinwire.tasks.columns import convolve_alone
-from thinwire.tasks.convolve import by_products
+from thinwire.tasks.base import Task, pool_clients
+from thinwire.tasks.columns import by_columns, convolve_alone
+from thinwire.tasks.correct import corrected
 
 # pictures, channels, height, width, outputs, kernel, stride, padding; the last: NNPACK, more pieces than one
 SHAPES = [
@@ -52,28 +55,72 @@ def test_gradients_in_single_precision_and_where_none_is_wanted():
         assert torch.autograd.grad(frozen.sum(), x)[0].shape == x.shape
 
 
-def test_pictures_and_their_gradients_stay_channels_last():
-    seen = []
-    net = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 20, 3, padding=1), nn.MaxPool2d(2))
-    with by_products("columns"):
-        x = torch.randn(16, 2, 10, 10)
-        for layer in net:
-            x = layer(x)
-            seen.append(x.is_contiguous(memory_format=torch.channels_last))
-            x.register_hook(lambda g: seen.append(g.is_contiguous(memory_format=torch.channels_last)))
-        x.flatten(1).sum(1).square().sum().backward()
+@pytest.fixture
+def no_onednn(monkeypatch):
+    """As on machines where it is left out."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 20, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    )
+
+
+def test_layers_are_found_and_their_pictures_and_gradients_stay_channels_last(no_onednn):
+    seen, net = [], network()
+    assert not by_columns(nn.Linear(2, 2))
+    assert by_columns(net)
+    x = torch.randn(16, 2, 10, 10)
+    for layer in net:
+        x = layer(x)
+        seen.append(x.is_contiguous(memory_format=torch.channels_last))
+        x.register_hook(lambda g: seen.append(g.is_contiguous(memory_format=torch.channels_last)))
+    x.flatten(1).sum(1).square().sum().backward()
     assert len(seen) == 2 * len(net)
     assert all(seen)
 
 
-def test_what_it_does_not_do_is_left_to_torch():
-    x, kernel = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3)
-    with by_products("columns"):
-        assert torch.equal(
-            F.conv2d(x, kernel[:, :2], groups=2),
-            torch.convolution(x, kernel[:, :2], None, (1, 1), (0, 0), (1, 1), False, (0, 0), 2),
-        )
-        slope = grad(lambda k: F.conv2d(x, k).square().sum())(kernel)  # torch.func has rules of its own
-        with torch.autocast("cpu", torch.bfloat16):
-            assert F.conv2d(x, kernel).dtype == torch.bfloat16
-    assert torch.allclose(slope, grad(lambda k: F.conv2d(x, k).square().sum())(kernel), rtol=1e-4, atol=1e-2)
+def test_what_it_does_not_do_is_left_to_torch(no_onednn, monkeypatch):
+    calls = []
+    alone = columns.convolve_alone
+    monkeypatch.setattr(columns, "convolve_alone", lambda *args: calls.append(1) or alone(*args))
+    left = (nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, padding="same"))
+    assert not by_columns(nn.Sequential(*left, nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")))
+    layer, x = nn.Conv2d(2, 3, 3), torch.randn(2, 2, 9, 9)
+    plain = layer(x)
+    by_columns(layer)
+    weights = dict(layer.named_parameters())
+    grad(lambda w: functional_call(layer, w, (x,)).sum())(weights)  # torch.func has rules of its own
+    vmap(lambda one: layer(one[None]))(x)
+    layer(x[0])
+    with torch.no_grad():
+        layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    layer(x)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    a, b = torch.ones(1, 18), torch.ones(3, 1)
+    with corrected(weights, {"weight": (a, b, False)}):  # which looks for torch's functions
+        more = layer(x)
+    assert not calls
+    assert torch.allclose(more - plain, F.conv2d(x, torch.ones(3, 2, 3, 3)), atol=1e-4)
+    assert torch.allclose(layer(x), plain, atol=1e-5)
+    assert calls
+
+
+def test_a_run_is_that_with_convolutions_of_torch():
+    torch.manual_seed(0)
+    clients = [(torch.randn(40, 2, 10, 10), torch.randint(0, 3, (40,))) for _ in range(3)]
+    task = Task(nn.Sequential(network(), nn.Flatten(), nn.Linear(80, 3)), *pool_clients(clients))
+    ends = []
+    for conv, how in (("grouped", "loop"), ("auto", "loop"), ("auto", "threads")):
+        simulation = LocalEngine("cpu", how, conv=conv).prepare(job(task=task, rounds=10))
+        state = simulation.start()._replace(onednn=False)
+        assert simulation.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
+        for _ in range(10):
+            state, _ = simulation.round(state)
+        ends.append(simulation.weights(state.server.public))
+    for other in ends[1:]:
+        assert all(float((other[name] - block).abs().max()) < 1e-4 for name, block in ends[0].items())

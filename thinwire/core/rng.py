@@ -32,7 +32,7 @@ _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and Weyl increments of the published algorithm
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_CHUNK = 1 << 14  # counters at a time: the six working arrays then stay in the cache
+_CHUNK = 1 << 15  # counters at a time: working arrays stay in the cache, and threads seldom ask for Python's lock
 
 # A normal is Bin(32, 1/2) - 16 plus a triangular number of 16 fractional bits, an integer below 2**21 in size: exact in
 # float32, so one rounded multiplication by this constant is the only floating-point operation, equal everywhere.
@@ -53,27 +53,26 @@ def philox_numpy(counter: np.ndarray, key: tuple[int, int] | np.ndarray) -> np.n
     if state.base is counter or state is counter:
         state = state.copy()
     out = np.empty(counter.shape, np.uint32)
-    k0, k1 = (np.asarray(half, np.uint64) for half in key)
-    _philox_in_place(state, k0, k1)
+    _philox_in_place(state, *key)
     out[:] = state.T
     return out
 
 
 def _philox_in_place(state: np.ndarray, k0: Any, k1: Any, rounds: int = _ROUNDS) -> None:
     """Rounds of Philox on four rows of counters. In place: on new arrays most of the time is spent on memory."""
-    c0, c1, c2, c3 = state
-    p0, p1 = np.empty((2, state.shape[1]), np.uint64)
+    upper, lower = state[0::2], state[1::2]
+    products = np.empty(upper.shape, np.uint64)
     mask, shift = np.uint64(_MASK), np.uint64(32)
-    m0, m1, w0, w1 = (np.uint64(constant) for constant in (_M0, _M1, _W0, _W1))
+    multipliers, steps = np.array([[_M0], [_M1]], np.uint64), np.array([[_W0], [_W1]], np.uint64)
+    keys = np.stack((np.atleast_1d(k0), np.atleast_1d(k1))).astype(np.uint64)
+    crossed = products[::-1]  # each half goes on with what the other made
     for _ in range(rounds):
-        np.multiply(c0, m0, out=p0)
-        np.multiply(c2, m1, out=p1)
-        for c, low, p, k in ((c0, c1, p1, k0), (c2, c3, p0, k1)):
-            np.right_shift(p, shift, out=c)
-            np.bitwise_xor(c, low, out=c)
-            np.bitwise_xor(c, k, out=c)
-            np.bitwise_and(p, mask, out=low)
-        k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
+        np.multiply(upper, multipliers, out=products)
+        np.right_shift(crossed, shift, out=upper)
+        np.bitwise_xor(upper, lower, out=upper)
+        np.bitwise_xor(upper, keys, out=upper)
+        np.bitwise_and(crossed, mask, out=lower)
+        keys = keys + steps & mask
 
 
 def _philox_counted(first: int, last: int, k0: int, k1: int) -> np.ndarray:
@@ -99,7 +98,7 @@ def _philox_counted(first: int, last: int, k0: int, k1: int) -> np.ndarray:
     np.bitwise_and(c1, mask, out=c1)
     np.bitwise_xor(c3, np.uint64(product >> 32 ^ k1), out=c2)
     c3.fill(product & _MASK)
-    _philox_in_place(state, np.uint64((k0 + _W0) & _MASK), np.uint64((k1 + _W1) & _MASK), _ROUNDS - 2)
+    _philox_in_place(state, (k0 + _W0) & _MASK, (k1 + _W1) & _MASK, _ROUNDS - 2)
     return state
 
 

@@ -41,6 +41,7 @@ from thinwire.rounds.threaded import Crew
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import in_use
 from thinwire.tasks.base import Task
+from thinwire.tasks.columns import by_columns
 from thinwire.tasks.examples import Examples, Shifted
 from thinwire.tasks.functional import Functional
 
@@ -215,10 +216,9 @@ class Simulation:
             products=None if products == "grouped" else products,
             half=engine.precision == "bf16",
         )
-        # one client is best served by torch's own convolutions; but for their gradients on a CPU without oneDNN
-        self.alone = replace(self.model, products=None)
-        ours = self.device.type == "cpu" and engine.conv != "grouped"
-        self.by_columns = replace(self.model, products="columns") if ours else self.alone
+        self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
+        # but for their gradients on a CPU without oneDNN
+        self.columns = self.device.type == "cpu" and engine.conv != "grouped" and by_columns(self.model.module)
         self.recorder, self.crew = Recorder(), Crew()
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
@@ -374,14 +374,15 @@ class Simulation:
 
     def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None) -> Reply:
         """The replies of some clients."""
-        model = self.learner(how, bool(torch.backends.mkldnn.enabled))
+        model = self.alone if how in ("loop", "threads") else self.model
         return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew)
 
-    def learner(self, how: Vectorise, onednn: bool | None) -> Functional:
-        """The model as clients are trained with it, where oneDNN is used or not (None: as the machine wants)."""
-        if how not in ("loop", "threads"):
-            return self.model
-        return self.alone if (_onednn() if onednn is None else onednn) else self.by_columns
+    def convolutions(self, state: RunState) -> str:
+        """How convolutions are done in training."""
+        if state.how not in ("loop", "threads"):
+            return self.model.products or "torch"
+        onednn = _onednn() if state.onednn is None else state.onednn
+        return "columns" if self.columns and not onednn and not self.model.half else "torch"
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""

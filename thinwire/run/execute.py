@@ -97,7 +97,7 @@ def _rounds(
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
-            facts |= {"convolutions": simulation.learner(state.how, state.onednn).products or "torch"}
+            facts |= {"convolutions": simulation.convolutions(state)}
             facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
             folder.write_environment({**engine, **facts})
         if on_round:

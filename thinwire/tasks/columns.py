@@ -4,7 +4,8 @@
 
 where `columns` has every patch of the pictures as a row. The numbers are torch's to rounding. Its forward kernels are
 good; but its gradients, without oneDNN, lay out the patches of one picture after the other and add them up again, and
-take up to five times as long as the convolution.
+take up to five times as long as the convolution. `by_columns` makes a model's layers train this way wherever oneDNN is
+left out; in all other cases they do what they always did.
 
 >>> x, kernel = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 5, 5, requires_grad=True)
 >>> grad, = torch.autograd.grad(convolve_alone(x, kernel, None, (1, 1), (2, 2)).square().sum(), kernel)
@@ -18,30 +19,32 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import has_torch_function_unary
 
 Pair: TypeAlias = tuple[int, int]
-LAST = torch.channels_last  # the order in which products make pictures; where orders meet, torch is slow
+LAST = torch.channels_last  # the order in which products make pictures
 
 FEW = 16  # with fewer channels a product with the columns takes no longer than torch's forward kernels do
 SHORT = 16  # numbers that lie side by side in a patch: fewer are not worth copying as such
 PIECE = 1 << 22  # numbers in the columns that are laid out at a time, so that memory is bounded
 
 
+def by_columns(module: nn.Module) -> bool:
+    """Give the convolutions of a module, and its pooling, the gradients below; whether there are any."""
+    found = False
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1):
+            if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+                layer.__class__, found = Conv2d, True
+        elif type(layer) in _POOLS:
+            layer.__class__ = _POOLS[type(layer)]
+    return found
+
+
 def convolve_alone(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """The convolution of pictures (n, channels, height, width) with a kernel (out, channels, height, width)."""
     return _Alone.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def keep_order(out: Tensor) -> Tensor:
-    """The same pictures, whose gradient will come channels last if they do."""
-    if out.requires_grad and out.dim() == 4 and out.is_contiguous(memory_format=LAST):
-        out.register_hook(_channels_last)  # type: ignore[no-untyped-call]
-    return out
-
-
-def _channels_last(grad: Tensor) -> Tensor:
-    return grad.contiguous(memory_format=LAST)
 
 
 def patches(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -77,6 +80,57 @@ def _rows(grad: Tensor) -> Tensor:
 def _convolution(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """torch's own."""
     return torch.convolution(x, kernel, bias, stride, padding, (1, 1), False, (0, 0), 1)
+
+
+def _suited(x: Tensor) -> bool:
+    """Whether this is training of one client, in full precision, on a CPU without oneDNN."""
+    if x.device.type != "cpu" or x.dim() != 4 or not torch.is_grad_enabled() or torch.backends.mkldnn.enabled:
+        return False
+    if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
+        return False
+    # vmap has rules of its own, and modes (such as `correct`) want to see torch's functions
+    return not torch._C._are_functorch_transforms_active() and not has_torch_function_unary(x)
+
+
+class Conv2d(nn.Conv2d):
+    """As its parent, with gradients by columns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution."""
+        if not _suited(x):
+            return super().forward(x)
+        return convolve_alone(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[arg-type]
+
+
+class AvgPool2d(nn.AvgPool2d):
+    """As its parent; the gradient comes in the order of the pictures."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Means."""
+        return _in_order(super().forward(x))
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """As its parent; the gradient comes in the order of the pictures."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Maxima."""
+        out = super().forward(x)
+        return out if self.return_indices else _in_order(out)
+
+
+_POOLS: dict[type[nn.Module], type[nn.Module]] = {nn.AvgPool2d: AvgPool2d, nn.MaxPool2d: MaxPool2d}
+
+
+def _in_order(out: Tensor) -> Tensor:
+    """The same pictures; if they are channels last, so will their gradient be, for where orders meet torch is slow."""
+    if _suited(out) and out.requires_grad and out.is_contiguous(memory_format=LAST):
+        out.register_hook(_channels_last)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _channels_last(grad: Tensor) -> Tensor:
+    return grad.contiguous(memory_format=LAST)
 
 
 class _Alone(torch.autograd.Function):

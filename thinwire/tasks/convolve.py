@@ -6,8 +6,7 @@ so that one batched product does the work:
     columns[client] = all patches of its pictures, one a row;    outputs[client] = columns[client] kernel[client]
 
 Inside `by_products()` every ordinary `conv2d` is done this way; dilated and grouped ones are left alone. On a GPU with
-triton, `by_products("fused")` does not even lay the patches out, see `kernels`. `by_products("columns")` is for one
-client on a CPU, see `columns`. All ways differ by rounding only.
+triton, `by_products("fused")` does not even lay the patches out, see `kernels`. All ways differ by rounding only.
 """
 
 from __future__ import annotations
@@ -16,16 +15,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from thinwire.core.gpu import has_triton
-from thinwire.tasks.columns import Pair, convolve_alone, keep_order, patches
+from thinwire.tasks.columns import Pair, patches
 
-Products = Literal["im2col", "fused", "columns"]
+Products = Literal["im2col", "fused"]
 
-_POOLS = (F.avg_pool2d, F.max_pool2d, torch.max_pool2d)
 _SPLIT = 1 << 10  # rows of patches in one piece of a kernel's gradient: long sums are cut so that they run side by side
 
 
@@ -46,12 +43,7 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
         """Every call of a torch function inside the context."""
         kwargs = kwargs or {}
         if func is torch.conv2d and (call := _arguments(*args, **kwargs)):
-            if self.how != "columns":
-                return convolve(*call, self.how)
-            if _lone(call[0]):
-                return convolve_alone(*call)
-        if func in _POOLS and self.how == "columns":
-            return keep_order(func(*args, **kwargs))
+            return convolve(*call, self.how)
         return func(*args, **kwargs)
 
 
@@ -75,12 +67,6 @@ def _kernels(x: Tensor) -> Any:
     from thinwire.tasks import kernels
 
     return kernels
-
-
-def _lone(x: Tensor) -> bool:
-    """Whether these are pictures of one client, in full precision on a CPU."""
-    full = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-    return full and x.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
 
 
 def _arguments(
