@@ -144,7 +144,8 @@ class LocalEngine:
             what stays in float32, tests too, as `tf32` does.
         conv: convolutions of many clients as one `grouped` convolution, as products of matrices (`im2col`), which takes
             more memory and, on a GPU, less time, or as products that fetch their factors themselves (`fused`, with the
-            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`.
+            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`. Where
+            clients train alone on a CPU without oneDNN, gradients are our own (see `columns`), with `grouped` torch's.
         workers: processes that train chunks of the cohort side by side, through Ray, on all GPUs or machines that it
             knows; 0 for none. The cohort is cut into as many chunks unless `chunk` says otherwise.
     """

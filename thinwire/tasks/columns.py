@@ -140,14 +140,17 @@ class _Alone(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         o, i, kh, kw = kernel.shape
         ctx.stride, ctx.padding, laid = stride, padding, None
-        if i >= FEW:
+        height, width = (
+            (side + 2 * pad - length) // step + 1
+            for side, pad, length, step in zip(x.shape[2:], padding, (kh, kw), stride, strict=True)
+        )
+        if i >= FEW or len(x) * height * width * kh * kw * i > PIECE:
             out = _convolution(x, kernel, bias, stride, padding).contiguous(memory_format=LAST)
         else:
             laid = columns(x, (kh, kw), stride, padding)
             flat = kernel.permute(2, 3, 1, 0).reshape(-1, o)
             rows = laid @ flat if bias is None else torch.addmm(bias, laid, flat)
-            height = (x.shape[2] + 2 * padding[0] - kh) // stride[0] + 1
-            out = rows.view(len(x), height, -1, o).permute(0, 3, 1, 2)
+            out = rows.view(len(x), height, width, o).permute(0, 3, 1, 2)
         ctx.save_for_backward(x, kernel, laid)
         return out
 
