@@ -27,7 +27,8 @@ LAST = torch.channels_last  # the order in which products make pictures
 
 FEW = 16  # with fewer channels a product with the columns takes no longer than torch's forward kernels do
 SHORT = 16  # numbers that lie side by side in a patch: fewer are not worth copying as such
-PIECE = 1 << 22  # numbers in the columns that are laid out at a time, so that memory is bounded
+PIECE = 1 << 20  # numbers in columns that are laid out at a time: they stay in the cache
+KEPT = 1 << 22  # numbers in columns that are kept from the forward pass, at most
 
 
 def by_columns(module: nn.Module) -> bool:
@@ -144,7 +145,7 @@ class _Alone(torch.autograd.Function):
             (side + 2 * pad - length) // step + 1
             for side, pad, length, step in zip(x.shape[2:], padding, (kh, kw), stride, strict=True)
         )
-        if i >= FEW or len(x) * height * width * kh * kw * i > PIECE:
+        if i >= FEW or len(x) * height * width * kh * kw * i > KEPT:
             out = _convolution(x, kernel, bias, stride, padding).contiguous(memory_format=LAST)
         else:
             laid = columns(x, (kh, kw), stride, padding)
