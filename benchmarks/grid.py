@@ -6,7 +6,7 @@
 again. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the few numbers of
 every run behind it to NAME.json, both from those directories.
 
-A row may have its own `rounds` and `seeds`; `yardstick` names the label of the row whose bytes are 100 %; `targets`
+`yardstick` names the label of the row whose bytes are 100 %; `targets`
 asks for the bytes until an accuracy was reached (with `"eval.until"` in `set` runs end there). `--set KEY=VALUE` sets
 a value in all runs, to try a grid out in small (with `--docs`, so that the table goes elsewhere).
 """
@@ -21,7 +21,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.run.grid import Grid, Line, markdown, metrics, run_grids, score, spread, summary, to_target
+from thinwire.run.grid import Grid, Line, at_edge, markdown, metrics, run_grids, score, spread, summary, to_target
 from thinwire.terminal import human_bytes, say_run
 
 KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
@@ -103,30 +103,26 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
         mark = ""
         if (line.row, json.dumps(line.chosen)) in taken:
             over = grid.content["rows"][line.row].get("over", {})
-            edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if _at_edge(line.chosen[k], v)]
+            edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if at_edge(line.chosen[k], v)]
             mark = "taken" + (f", at the edge of {', '.join(edges)}" if edges else "")
-        value = score(line, out, grid.by)
+        value = score(line, out, grid.by(line.row))
         words = f"{100 * value:.2f}" if value >= 0 else "never" if value == -math.inf else human_bytes(-value)
         words = words if len(done) == len(line.runs) else "did not finish"
         rows.append([line.label, line.settings, words, mark, " ".join(e.digest()[:6] for e in line.runs)])
     seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
-    what = grid.by if grid.by.startswith("bytes to ") else f"{grid.by.replace('_', ' ')} %"
+    by = " or ".join(dict.fromkeys(grid.by(line.row) for line in trials))
+    what = by if by.startswith("bytes to ") else f"{by.replace('_', ' ')} %"
     head = ["method", "settings", what, "", "runs"]
     rounds = " or ".join(str(n) for n in sorted({line.runs[0].rounds for line in trials}))
     return f"\n## The search\n\nOn seed {seeds}, {rounds} rounds.\n\n" + markdown(head, rows)
-
-
-def _at_edge(value: Any, tried: list[Any]) -> bool:
-    """Whether a number is the least or the largest of several that were tried."""
-    numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
-    return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
 
 
 def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
     """The whole page."""
     first = lines[0].runs[0]
     steps = sorted({e.local.steps for line in lines for e in line.runs})
-    work = f"{first.local.epochs} epoch(s)" if steps == [0] else f"{' or '.join(map(str, steps))} local steps a round"
+    epochs = f"{first.local.epochs} epoch(s)"
+    work = " or ".join(f"{count} local steps a round" if count else epochs for count in steps)
     setting = (
         f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, batch {first.local.batch}, "
         f"{work}; device {first.engine.device}."

@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py --clients 10 --data sst2
     python benchmarks/memory.py --vectorise graph --precision bf16
+    python benchmarks/memory.py --table memory.json       write what was printed before into docs/benchmarks.md
 
 One round of LoRA (rank 16 on query and value, the head as it is) on MiniLM, with the ordinary engine, in a process of
 its own for each number of clients: `held` is what lies on the GPU before the round (the model, the data), `peak` the
@@ -20,12 +21,17 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_part
 from thinwire.engines.local import LocalEngine
 from thinwire.run.build import build_job
 from thinwire.run.config import resolve
+from thinwire.run.units import human_bytes
 
 BAR = 2.0
 
@@ -74,6 +80,21 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def page(files: list[Path]) -> str:
+    """What several measurements found, as a table."""
+    head = ["device", "by", "clients", "peak", "one client", "its activations", "without activations", "allowed", ""]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for file in files:
+        found = json.loads(file.read_text())
+        many = found["many"]
+        sizes = (many["peak"], found["one"]["peak"], found["activations_of_one"])
+        cells = [f"{found['device']}, torch {found['torch']}", many["trained_by"], str(many["clients"])]
+        cells += [*map(human_bytes, sizes), f"{found['ratio_without_activations']:.2f} x one client's"]
+        cells += [human_bytes(found["allowed"]), "pass" if found["holds"] else "**missed**"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10)
@@ -84,7 +105,13 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--built", action="store_true", help="a matrix W0 + B A for each client")
     parser.add_argument("--one", action="store_true", help="measure once in this process and print it")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="measure nothing; write a part of a page")
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
+    if options.table:
+        command = "python benchmarks/memory.py > memory.json, then --table memory.json"
+        write_part(options.docs / "benchmarks.md", "memory", page(options.table), command)
+        return
     if options.one:
         print(json.dumps(measure(options)))
         return

@@ -6,11 +6,14 @@ import gzip
 import json
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from typer.main import get_command
 
-from thinwire.cli import main
+from thinwire.cli import app, main
+from thinwire.run.units import human_bytes
 
 
 @pytest.fixture
@@ -47,9 +50,9 @@ def refused(result: tuple[int, str, str]) -> str:
 def test_help_of_every_verb_has_an_example(thinwire):
     code, out, _ = thinwire("--help")
     assert code == 0
-    for verb in ("run", "resume", "check", "list", "show", "compare", "report", "watch", "tune", "adapter"):
+    for verb in get_command(app).commands:
         assert verb in out
-        assert "Example: thinwire" in thinwire(verb, "--help")[1]
+        assert f"Example: thinwire {verb}" in thinwire(verb, "--help")[1]
 
 
 def test_help_does_not_load_torch():
@@ -81,8 +84,10 @@ def test_progress_outside_a_terminal_is_plain_lines(thinwire):
 
 
 def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
-    code, out, _ = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST)
+    code, out, err = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST)
     assert code == 0
+    assert err.endswith("wrote runs/compare.html\n")
+    assert "Settings and machines" in Path("runs/compare.html").read_text()
     assert "fedavg" in out
     assert "fedsgd" in out
     code, out, _ = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST, "--json")
@@ -164,9 +169,11 @@ def test_show_of_a_run_tells_and_draws_how_often_each_layer_spoke(thinwire, tmp_
     assert code == 0
     assert all(f"{layer} " in out for layer in syncs)
     picture = ElementTree.parse(tmp_path / "layers.svg")
-    titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
-    assert titles[:2] == [f"{layer}: {count}" for layer, count in syncs.items()]
-    assert titles[2:] == [f"{row['layer']}: {row['bytes_up']:,}" for row in summary["layers"]]
+    words = [element.text for element in picture.iter() if element.get("class") in ("name", "value")][1:]
+    told = [(f"{row['layer']} ({row['syncs']} of 6)", human_bytes(row["bytes_up"])) for row in summary["layers"]]
+    assert list(zip(words[::2], words[1::2], strict=True)) == told
+    assert "over 2, 10, 50 Mbps, slow up" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
@@ -178,7 +185,7 @@ def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("method", ["fedavg", "mapo", "fedper", "fedpara", "fedlama"])
+@pytest.mark.parametrize("method", ["fedavg", "mapo", "fedper", "fedpara", "fedlama", "scaffold", "fednova"])
 def test_check_foretells_the_bytes_of_a_run(thinwire, method):
     facts = json.loads(thinwire("check", method, "--json")[1])
     code, out, _ = thinwire("run", method, *FAST, "--cohort", "20", "--json")
@@ -261,3 +268,19 @@ def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thin
 def test_another_configuration_in_the_directory_is_refused(thinwire):
     assert thinwire("run", "fedavg", *FAST, "--out", "run")[0] == 0
     assert "another configuration" in refused(thinwire("run", "fedavg", *FAST, "--seed", "1", "--out", "run"))
+
+
+def test_the_papers_tables_are_listed_and_made(thinwire, tmp_path, monkeypatch):
+    code, out, _ = thinwire("repro", "--json")
+    listed = {row["paper"]: row for row in json.loads(out)}
+    assert code == 0
+    assert listed["FedLAMA, Table 4"]["name"] == "fedlama-4"
+    assert listed["MAPA, Table 6"]["about"].startswith("not made: ")
+    code, out, _ = thinwire("repro", "fedpara-1", "--md", "page.md")
+    assert code == 0
+    assert "| linear, FedPara | 16,384 |" in (tmp_path / "page.md").read_text()
+    assert "mapo-3" in refused(thinwire("repro", "mapo-33"))
+    monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
+    code, out, err = thinwire("repro", "pfedpara-3", "-q")
+    assert (code, err.count("\n")) == (1, 4), "a line for each run that did not finish, however quiet"
+    assert "4 runs did not finish" in out

@@ -145,6 +145,31 @@ def test_fused_convolutions_and_their_gradients_are_those_of_torch(shape, kind, 
 
 
 @triton_only
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(16, 16, 32), (64, 8, 8), (512, 32, 2)], ids=str)  # channels, groups, size
+def test_fused_group_norms_and_their_gradients_are_those_of_torch(shape, kind):
+    channels, groups, size = shape
+    torch.manual_seed(0)
+    x, bent = (torch.randn(3, 4, channels, size, size, device="cuda").to(kind) for _ in range(2))
+    weight, bias = torch.randn(2, 3, channels, device="cuda")
+
+    def loss(x, weight, bias, bent):
+        return (F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype)) * bent).float().sum()
+
+    def fused(*args):
+        with convolve.by_products("fused"):
+            return loss(*args)
+
+    args = (x, weight, bias, bent)
+    wanted, _ = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(*(block.double() for block in args))
+    first, _ = vmap(grad_and_value(fused, argnums=(0, 1, 2)))(*args)
+    again, _ = vmap(grad_and_value(fused, argnums=(0, 1, 2)))(*args)
+    for a, b, c in zip(first, again, wanted, strict=True):
+        assert torch.equal(a, b)
+        assert float((a.double() - c).abs().max()) <= (2e-2 if kind == torch.bfloat16 else 1e-5) * float(c.abs().max())
+
+
+@triton_only
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("vectors", [1, 10])
 def test_products_with_a_drawn_matrix_are_those_of_the_reference(entries, vectors):

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import runpy
+import shlex
 import statistics
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
+from typer.main import get_command
 
-from benchmarks import deployment
+import thinwire as tw
+from benchmarks import costs, deployment
 from benchmarks.faults import FAULTS
+from thinwire.cli import app
 from thinwire.core.registry import entries
+from thinwire.run.config import parse_overrides, resolve
 from thinwire.run.presets import presets
+from thinwire.run.repro import load
+from thinwire.run.repro_page import section
+from thinwire.run.units import human_bytes
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = [ROOT / "CHANGELOG.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the first is history
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -37,10 +49,90 @@ def test_the_architecture_names_files_that_exist():
             assert (ROOT / "thinwire" / folder / name.rsplit("/", 1)[-1]).exists(), name
 
 
-def test_every_method_is_documented():
-    pages = "\n".join(page.read_text() for page in (ROOT / "docs/methods").glob("*.md"))
-    for name in presets("methods"):
-        assert f"`{name}`" in pages, f"no page speaks of `{name}`"
+def sections(page):
+    """(the names in a heading, what stands under it), for each heading of a page."""
+    text = page.read_text()
+    for head in re.finditer(r"^(#{2,3}) (.*)$", text, re.M):
+        rest = text[head.end() :]
+        end = re.search(rf"^#{{2,{len(head[1])}}} ", rest, re.M)
+        yield re.findall(r"`([^`]+)`", head[2]), rest[: end.start()] if end else rest
+
+
+METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
+PARTS = ("**What.**", "**Formula.**", "**When.**", "**Cost.**", "**Tests.**", "**Run.**")
+
+
+@pytest.mark.parametrize("name", sorted(presets("methods")))
+def test_every_method_has_a_section_with_all_its_parts(name):
+    found = [body for page in METHOD_PAGES for names, body in sections(page) if name in names]
+    assert len(found) == 1, f"{len(found)} headings of docs/methods name `{name}`"
+    places = [found[0].find(part) for part in PARTS]
+    assert -1 not in places, f"the section of {name} lacks {PARTS[places.index(-1)]}"
+    assert places == sorted(places)
+    said = {part: found[0][i:j] for part, i, j in zip(PARTS, places, [*places[1:], None], strict=True)}
+    assert all(len(words) > len(part) + 10 for part, words in said.items())
+    assert re.search(r"\bNot\b", said["**When.**"]), "when not to use it"
+    assert re.search(r"`tests/[a-z_/]+\.py::test_\w+`", said["**Tests.**"])
+    assert re.search(rf"thinwire run ([a-z0-9-]+\+)*{re.escape(name)}[+ ]", said["**Run.**"]), "an example that runs it"
+
+
+def test_the_tests_that_pages_name_exist():
+    named = {match for page in PAGES for match in re.findall(r"(tests/[a-z_/]+\.py)::(test_\w+)", page.read_text())}
+    assert len(named) > 80
+    for file in sorted({file for file, _ in named}):
+        known = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+        missing = {name for where, name in named if where == file} - known
+        assert not missing, f"{file} has no {missing}"
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
+def test_the_costs_on_a_page_are_those_of_messages(page):
+    """Lengths that do not depend on contents to the byte; the others within a few per cent, as floats may differ."""
+    described = costs.described(page.read_text())
+    table = re.search(r"<!-- begin costs: .*? -->\n(.*?)<!-- end costs -->", page.read_text(), re.S)
+    if not described:
+        assert table is None
+        return
+    rows = {row.split("`")[1]: row for row in table[1].splitlines() if row.startswith("| `")}
+    assert list(rows) == described
+    plain = costs.cost("fedavg")
+    for name, row in rows.items():
+        found = costs.cost(name, measure=True)
+        if found.exact:
+            assert row == costs.line(name, found, plain)
+        else:
+            up, down = (int(number.replace(",", "")) for number in re.findall(r"~ ([\d,]+)", row))
+            assert (up, down) == (pytest.approx(found.up, rel=0.04), pytest.approx(found.down, rel=0.04)), name
+
+
+VERBS = ("run", "compare", "check", "show", "tune", "deploy", "app")
+
+
+def commands(page):
+    """Every `thinwire` command that a page shows and that names no placeholder."""
+    text = page.read_text()
+    fenced = [inside for kind, inside in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M) if not kind]
+    shown = "".join(fenced).replace("\\\n", " ").splitlines()
+    shown += [" ".join(code.split()) for code in re.findall(r"`(thinwire [^`]+)`", text)]
+    for line in shown:
+        for command in re.split(r"&&|\s#|>", line):
+            if words := re.match(rf"(?:[A-Z_]+=\S+ )*(?:\S*/)?thinwire ((?:{'|'.join(VERBS)}) .*)", command.strip()):
+                yield shlex.split(words[1])
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_of_a_page_are_understood(page):
+    """Options exist, methods, tasks and settings are known; nothing is run."""
+    for verb, *words in commands(page):
+        given = get_command(app).commands[verb].make_context(verb, list(words)).params
+        names = given.get("methods") or [given.get("what")]
+        for name in names:
+            if name and not re.search(r"[A-Z./]", name):
+                flags = {"rounds": given.get("rounds"), "task.clients": given.get("clients")}
+                flags |= {"cohort.size": given.get("cohort"), "accounting": given.get("accounting")}
+                known = {key: value for key, value in flags.items() if value is not None}
+                on = None if (given.get("on") or "TASK").isupper() else given["on"]
+                resolve(name, on, {**known, **parse_overrides(given.get("set_") or [])})
 
 
 def test_every_part_has_one_line_that_is_a_sentence():
@@ -67,6 +159,71 @@ def test_examples_run(example, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_csv_of_ones_own_becomes_a_page(capsys, monkeypatch, tmp_path):
+    """What the README promises: tensors and pictures of three channels or one, labels that are words, few clients."""
+    lines = ["file,label,client"]
+    for i in range(60):
+        tensor = torch.randn(2, 9, 7) + (i % 3)
+        name = f"{i}.pt" if i % 2 else f"{i}.npy"
+        torch.save(tensor, tmp_path / name) if i % 2 else np.save(tmp_path / name, tensor.numpy())
+        lines.append(f"{name},{('cat', 'dog', 'eel')[i % 3]},{('left', 'middle', 'right')[i % 7 % 3]}")
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    example = ROOT / "examples/compare_on_your_data.py"
+    assert f"python examples/{example.name} your.csv" in (ROOT / "README.md").read_text()
+    monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path / "mine.csv")])
+    runpy.run_path(str(example), run_name="__main__")
+    assert "open comparison/page.html" in capsys.readouterr().out
+    page = Path("comparison/page.html").read_text()
+    for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 of them in a round", "2 seeds", "Bytes to reach"):
+        assert words in page
+
+
+NEEDS_MORE = ("mlflow", "wandb", "peft", "checkpoint")  # blocks that need what is not installed with thinwire
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_python_of_a_page_runs(page, monkeypatch, tmp_path):
+    """Blocks of a page follow one another; a small model and its data are there, as the page says."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("attn", nn.Linear(16, 16))
+    model.add_module("head", nn.Linear(16, 3))
+    clients = [(torch.randn(12, 16), torch.randint(0, 3, (12,))) for _ in range(10)]
+    names = {"tw": tw, "torch": torch, "nn": nn, "model": model, "clients": clients, "test": clients[0]}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
+        if page.name != "parts.md" and not any(word in block for word in NEEDS_MORE):
+            exec(compile(block, f"{page.name}: {block.splitlines()[0]}", "exec"), names)
+
+
+def test_written_parts_name_a_program_that_is_there():
+    found = [
+        (page, mark)
+        for page in PAGES
+        for mark in re.findall(r"<!-- (begin|end) (\w+)(?:: (.*?))? -->", page.read_text())
+    ]
+    assert len(found) > 30
+    for (page, (kind, name, command)), (other, (last, same, _)) in zip(found[::2], found[1::2], strict=True):
+        assert (page, name, kind, last) == (other, same, "begin", "end")
+        assert (ROOT / re.match(r"python (\S+\.py)", command)[1]).is_file(), command
+
+
+def test_every_page_is_reached_from_the_readme():
+    seen, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        seen.add(page)
+        for target in re.findall(r"\]\(([^)#]+\.md)", page.read_text()):
+            if (linked := (page.parent / target).resolve()) not in seen and linked.exists():
+                ahead.append(linked)
+    missed = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")} - {
+        page.relative_to(ROOT).as_posix() for page in seen
+    }
+    assert not missed, f"no link leads to {missed}"
 
 
 def test_the_part_of_the_documentation_is_a_part(tmp_path):
@@ -97,13 +254,54 @@ def test_every_number_of_a_result_has_its_runs(page):
             continue
         row = dict(zip(head, cells, strict=True))
         named = [] if row["runs"] == "-" else [runs[name] for name in row["runs"].split()]
-        for column, key in (("best accuracy %", "best_accuracy"), ("final own accuracy %", "final_own_accuracy")):
+        for key in ("best_accuracy", "final_accuracy", "final_own_accuracy"):
+            column = f"{key.replace('_', ' ')} %"
             if named and column in row:
                 mean = statistics.fmean(100 * one[key] for one in named)
                 assert row[column].split()[0] == f"{mean:.2f}"
                 assert named[0]["best_accuracy"] == max(accuracy for _, accuracy in named[0]["accuracy"])
                 seen += 1
+        for column, key in (("bytes up", "bytes_up"), ("catch-up", "bytes_catchup"), ("total", "bytes_total")):
+            if named and column in row:
+                assert row[column] == human_bytes(statistics.fmean(one[key] for one in named))
     assert seen
+
+
+def test_every_number_of_the_papers_tables_has_its_runs():
+    """Means, differences and bytes are those of the runs beside the page; counts are counted again."""
+    page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())
+    text, named, head = page.read_text(), set(), [""]
+    for line in text.splitlines():
+        cells = line.strip("| \n").split(" | ")
+        if cells[0] == "method":
+            head = cells
+        if not line.startswith("| ") or cells[0] == "method" or len(cells) != len(head) or head[-1] != "runs":
+            continue
+        row = dict(zip(head, cells, strict=True))
+        mine = [] if row["runs"] == "-" else [runs[name] for name in row["runs"].split()]
+        named |= set(row["runs"].split()) - {"-"}
+        for key, cell in row.items():
+            values = [one["values"].get(key.removeprefix("our ")) for one in mine] if key.startswith("our ") else []
+            known = [value for value in values if value is not None]
+            if known and cell != "-":
+                assert cell.split()[0] == f"{statistics.fmean(known):.2f}", (row["method"], key)
+                if row["difference"] != "-":
+                    printed = float(row["paper's"])
+                    assert row["difference"] == f"{statistics.fmean(known) - printed:+.2f}"
+        if mine:
+            assert row["seeds"].split() == [str(one["seed"]) for one in mine]
+            assert row["honest bytes"] == human_bytes(statistics.fmean(one["bytes_total"] for one in mine))
+    for one in runs.values():
+        assert one["best_accuracy"] == max((accuracy for _, _, accuracy in one["curve"]), default=None)
+        assert one["curve"][-1][1] <= one["bytes_total"]
+    assert named <= runs.keys()
+    pictures = {file.name for file in (ROOT / "docs/reproduction").glob("*.svg")}
+    assert pictures == set(re.findall(r"\(reproduction/([^)]+)\)", text)), "pictures that no table shows, or missing"
+    counted = [load(name, "gpu") for name, one in presets("repro").items() if one.table.get("counted")]
+    assert counted
+    for one in counted:
+        if f"## {one.content['paper']}:" in text:
+            assert section(one, Path()).text.strip() in text
 
 
 def test_the_page_of_deployments_says_what_was_measured():

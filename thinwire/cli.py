@@ -161,6 +161,9 @@ def node(context: typer.Context) -> None:
 
     Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
     """
+    if context.args in ([], ["--help"]):
+        context.get_help()  # prints it; `flower-supernode --help` tells the options
+        return
     from thinwire.run.node import node as stay
 
     stay(context.args)
@@ -218,7 +221,7 @@ def check(
 ) -> None:
     """Say whether an experiment can run and what it costs; train nothing.
 
-    Example: thinwire check topk+int8 --on mnist --data-dir data
+    Example: thinwire check fedpara+scaffold --on digits
     """
     from thinwire.run.check import check as check_experiment
     from thinwire.terminal import show_facts
@@ -252,22 +255,21 @@ def repro(
 
     Example: thinwire repro mapo-3 --scale quick --set task.clients=20
     """
-    from thinwire.run.presets import presets
+    from thinwire.run.presets import presets, tables
     from thinwire.terminal import say_run, show_list, show_markdown
 
-    known = presets("repro")
     if not names:
-        listed = [{"name": one.name, "paper": one.paper, "about": one.about} for one in known.values()]
-        _print_json(listed) if as_json else show_list(listed)
+        _print_json(tables()) if as_json else show_list(tables())
         return
     from thinwire.run.grid import run_grids
-    from thinwire.run.repro import load, section, write_page
+    from thinwire.run.repro import load
+    from thinwire.run.repro_page import section, write_page
 
-    wanted = list(known) if names == ["all"] else names
+    wanted = list(presets("repro")) if names == ["all"] else names
     found = [load(name, scale, device, set_ or ()) for name in wanted]
     if not no_run:
-        run_grids([one.grid for one in found], out, jobs, data_dir, (lambda _: None) if quiet else say_run)
-    sections = [section(one, out) for one in found]
+        run_grids([one.grid for one in found], out, jobs, data_dir, lambda run: say_run(run, quiet))
+    sections = [section(one, out, folder=md.stem if md else "") for one in found]
     if md:
         write_page(md, sections)
         _say_written(md)
@@ -276,6 +278,8 @@ def repro(
     elif not md:
         for part in sections:
             show_markdown(part.text)
+    if not no_run and any(part.missing for part in sections):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -394,14 +398,19 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder of the run directories; finished runs are used again.")] = Path(
         "runs"
     ),
-    html: Html = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="The page with charts and tables (by default compare.html in --out)."
+        ),
+    ] = None,
     target: Target = None,
     data_dir: DataDir = None,
     again: Again = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several methods on the same clients and batches, and print one table; with no method, a tour of them.
+    """Run several methods on the same clients and batches: one table, one page; with no method, a tour of them.
 
     Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3 --html page.html
     """
@@ -437,9 +446,9 @@ def compare(
         task = experiments[0].task
         size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
         show_comparison(rows, f"{task.kind}: {size}")
-    if html:
-        write_report([default_folder(experiment, out) for experiment in experiments], html, targets=target or ())
-        _say_written(html)
+    page = html or out / "compare.html"
+    write_report([default_folder(experiment, out) for experiment in experiments], page, targets=target or ())
+    _say_written(page)
 
 
 @app.command()
@@ -579,7 +588,7 @@ def _deployed(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:
 
 def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     from thinwire.run.folder import RunFolder
-    from thinwire.run.layers import draw_layers
+    from thinwire.run.layer_chart import draw_layers
     from thinwire.terminal import show_facts, show_layers
 
     summary = RunFolder.open(path).summary()

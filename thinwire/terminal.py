@@ -80,6 +80,10 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
     for key, value in facts.items():
         if isinstance(value, list):  # a table of its own
             continue
+        if key == "seconds_by_link":  # six links on one line would not fit
+            for name, times in _times(value):
+                table.add_row(name, times)
+            continue
         if value is None or value == "":
             text = "-"
         elif key.startswith(("bytes", "payload", "memory", "message")) and isinstance(value, int | float):
@@ -92,6 +96,20 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
             text = f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)
         table.add_row(key.replace("_", " "), text)
     out.print(table)
+
+
+def _times(seconds: dict[str, float]) -> list[tuple[str, str]]:
+    """Times by link in two rows: links that are as fast up as down, and those with slow uploads."""
+    names = [name for name in seconds if "(" not in name]
+    slow = [name for name in seconds if "(" in name]
+    return [
+        (
+            f"over {', '.join(name.split()[0] for name in some)} Mbps{words}",
+            ", ".join(human_seconds(seconds[name]) for name in some),
+        )
+        for some, words in ((names, ""), (slow, ", slow up"))
+        if some
+    ]
 
 
 def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
@@ -207,8 +225,10 @@ def show_list(items: Sequence[dict[str, Any]]) -> None:
     out.print(table)
 
 
-def say_run(progress: Progress) -> None:
-    """One line for a run of many that ended."""
+def say_run(progress: Progress, quiet: bool = False) -> None:
+    """One line for a run of many that ended; if quiet, only for one that did not finish."""
+    if quiet and not progress.trouble:
+        return
     left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s to go"
     words = progress.trouble or "done"
     err.print(f"{progress.done}/{progress.todo} {progress.name} {words}{left}", soft_wrap=True, markup=False)

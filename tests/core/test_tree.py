@@ -1,9 +1,12 @@
 """Arithmetic on trees."""
 
+import copy
+
 import pytest
 import torch
 
 from thinwire.core import tree as t
+from thinwire.core.tree import all_finite, as_matrix, cut, same, stack, unstack, weighted_mean
 
 A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]), "s": torch.tensor(7.0)}
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
@@ -93,3 +96,54 @@ def test_same_minds_the_order_of_blocks():
 
 def test_to_device_leaves_tensors_that_are_there():
     assert t.to_device(A, "cpu")["w"] is A["w"]
+
+
+def test_a_cut_tree_is_its_vector_and_cannot_be_changed():
+    whole = torch.arange(8.0)
+    tree = cut(whole, ["a", "b"], [torch.zeros(2), torch.zeros(2, 3)])
+    assert same(tree, {"a": whole[:2], "b": whole[2:].view(2, 3)})
+    assert tree["a"].data_ptr() == whole.data_ptr()
+    for change in (
+        lambda: tree.update(a=whole),
+        lambda: tree.pop("a"),
+        lambda: tree.__setitem__("c", whole),
+        lambda: tree.__delitem__("a"),
+        lambda: tree.setdefault("c", whole),
+        tree.clear,
+    ):
+        with pytest.raises(TypeError):
+            change()
+    assert type({**tree}) is type(t.add(tree, tree)) is type(copy.deepcopy(tree)) is dict
+    assert same(copy.deepcopy(tree), tree)
+
+
+def test_a_matrix_has_a_row_for_each_client_that_can_be_cut_again():
+    torch.manual_seed(0)
+    tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
+    matrix = as_matrix(tree)
+    for i in range(3):
+        one = unstack(tree, i)
+        mine = cut(matrix[i], list(one), list(one.values()))
+        assert same(mine, one)
+        assert torch.equal(mine.vector, matrix[i])
+    assert as_matrix({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
+    assert as_matrix({}) is None
+
+
+def test_the_mean_of_cut_trees_has_the_same_bits():
+    torch.manual_seed(0)
+    apart = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
+    matrix = as_matrix(stack(apart))
+    placed = [cut(matrix[i], ["a", "b"], list(apart[0].values())) for i in range(4)]
+    assert same(weighted_mean(placed, [1.0, 2.0, 3.0, 0.5]), weighted_mean(apart, [1.0, 2.0, 3.0, 0.5]))
+
+
+def test_a_number_that_is_not_finite_is_found_in_a_cut_tree():
+    whole = torch.zeros(6)
+    tree = cut(whole, ["a", "b"], [whole[:2], whole[2:]])
+    assert all_finite(tree)
+    whole[4] = torch.inf
+    assert not all_finite(tree)
+    whole[4] = 3e38
+    whole[5] = 3e38
+    assert all_finite(tree)  # though the sum is not

@@ -11,6 +11,7 @@ import shutil
 import pytest
 
 import thinwire as tw
+from thinwire.cli import TOUR, app
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -76,6 +77,27 @@ def look(browser, file, width, scheme="light"):
     return context, page
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The page that `thinwire compare` writes when it is given no method, of fewer rounds and two seeds."""
+    folder = tmp_path_factory.mktemp("demo")
+    words = ["compare", "--rounds", "6", "--seeds", "2", "--set", "local.epochs=1", "--out", str(folder), "--quiet"]
+    app(words, standalone_mode=False)
+    return folder / "compare.html"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_demo_looks_right(browser, demo, width):
+    for scheme in ("light", "dark"):
+        context, page = look(browser, demo, width, scheme)
+        titles = " ".join(page.locator("figcaption").all_inner_texts())
+        for words in ("accuracy against bytes", "accuracy against rounds", "Bytes to reach", "Time to", "by layer"):
+            assert words in titles
+        named = page.locator("table").first.locator("tbody th").all_inner_texts()
+        assert named == list(TOUR)
+        context.close()
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_real_runs_look_right(browser, real_runs, tmp_path, width):
     tw.report([real_runs], tmp_path / "page.html")
@@ -83,6 +105,8 @@ def test_real_runs_look_right(browser, real_runs, tmp_path, width):
     for scheme in ("light", "dark"):
         context, page = look(browser, tmp_path / "page.html", width, scheme)
         colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        if width == 1280:  # on a desk no table of a plain comparison has to be pushed sideways
+            assert page.evaluate("[...document.querySelectorAll('.table')].every(t => t.scrollWidth <= t.clientWidth)")
         context.close()
     assert colours[0] != colours[1]
 

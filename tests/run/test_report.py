@@ -71,12 +71,13 @@ def test_equal_runs_make_equal_pages(real_runs, tmp_path):
 
 def test_totals_on_the_page_are_those_of_the_summaries(real_runs, tmp_path):
     tw.report([real_runs], md=tmp_path / "page.md")
-    row = next(row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| mapo | 2 |"))
+    row = next(row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| mapo |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     summaries = [json.loads(file.read_text()) for file in real_runs.glob("mapo*/summary.json")]
     total = sum(summary["bytes_total"] for summary in summaries) / 2
     ideal = total - sum(summary["bytes_catchup"] for summary in summaries) / 2
-    assert cells[9:11] == [f"{total / 1000:.3g} kB", f"{ideal / 1000:.3g} kB"]
+    assert (cells[2], cells[9]) == (f"{total / 1000:.3g} kB", f"{ideal / 1000:.3g} kB")
+    assert cells[10:] == ["5", "2"]
 
 
 def test_names_cannot_break_the_page(write_run, tmp_path):
@@ -108,6 +109,31 @@ def test_layers_are_drawn_where_they_were_counted(write_run, tmp_path):
     assert "b: synchronisations by layer" in text
     assert "c: bytes" not in text
     assert "c: sync" not in text
+
+
+def test_layers_that_tell_nothing_are_one_sentence_and_bytes_are_on_one_scale(write_run, tmp_path):
+    rows = {"a": 1000, "b": 250, "c": None}
+    runs = []
+    for name, sent in rows.items():
+        run = write_run(name, layers=[{"layer": "head", "numbers": 9, "syncs": 30, "bytes_up": sent}])
+        summary = json.loads((run / "summary.json").read_text()) | {"rounds": 30}
+        (run / "summary.json").write_text(json.dumps(summary))
+        runs.append(run)
+    tw.report(runs, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "c: every layer spoke in every round" in text
+    assert "c: synchronisations by layer" not in text
+    charts = [re.search(rf"{name}: bytes up by layer.*?<rect [^>]*width=\"([\d.]+)\"", text, re.S) for name in "ab"]
+    assert float(charts[0][1]) == pytest.approx(4 * float(charts[1][1]), rel=0.01)
+
+
+def test_bars_show_the_spread_over_seeds(write_run, tmp_path):
+    for seed, up in ((0, 1000), (1, 3000)):
+        write_run("a", seed=seed, up=up)
+    tw.report([tmp_path / "runs"], tmp_path / "page.html", targets=[0.5])
+    assert 'class="whisker"' in (tmp_path / "page.html").read_text()
+    tw.report([tmp_path / "runs" / "a-s0"], tmp_path / "page.html", targets=[0.5])
+    assert 'class="whisker"' not in (tmp_path / "page.html").read_text()
 
 
 def test_a_task_without_accuracy_is_shown_by_its_loss(write_run, tmp_path):

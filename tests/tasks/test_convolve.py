@@ -8,6 +8,7 @@ from torch.func import grad_and_value, vmap
 
 from tests.engines.test_local import job, play
 from thinwire.engines import LocalEngine
+from thinwire.tasks import convolve
 from thinwire.tasks.base import Task, pool_clients
 from thinwire.tasks.convolve import by_products
 
@@ -68,3 +69,30 @@ def test_a_run_is_the_same_either_way(precision):
     bound = 1e-4 if precision == "float32" else 1e-2
     for other in ends[1:]:
         assert all(float((other[name] - block).abs().max()) < bound for name, block in ends[0].items())
+
+
+@pytest.mark.parametrize("size", [(6, 4), (12, 6)])
+@pytest.mark.parametrize("window", [2, (3, 2)])
+def test_means_over_windows_are_those_of_torch(size, window):
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 4, *size)
+
+    def loss(x):
+        return torch.sin(F.avg_pool2d(x, window)).sum()
+
+    def ours(x):
+        with by_products():
+            return loss(x)
+
+    (found, value), (wanted, same) = (vmap(grad_and_value(f))(x) for f in (ours, loss))
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert torch.allclose(value, same, atol=1e-5)
+
+
+def test_other_means_over_windows_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(convolve, "means", None)  # would fail if it were called
+    x = torch.randn(1, 1, 6, 6)
+    with by_products():
+        F.avg_pool2d(x, 4)
+        for how in ({"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"divisor_override": 3}):
+            F.avg_pool2d(x, 2, **how)

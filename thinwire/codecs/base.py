@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.core.registry import register
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Cut, Tree, cut
 from thinwire.errors import WireError
 
 
@@ -98,6 +98,8 @@ class Raw:
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
         """All blocks, joined."""
+        if isinstance(tree, Cut):
+            return _to_bytes(tree.vector), state
         return b"".join(_to_bytes(block) for block in tree.values()), state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
@@ -111,8 +113,7 @@ class Raw:
         if (
             len(kinds) == 1 and torch.bool not in kinds and data and sys.byteorder == "little"
         ):  # the common case: cut once
-            pieces = torch.split(whole.view(kinds.pop()), [block.numel for block in spec])
-            return {block.name: piece.view(block.shape) for block, piece in zip(spec, pieces, strict=True)}
+            return cut(whole.view(kinds.pop()), spec.names, spec.like)
         for block in spec:
             out[block.name] = _from_bytes(whole[position : position + block.nbytes], block)
             position += block.nbytes

@@ -50,11 +50,12 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
 from thinwire.codecs.bits import read_varint, varint
+from thinwire.codecs.crc import joined_crc
 from thinwire.errors import WireError
 
 MAGIC = b"TW"
@@ -119,11 +120,16 @@ class _Bodies(Sequence[memoryview]):
 
 def pack_body(body: Body, schema: Schema) -> bytes:
     """A body as bytes."""
+    return b"".join(body_parts(body, schema))
+
+
+def body_parts(body: Body, schema: Schema) -> list[bytes]:
+    """A body as pieces of bytes, for whoever joins them with others: payloads may be long."""
     everything = body.plan is None or body.plan == frozenset(schema.blocks)
     out = [b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks), varint(len(body.lanes))]
     for lane, payload in sorted(body.lanes.items()):
         out += [bytes([lane]), varint(len(payload)), payload]
-    return b"".join(out)
+    return out
 
 
 def unpack_body(data: bytes | memoryview, schema: Schema) -> Body:
@@ -134,8 +140,23 @@ def unpack_body(data: bytes | memoryview, schema: Schema) -> Body:
     return Body(plan, {lane: bytes(payload) for lane, payload in lanes.items()})
 
 
-def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behind: int = 0) -> bytes:
+def pack(
+    kind: int,
+    version: int,
+    bodies: Sequence[bytes],
+    schema: Schema,
+    behind: int = 0,
+    crc: Callable[[bytes], int] = zlib.crc32,
+) -> bytes:
     """A whole message as bytes.
+
+    Args:
+        kind: one of the numbers above.
+        version: the version that it leads to, or that was trained.
+        bodies: one after another, whole or in pieces.
+        schema: of the contract.
+        behind: how many versions the receiver is behind.
+        crc: zlib's CRC-32 of a body; for whoever sends one body in many messages and remembers it.
 
     >>> schema = Schema(b"12345678", ("w",))
     >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema)
@@ -143,8 +164,8 @@ def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behin
     (21, {1: b'abcd'})
     """
     head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version)
-    data = b"".join((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
-    return data + _checksum(data, schema)
+    parts = (head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies)
+    return b"".join((*parts, _checksum(parts, schema, crc)))  # one copy of what may be long
 
 
 def unpack(data: bytes, schema: Schema) -> Message:
@@ -162,7 +183,7 @@ def unpack(data: bytes, schema: Schema) -> Message:
             f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}"
         )
     payload = memoryview(data)[:-4]
-    if data[-4:] != _checksum(payload, schema):
+    if data[-4:] != _checksum([payload], schema):
         raise WireError("checksum does not match: the message was damaged on its way")
     kind = data[3]
     version, position = read_varint(payload, 8)
@@ -214,8 +235,14 @@ def _read_body(
     return plan, lanes, position
 
 
-def _checksum(data: bytes | memoryview, schema: Schema) -> bytes:
-    return zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
+def _checksum(parts: Sequence[bytes | memoryview], schema: Schema, crc: Callable[..., int] = zlib.crc32) -> bytes:
+    value = zlib.crc32(schema.digest)
+    for part in parts:
+        if crc is not zlib.crc32 and len(part) > 256:
+            value = joined_crc(value, crc(part), len(part))
+        else:
+            value = zlib.crc32(part, value)
+    return value.to_bytes(4, "little")
 
 
 def _bitmap(plan: frozenset[str], blocks: tuple[str, ...]) -> bytes:

@@ -5,6 +5,7 @@ They are written in Triton, which comes with torch's packages for CUDA; nothing 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
@@ -22,6 +23,7 @@ def has_triton(device: torch.device) -> bool:
     try:
         from thinwire.core.trial import run_one
 
-        return run_one(device)
+        with ThreadPoolExecutor(1) as apart:  # whoever asks may be inside vmap, where numbers are not what they seem
+            return apart.submit(run_one, device).result()
     except Exception:  # triton, or the C compiler that it needs, is not there
         return False

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from thinwire.core.rng import Device
 from thinwire.core.tree import Tree
@@ -99,9 +100,14 @@ class Spec:
         wanted = set(names)
         return Spec(tuple(block for block in self.blocks if block.name in wanted))
 
+    @cached_property
+    def like(self) -> tuple[Tensor, ...]:
+        """Tensors of these shapes and types that hold no memory."""
+        return tuple(torch.empty(block.shape, dtype=block.dtype, device="meta") for block in self.blocks)
+
     def shapes(self) -> Tree:
         """A tree of these blocks that holds no memory: for learning the shapes of what a function makes of it."""
-        return {block.name: torch.empty(block.shape, dtype=block.dtype, device="meta") for block in self.blocks}
+        return dict(zip(self.names, self.like, strict=True))
 
     def zeros(self, device: Device = None) -> Tree:
         """A tree of zeros."""

@@ -17,7 +17,8 @@ import torch
 
 A = TypeVar("A")
 B = TypeVar("B")
-LEAST = 1 << 20  # bytes: below, handing work over takes longer than doing it
+LEAST = 1 << 20  # bytes of one item: below, Python's own share of the work is the larger, and threads wait for its lock
+MOST = 8  # threads; more stand in each other's way
 
 
 def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
@@ -31,10 +32,10 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
     [2, 4, 6]
     """
-    workers = min(torch.get_num_threads(), len(items))
-    if workers <= 1 or size * len(items) < LEAST:
+    workers = min(torch.get_num_threads(), MOST)
+    if min(workers, len(items)) <= 1 or size < LEAST:
         return [fn(item) for item in items]
-    return list(_pool(torch.get_num_threads(), os.getpid()).map(fn, items))
+    return list(_pool(workers, os.getpid()).map(fn, items))
 
 
 @lru_cache(maxsize=1)

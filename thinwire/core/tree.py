@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 Tree: TypeAlias = dict[str, Tensor]
 
@@ -103,6 +104,8 @@ def flatten(tree: Tree) -> Tensor:
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
     """Cut a vector into blocks of the shapes of `like`; a leading client axis of the vector is kept."""
+    if vector.dim() == 1:
+        return cut(vector, list(like), list(like.values()))
     out: Tree = {}
     position = 0
     for name, block in like.items():
@@ -110,6 +113,43 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
         out[name] = piece.reshape((*vector.shape[:-1], *block.shape))
         position += block.numel()
     return out
+
+
+class Cut(dict[str, Tensor]):
+    """A tree whose blocks lie one after another in one vector, which may be used in their place. It cannot be changed.
+
+    >>> tree = cut(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
+    >>> tree["b"], tree.vector
+    (tensor([2.]), tensor([0., 1., 2.]))
+    """
+
+    def __init__(self, vector: Tensor, blocks: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__(blocks)
+        self.vector = vector
+
+    def __setitem__(self, name: str, block: Tensor) -> None:
+        raise TypeError("a cut tree cannot be changed: its vector would not follow")
+
+    def __reduce__(self) -> tuple:
+        return dict, (dict(self),)  # a copy elsewhere is an ordinary tree
+
+    __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
+
+
+def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> Cut:
+    """Cut a vector into blocks of these shapes (views), all in one call: models have hundreds of blocks."""
+    return Cut(vector, zip(names, _unflatten_dense_tensors(vector, like), strict=True))  # type: ignore[no-untyped-call]
+
+
+def as_matrix(tree: Tree) -> Tensor | None:
+    """A stacked tree as one matrix with a row for each client, by a copy; None if its number types differ.
+
+    >>> as_matrix({"a": torch.zeros(2, 3), "b": torch.ones(2)}).tolist()
+    [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
+    """
+    if len({block.dtype for block in tree.values()}) != 1:
+        return None
+    return torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
 
 
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
@@ -120,16 +160,24 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     total, names = float(sum(weights)), list(trees[0])
     if not names:
         return {}
-    acc: tuple[Tensor, ...] = ()
-    for tree, weight in zip(trees, weights, strict=True):
-        part = torch._foreach_mul([tree[name] for name in names], weight / total)
-        acc = torch._foreach_add(acc, part) if acc else part
+    if len(names) > 1 and all(isinstance(tree, Cut) and list(tree) == names for tree in trees):
+        mean = weighted_mean([{"": tree.vector} for tree in trees if isinstance(tree, Cut)], weights)[""]
+        return unflatten(mean, trees[0])
+    shares = [weight / total for weight in weights]
+    acc = list(torch._foreach_mul([trees[0][name] for name in names], shares[0]))
+    part = [torch.empty_like(block) for block in acc] if len(trees) > 1 else []  # one place for all products
+    for tree, share in zip(trees[1:], shares[1:], strict=True):
+        torch._foreach_copy_(part, [tree[name] for name in names])
+        torch._foreach_mul_(part, share)
+        torch._foreach_add_(acc, part)
     return dict(zip(names, acc, strict=True))
 
 
 def all_finite(tree: Tree) -> bool:
     """Whether no block holds a NaN or an infinity."""
-    blocks = [block for block in tree.values() if block.is_floating_point()]
+    blocks = [
+        block for block in ([tree.vector] if isinstance(tree, Cut) else tree.values()) if block.is_floating_point()
+    ]
     if not blocks:
         return True
     # a sum is finite only if all its terms are; if it is not, it may have been too large, so look at each number

@@ -22,12 +22,13 @@ from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
+from thinwire.engines.later import Later
 from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
 from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
-from thinwire.rounds.batches import Local, plan_batches
+from thinwire.rounds.batches import Batches, Local, plan_batches
 from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
@@ -221,6 +222,8 @@ class Simulation:
         # but for their gradients on a CPU without oneDNN
         self.columns = self.device.type == "cpu" and engine.conv != "grouped" and by_columns(self.model.module)
         self.recorder, self.crew = Recorder(), Crew()
+        self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._ahead: tuple[int, tuple[int, ...], Batches] | None = None
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key = Key(job.seed)
@@ -274,9 +277,8 @@ class Simulation:
         contract = self.contract.at(server.public.version)
         plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
-        opening = Opening(contract, server)
-        down = opening.messages({i: known[i].version for i in cohort})
-        bytes_down, bytes_catchup = opening.split(down)
+        opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
+        down = Later(lambda: opening.messages(versions), self.beside)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
             state = self._settled(state, plan, cohort, known, down)
@@ -284,11 +286,12 @@ class Simulation:
                 state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
+            bytes_down, bytes_catchup = opening.split(down.result())
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
             server = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        show(tap, number, down, up)
+        show(tap, number, down.result(), up)
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
@@ -323,8 +326,12 @@ class Simulation:
         plan = plan_round(self.contract, state.server)
         if state.cohort and not plan.resample:
             return plan, state.cohort
-        drawn = self.key.fold("cohort", state.round).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
-        return plan, tuple(self.asked[i] for i in drawn)
+        return plan, self._drawn(state.round)
+
+    def _drawn(self, number: int) -> tuple[int, ...]:
+        """The clients of a round that draws anew."""
+        drawn = self.key.fold("cohort", number).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
+        return tuple(self.asked[i] for i in drawn)
 
     def _tested(self, number: int) -> bool:
         """Whether the model is tested after this round."""
@@ -342,7 +349,7 @@ class Simulation:
         plan: Plan,
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
-        down: dict[int, bytes],
+        down: Later[dict[int, bytes]],
     ) -> RunState:
         """The state with the fastest way to train, if it is still open: before the first round, on a CPU."""
         undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
@@ -373,10 +380,12 @@ class Simulation:
         (how, onednn), why = probe.choose(what, hows, _onednn(), len(chunk), run)
         return state._replace(how=how, why=why, onednn=onednn)
 
-    def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None) -> Reply:
+    def _cohort(
+        self, how: Vectorise, args: _Chunk, circle: Circle | None, meanwhile: Callable[[], None] | None = None
+    ) -> Reply:
         """The replies of some clients."""
         model = self.alone if how in ("loop", "threads") else self.model
-        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew)
+        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew, meanwhile)
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are done in training."""
@@ -409,14 +418,19 @@ class Simulation:
         plan: Plan,
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
-        down: dict[int, bytes],
+        down: Later[dict[int, bytes]],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
         chunks = list(self._chunks(cohort, state.server.public, known, down))
+
+        def meanwhile() -> None:
+            self._look_ahead(state.round + 1, down)
+
         while True:
             try:
-                for (chunk, _), reply in zip(chunks, self._replies(state, plan, cohort, known, chunks), strict=True):
+                made = self._replies(state, plan, cohort, known, chunks, meanwhile)
+                for (chunk, _), reply in zip(chunks, made, strict=True):
                     replies.append((reply, chunk))
                 break
             except Exception as error:
@@ -443,10 +457,12 @@ class Simulation:
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
         chunks: list[tuple[tuple[int, ...], Public]],
+        meanwhile: Callable[[], None],
     ) -> Iterator[Reply]:
-        """What the clients of each chunk give back."""
+        """What the clients of each chunk give back; `meanwhile` is called while they train, if somebody would wait."""
         for chunk, seen in chunks:
-            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, [known[i] for i in chunk])
+            states = [known[i] for i in chunk]
+            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, states, meanwhile)
 
     def train_chunk(
         self,
@@ -457,14 +473,16 @@ class Simulation:
         seen: Public,
         chunk: tuple[int, ...],
         states: list[ClientState],
+        meanwhile: Callable[[], None] | None = None,
     ) -> Reply:
         """Train some clients of a cohort from the public state that they received."""
         circle = Circle(cohort, self._secret) if self.job.method.secure else None
         frame = self.contract.frame(seen.version, self.device)
-        return self._cohort(how, (seen, frame, plan, chunk, states, self._workload(number, chunk)), circle)
+        work = self._workload(number, chunk)
+        return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, meanwhile)
 
     def _chunks(
-        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: dict[int, bytes]
+        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[dict[int, bytes]]
     ) -> Iterator[tuple[tuple[int, ...], Public]]:
         """Cut the cohort into chunks of clients that start from the same public state.
 
@@ -479,7 +497,7 @@ class Simulation:
             seen = public
             if snapshot:
                 before = self.public._replace(version=known[ids[0]].version)
-                seen = receive(self.contract, before, down[ids[0]], ids[0]).public
+                seen = receive(self.contract, before, down.result()[ids[0]], ids[0]).public
             size = self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
@@ -490,6 +508,18 @@ class Simulation:
 
     def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The examples of some clients in a round, by their numbers in the pool."""
+        ahead, self._ahead = self._ahead, None
+        batches = ahead[2] if ahead and ahead[:2] == (number, clients) else self._batches(number, clients)
+        return Workload(
+            torch.from_numpy(batches.index).to(self.device),
+            batches.rows,
+            tuple(len(self.job.task.clients.client(i)) for i in clients),
+            tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),
+            self.train.gather,
+        )
+
+    def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:
+        """The same as numbers on the host."""
         own = [self.job.task.clients.client(i) for i in clients]
         keys = [self.key.fold("batches", number, i) for i in clients]
         batches = plan_batches([len(mine) for mine in own], keys, self.job.local)
@@ -500,13 +530,18 @@ class Simulation:
             for i, key in enumerate(keys):
                 forms = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
                 index[i] += len(self.train) * forms.reshape(index[i].shape)
-        return Workload(
-            torch.from_numpy(index).to(self.device),
-            batches.rows,
-            tuple(len(mine) for mine in own),
-            tuple(key.fold("layers") for key in keys),
-            self.train.gather,
-        )
+        return batches
+
+    def _look_ahead(self, number: int, down: Later[dict[int, bytes]]) -> None:
+        """What can be done while the device is busy: this round's messages, the batches of the next, by its number.
+
+        The latter in vain where the next round keeps its clients.
+        """
+        down.result()
+        whole = not (self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
+        if self.beside is not None and whole and number < self.job.rounds and self._ahead is None:
+            clients = self._drawn(number)
+            self._ahead = (number, clients, self._batches(number, clients))
 
     @contextmanager
     def _kernels(self, chosen: bool | None = None) -> Iterator[None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +72,7 @@ class Spread(Simulation):
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
         chunks: list[tuple[tuple[int, ...], Public]],
+        meanwhile: Callable[[], None],
     ) -> Iterator[Reply]:
         """What the clients of each chunk give back; chunk k is trained by worker k, and round again."""
         sent = {id(seen): self.ray.put(_on(seen, "cpu")) for _, seen in chunks}
@@ -81,6 +82,7 @@ class Spread(Simulation):
             ask = (state.onednn, sent[id(seen)], state.round, state.how, plan, cohort, chunk, states)
             jobs.append(self.workers[k % len(self.workers)].train.remote(*ask))
         try:
+            meanwhile()
             for job in jobs:
                 yield self.ray.get(job)
         except self.ray.exceptions.RayTaskError as error:

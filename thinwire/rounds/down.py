@@ -10,6 +10,7 @@ answers with `repair`, the whole state.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import islice
@@ -81,6 +82,8 @@ class Opening:
     def __init__(self, contract: Contract, server: ServerState) -> None:
         self.contract, self.server = contract.at(server.public.version), server
         self._snapshots: dict[int, bytes] = {}  # by tier
+        self._stretches: dict[frozenset[str], bytes] = {}  # by the blocks in them
+        self._crcs: dict[int, tuple[bytes, int]] = {}  # by the id of a body, which is held so that the id stays its own
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, bytes]:
         """One message to each client; see `open_round`."""
@@ -123,7 +126,7 @@ class Opening:
         """The way over entries and stretches."""
         now = self.server.public.version
         bodies = (*past, *self._open_window(version), self._ask(news=now > version))
-        return wire.pack(wire.STEPS, now, bodies, self.contract.schema, now - version)
+        return wire.pack(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
 
     def state(self, version: int, client: int) -> bytes:
         """The whole state. Its plan says which blocks were synchronised since the client's version."""
@@ -140,8 +143,17 @@ class Opening:
         entries, touched = ledger.since(start), ledger.touched(start)
         if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
             return entries
-        stretch = pack_stretch(contract, Stretch(touched, restrict(self.public.coords, touched)))
+        if touched not in self._stretches:
+            coords = restrict(self.public.coords, touched)
+            self._stretches[touched] = pack_stretch(contract, Stretch(touched, coords))
+        stretch = self._stretches[touched]
         return (stretch,) if entries is None or len(stretch) < sum(map(len, entries)) else entries
+
+    def _crc(self, body: bytes) -> int:
+        """The CRC-32 of a body; many clients are sent the same."""
+        if id(body) not in self._crcs:
+            self._crcs[id(body)] = (body, zlib.crc32(body))
+        return self._crcs[id(body)][1]
 
     @cached_property
     def public(self) -> Public:

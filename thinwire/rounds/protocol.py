@@ -13,7 +13,7 @@ functions are pure: states go in and come out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,7 +29,9 @@ from thinwire.core.tree import (
     Tree,
     add,
     all_finite,
+    as_matrix,
     bring,
+    cut,
     repeat,
     restrict,
     scale,
@@ -250,6 +252,7 @@ def cohort_round(
     recorder: Recorder | None = None,
     circle: Circle | None = None,
     crew: Crew | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -266,6 +269,7 @@ def cohort_round(
         recorder: keeps the recordings of earlier rounds.
         circle: who is added up in this round and their secrets; needed where the method is secure.
         crew: keeps the threads of earlier rounds.
+        meanwhile: is called once a GPU has been asked for everything and before anybody waits for it.
 
     Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
@@ -295,8 +299,13 @@ def cohort_round(
         all_codes = stack([_code(contract, unstack(spoken, i), public.version, c) for i, c in enumerate(clients)])
     silent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
+    if meanwhile is not None:
+        meanwhile()
     loss = {"loss": trained.loss}
     opts = trained.opt if goes_on else {}
+    names, like = list(all_codes), [block[0] for block in all_codes.values()]
+    if (matrix := as_matrix(all_codes)) is not None:  # the codec finds each client's numbers in one piece
+        all_codes = {"": matrix}
     all_codes, all_noted, silent, moved, buffers, shared, loss, opts = bring(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
     )
@@ -305,7 +314,8 @@ def cohort_round(
 
     def speak(i: int) -> tuple[bytes, ClientState]:
         client, state = clients[i], states[i]
-        code, memory = unstack(all_codes, i), state.correction
+        code = unstack(all_codes, i) if matrix is None else cut(all_codes[""][i], names, like)
+        memory = state.correction
         report: Tree = {}
         if contract.remembers:
             memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
@@ -326,8 +336,8 @@ def cohort_round(
             lanes[wire.SHARED] = raw(report)
         if all_noted:
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
-        body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-        message = wire.pack(wire.UP, public.version, [body], contract.schema)
+        body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
+        message = wire.pack(wire.UP, public.version, body, contract.schema)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)
@@ -418,7 +428,9 @@ def close_round(
     if method.say == "value":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
-    decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
+    decoded = mean
+    if not isinstance(method.sketch, Identity):
+        decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
     schedule = method.schedule.observe(
         server.schedule, plan, decoded, method.mean.of([one.noted for one in said], weights)
     )

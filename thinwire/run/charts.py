@@ -12,12 +12,13 @@ True
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
 COLOURS = 8
-_DASHES = ("", "7 4", "2 3", "9 3 2 3", "5 2", "1 4", "12 4", "4 4 1 4")
+_DASHES = ("", "7 4", "3 3", "9 3 2 3", "5 2", "2 2", "12 4", "4 3 1 3")
 _CHARACTER, _NAME = 7.7, 8.6  # the width of a character of ticks (12 pixels) and of names (13), in a wide font
 
 Format = Callable[[float], str]
@@ -58,12 +59,16 @@ class Curve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar made of pieces; a piece is its length and how strong its colour is, from 0 (an outline) to 1."""
+    """A bar made of pieces; a piece is its length and how strong its colour is, from 0 (an outline) to 1.
+
+    `spread` is where the lowest and the highest seed end.
+    """
 
     label: str
     value: str
     number: int
     pieces: Sequence[tuple[float, float]]
+    spread: tuple[float, float] | None = None
 
 
 class Row(NamedTuple):
@@ -119,15 +124,20 @@ def curves(lines: Sequence[Curve], frame: Frame) -> str:
             continue
         path = "L".join(f"{axis.at(x):.1f} {y_at(y):.1f}" for x, y in points)
         out.append(f'<path class="line s{line.number % COLOURS}"{_dash(line.number)} d="M{path}"/>')
-        for x, y in _spaced(points, axis, (right - left) / 9):
+        for x, y in _spaced(points, axis, (right - left) / 9, line.number):
             says = f"{line.label}: {frame.y_text(y)} at {frame.x_text(x)}"
             out.append(_marker(line.number, axis.at(x), y_at(y), says))
     return _svg(frame, out, frame.height)
 
 
-def bars(rows: Sequence[Bar], frame: Frame) -> str:
-    """Bars from zero, each under its name and its value."""
-    longest = max((sum(length for length, _ in row.pieces) for row in rows), default=0) or 1
+def reach(rows: Sequence[Bar]) -> float:
+    """How far the longest bar goes, or the highest seed of any."""
+    return max((max(sum(length for length, _ in row.pieces), (row.spread or (0, 0))[1]) for row in rows), default=0)
+
+
+def bars(rows: Sequence[Bar], frame: Frame, longest: float = 0) -> str:
+    """Bars from zero, each under its name and its value; charts with the same `longest` have the same scale."""
+    longest = longest or reach(rows) or 1
     scale = (frame.width - 4) / longest
     out, y = [], 0.0
     for row in rows:
@@ -143,6 +153,10 @@ def bars(rows: Sequence[Bar], frame: Frame) -> str:
             if wide > 0:
                 out.append(f'<rect {kind} x="{x:.1f}" y="{y + 20:.1f}" width="{max(wide, 1):.1f}" height="14"/>')
             x += wide
+        low, high = (1 + end * scale for end in row.spread or (0, 0))
+        if high - low > 4:  # shorter ones would be a blot
+            ends = "".join(f"M{end:.1f} {y + 23:.1f}v8" for end in (low, high))
+            out.append(f'<path class="whisker" d="M{low:.1f} {y + 27:.1f}H{high:.1f}{ends}"/>')
         y += 46
     return _svg(frame, out, max(y - 6, 20))
 
@@ -168,6 +182,32 @@ def swatch(number: int) -> str:
     """A line's colour, dash and marker, for a legend."""
     line = f'<path class="line s{number % COLOURS}"{_dash(number)} d="M1 8H33"/>'
     return f'<svg class="swatch" width="34" height="16" aria-hidden="true">{line}{_marker(number, 17, 8, "")}</svg>'
+
+
+def alone(chart: str, title: str, note: str, legend: Sequence[tuple[str, str]], style: str, width: int = 1020) -> str:
+    """A chart with its title, a note, its legend (picture, words) and its style as the text of a file of its own."""
+    size = re.search(r'height="(\d+)"', chart)
+    top, rows = 52.0, [0.0]
+    places = []
+    for picture, words in legend:
+        wide = 44 + len(words) * _NAME + 14
+        if rows[-1] and rows[-1] + wide > width - 16:
+            rows.append(0.0)
+        places.append((16 + rows[-1], top + 22 * (len(rows) - 1), picture, words))
+        rows[-1] += wide
+    below = top + 22 * len(rows) + 8
+    tall = below + (int(size[1]) if size else 0) + 8
+    out = [_text(16, 21, title, "start", "value"), _text(16, 40, note, "start")]
+    for x, y, picture, words in places:
+        out.append(
+            f'<g transform="translate({x:.1f} {y:.1f})">{picture}</g>{_text(x + 40, y + 13, words, "start", "name")}'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall:.0f}" width="{width}" height="{tall:.0f}">'
+        f'<style>{style}</style><rect class="paper" width="100%" height="100%"/>'
+        + "".join(out)
+        + f'<g transform="translate(0 {below:.1f})">{chart}</g></svg>\n'
+    )
 
 
 def shade(strength: float) -> str:
@@ -241,12 +281,17 @@ class _Axis:
         return out
 
 
-def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float) -> list[tuple[float, float]]:
-    """The last point, and those before it that stand far enough apart for a marker each."""
-    chosen = [points[-1]]
+def _spaced(points: Sequence[tuple[float, float]], axis: _Axis, apart: float, number: int) -> list[tuple[float, float]]:
+    """The last point, and those before it that stand far enough apart for a marker each.
+
+    Lines begin at different distances from their end, so that markers of curves that run together do not cover each
+    other.
+    """
+    chosen, gap = [points[-1]], apart * (0.4 + 0.75 * (number % COLOURS) / COLOURS)
     for x, y in reversed(points):
-        if axis.at(chosen[-1][0]) - axis.at(x) >= apart:
+        if axis.at(chosen[-1][0]) - axis.at(x) >= gap:
             chosen.append((x, y))
+            gap = apart
     return chosen[::-1]
 
 

@@ -41,6 +41,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     steps = [plan_batches([int(n)], [simulation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
     up, down = _message_sizes(simulation, plan)
     cohort = min(job.cohort, len(simulation.asked))
+    unknown = "lengths depend on contents: a short run (--rounds 3) measures them"
     copies = 4 * contract.weights.nbytes  # weights, gradient, their change, optimiser
     return {
         "method": experiment.name,
@@ -57,7 +58,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "bytes_down_per_client": down,
         "bytes_per_round": None if up is None or down is None else cohort * (up + down),
         "memory_estimate": copies * (min(cohort, engine.chunk or cohort)),
-        "note": job.task.note,
+        "note": " ".join(filter(None, (job.task.note, unknown if up is None or down is None else ""))),
     }
 
 
@@ -77,6 +78,7 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
             break
         lanes = {wire.COORDS: bytes(secure_size(size) if method.secure else size), **buffers}
         lanes |= {wire.WEIGHT: bytes(4)} if method.weigh.sent and not method.secure else {}
+        lanes |= {wire.SHARED: bytes(contract.report.nbytes)} if contract.report.blocks else {}
         if noted := method.schedule.report(contract.coords.restrict(plan.names).shapes(), plan):
             lanes[wire.REPORT] = bytes(Spec.of(noted).nbytes)
         body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)

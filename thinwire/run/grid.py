@@ -4,6 +4,9 @@ A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), a
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice.
+
+A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
+is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -64,13 +68,16 @@ class Grid:
         """A row with these values, over a share of its rounds."""
         row = self.content["rows"][number]
         changes = parse_overrides(self.changes)
-        settings = {key: value for key, value in {**row.get("set", {}), **chosen}.items() if key not in changes}
+        wanted = changes.pop("rounds", row.get("rounds", self.content["rounds"]))
+        rounds = max(1, round(share * row.get("share", 1.0) * wanted))
+        given = _in_rounds({**row.get("set", {}), **chosen}, rounds)
+        settings = {key: value for key, value in given.items() if key not in changes}
         asked = row.get("seeds", self.content.get("seeds", 1))
         own = list(range(asked)) if isinstance(asked, int) else asked
         common = {
-            "rounds": round(share * row.get("rounds", self.content["rounds"])),
+            "rounds": rounds,
             "engine.device": self.device,
-            **self.content.get("set", {}),
+            **_in_rounds(self.content.get("set", {}), rounds),
         }
         runs = [
             resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
@@ -80,23 +87,38 @@ class Grid:
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
 
     def trials(self) -> list[Line]:
-        """The search: every choice on the seeds for tuning; nothing where the grid does not tune."""
-        return self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+        """The search: every choice on the seeds for tuning; nothing where the grid does not tune, or has no choice."""
+        lines = self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+        choices = Counter(line.row for line in lines)
+        return [line for line in lines if choices[line.row] > 1]
 
     def final(self, out: Path) -> list[Line]:
         """The lines of the table: all choices, or the best of each row once the search is done."""
         if not self.tune:
             return self.lines()
         best, trials = [], self.trials()
-        for number in range(len(self.content["rows"])):
-            scored = [(score(line, out, self.by), line) for line in trials if line.row == number]
-            best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1].chosen))
+        for number, row in enumerate(self.content["rows"]):
+            scored = [(score(line, out, self.by(number)), line.chosen) for line in trials if line.row == number]
+            only = {key: values[0] for key, values in row.get("over", {}).items()}
+            best.append(self.line(number, max(scored, key=lambda pair: pair[0])[1] if scored else only))
         return best
 
-    @property
-    def by(self) -> str:
-        """What the search goes by."""
-        return str(self.tune.get("by", "best_accuracy"))
+    def by(self, number: int) -> str:
+        """What the search of a row goes by."""
+        return str(self.content["rows"][number].get("by", self.tune.get("by", "best_accuracy")))
+
+
+def _in_rounds(value: Any, rounds: int) -> Any:
+    """The value with shares of the rounds as whole numbers.
+
+    >>> _in_rounds({"kind": "steps", "at": [{"of_rounds": 0.5}, {"of_rounds": 0.75}]}, 84)
+    {'kind': 'steps', 'at': [42, 63]}
+    """
+    if isinstance(value, dict):
+        if value.keys() == {"of_rounds"}:
+            return max(1, round(value["of_rounds"] * rounds))
+        return {key: _in_rounds(inner, rounds) for key, inner in value.items()}
+    return [_in_rounds(inner, rounds) for inner in value] if isinstance(value, list) else value
 
 
 def _name(key: str) -> str:
@@ -145,6 +167,16 @@ def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, in
         if record["accuracy"] is not None and record["accuracy"] >= target:
             return record["round"], honest, ideal
     return None
+
+
+def at_edge(value: Any, tried: Sequence[Any]) -> bool:
+    """Whether a number is the least or the largest of several that were tried.
+
+    >>> at_edge(0.1, [0.05, 0.1, 0.2]), at_edge(0.2, [0.05, 0.1, 0.2]), at_edge("a", ["a", "b"])
+    (False, True, False)
+    """
+    numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
+    return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
 
 
 def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
@@ -203,8 +235,9 @@ def run_grids(
     """
     with _workers(jobs) as pool:
         if trials := [line for grid in grids for line in grid.trials()]:
-            _run_all(trials, out, jobs, pool, data_dir, on_run)
-        _run_all([line for grid in grids for line in grid.final(out)], out, jobs, pool, data_dir, on_run)
+            likely = _unfinished([line for grid in grids for line in grid.final(out)], out)  # whatever is chosen
+            _run_all(trials, out, pool, data_dir, on_run, later=sum(e.rounds for e in likely.values()))
+        _run_all([line for grid in grids for line in grid.final(out)], out, pool, data_dir, on_run)
 
 
 @contextmanager
@@ -218,16 +251,21 @@ def _workers(jobs: int) -> Iterator[Executor | None]:
         yield pool
 
 
+def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
+    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
+
+
 def _run_all(
-    lines: list[Line],
+    lines: Sequence[Line],
     out: Path,
-    jobs: int,
     pool: Executor | None,
     data_dir: Path | None,
     on_run: Callable[[Progress], None],
+    later: int = 0,
 ) -> None:
-    todo = {e.digest(): e for line in lines for e in line.runs if not summary(e, out)}
-    began, total = time.perf_counter(), sum(e.rounds for e in todo.values())
+    """Some lines; `later` is how many rounds come after them."""
+    todo = _unfinished(lines, out)
+    began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
     done = rounds = 0
 
     def tell(experiment: Experiment, trouble: str) -> None:
@@ -238,14 +276,14 @@ def _run_all(
 
     if pool is None:
         for experiment in todo.values():
-            tell(experiment, _run(experiment, out, data_dir))
+            tell(experiment, run_one(experiment, out, data_dir))
         return
-    waiting: dict[Future[str], Experiment] = {pool.submit(_run, e, out, data_dir): e for e in todo.values()}
+    waiting: dict[Future[str], Experiment] = {pool.submit(run_one, e, out, data_dir): e for e in todo.values()}
     for job in as_completed(waiting):
         tell(waiting[job], job.result())
 
 
-def _run(experiment: Experiment, out: Path, data_dir: Path | None) -> str:
+def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None) -> str:
     """One run; why it did not finish, or nothing."""
     folder = default_folder(experiment, out)
     folder.parent.mkdir(parents=True, exist_ok=True)

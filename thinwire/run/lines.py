@@ -72,6 +72,7 @@ class Reached(NamedTuple):
     ways: dict[str, float]
     joules: float
     seconds: dict[str, float]  # by link
+    spread: tuple[float, float]  # bytes of the seed that needed fewest, and of the one that needed most
 
 
 class Line(NamedTuple):
@@ -141,6 +142,7 @@ class Line(NamedTuple):
             ways,
             energy(honest.mean, joules_per_byte),
             {name: statistics.fmean(time[name] for time in times) for name in times[0]},
+            (min(total["bytes_total"] for total in sums), max(total["bytes_total"] for total in sums)),
         )
 
 

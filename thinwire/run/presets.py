@@ -42,9 +42,29 @@ def preset(kind: Kind, name: str) -> Preset:
     return _read(known[name])
 
 
+def papers() -> list[Table]:
+    """The papers whose tables are made anew: what came out of each, and which tables cannot be made, and why."""
+    file = _folder() / "papers.toml"
+    found: list[Table] = loads(file.read_text("utf-8"), file.name)["papers"]
+    return found
+
+
+def tables() -> list[dict[str, str]]:
+    """Every table that `thinwire repro` makes, and those that cannot be made, with the reason."""
+    made = [{"name": one.name, "paper": one.paper, "about": one.about} for one in presets("repro").values()]
+    return made + [
+        {"name": "-", "paper": f"{paper['name']}, {table}", "about": f"not made: {why}"}
+        for paper in papers()
+        for table, why in paper.get("not_made", {}).items()
+    ]
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("thinwire"))).joinpath("presets")
+
+
 def _files(kind: Kind) -> dict[str, Path]:
-    folder = Path(str(resources.files("thinwire"))).joinpath("presets", kind)
-    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
 
 
 def _read(file: Path) -> Preset:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots, shade, swatch
+from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots, reach, shade, swatch
 from thinwire.run.files import write_atomically
+from thinwire.run.layer_chart import MOST_LAYERS, LayerChart, layer_chart
 from thinwire.run.lines import WAYS, Line, Mean, Reached, choose_targets, differing, flat, group, yardstick
 from thinwire.run.network import JOULES_PER_BYTE, LINKS, energy, seconds_by_link
 from thinwire.run.page import Chapter, Command, Figure, Grid, Piece, as_html, as_markdown
@@ -20,7 +21,6 @@ from thinwire.run.records import find_runs, read_run, totals
 from thinwire.run.units import human_bytes, human_joules, human_seconds
 
 NARROW = 340  # every chart is drawn twice, wide and narrow; the style sheet shows the one that fits
-MOST_LAYERS = 16
 
 
 class Choices(NamedTuple):
@@ -136,10 +136,10 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
     if any(line.unfinished for line in lines):
         names = ", ".join(line.label for line in lines if line.unfinished)
         pieces.append(f"Note: not finished yet: {names}. Totals are of the rounds that are there.")
-    pieces.append(_curve_figure(task, lines, metric, tuple(costs), against="bytes"))
-    pieces.append(_curve_figure(task, lines, metric, tuple(costs), against="rounds"))
+    pieces.append(curve_figure(task, lines, metric, tuple(costs), against="bytes"))
+    pieces.append(curve_figure(task, lines, metric, tuple(costs), against="rounds"))
     if any(line.curve("own_accuracy") for line in lines):
-        pieces.append(_curve_figure(task, lines, "own_accuracy", (), against="bytes"))
+        pieces.append(curve_figure(task, lines, "own_accuracy", (), against="bytes"))
     yard = measure.total("bytes_total")
     rows = []
     for line in lines:
@@ -151,22 +151,23 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
         rows.append(
             [
                 line.label,
-                f"{len(line.runs)}{' (unfinished)' if line.unfinished else ''}",
-                f"{min(len(run.records) for run in line.runs):,}",
-                _share(line.total("best_accuracy")),
                 _share(line.total("final_accuracy")),
-                _interval(line.total("final_accuracy")),
-                *(human_bytes(way.mean) if way else "-" for way in ways),
                 human_bytes(total.mean),
-                human_bytes(ideal),
                 f"{yard.mean / total.mean:.3g}x" if total.mean else "-",
+                _interval(line.total("final_accuracy")),
+                _share(line.total("best_accuracy")),
+                *(human_bytes(way.mean) if way else "-" for way in ways),
+                human_bytes(ideal),
+                f"{min(len(run.records) for run in line.runs):,}",
+                f"{len(line.runs)}{' (unfinished)' if line.unfinished else ''}",
             ]
         )
-    heads = ["method", "seeds", "rounds", "best %", "final %", "95 % interval", "up", "down", "catch-up", "total"]
-    heads += ["ideal", "fewer"]
+    # what matters most first: a phone shows three or four columns
+    heads = ["method", "final %", "total", "fewer", "95 % interval", "best %", "up", "down", "catch-up", "ideal"]
+    heads += ["rounds", "seeds"]
     caption = (
-        "All rounds: accuracy (mean ± standard deviation over seeds), bytes of all messages of all clients, and how "
-        f"many times fewer than {measure.label}"
+        "All rounds: accuracy (mean ± standard deviation over seeds; the interval is of the final one), bytes of all "
+        f"messages of all clients, and how many times fewer than {measure.label}"
     )
     return Chapter("What accuracy cost", [*pieces, Grid(caption, heads, rows)])
 
@@ -208,7 +209,8 @@ def _headline(lines: Sequence[Line], measure: Line, costs: dict[float, list[Reac
     return ""
 
 
-def _curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str) -> Figure:
+def curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str) -> Figure:
+    """A metric against `bytes` or `rounds`: a line for each method, a band over its seeds."""
     names = {"accuracy": "test accuracy", "own_accuracy": "accuracy of clients' own models", "loss": "training loss"}
     by_bytes = against == "bytes"
     drawn = [
@@ -249,27 +251,28 @@ def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, li
         "ever does."
     ]
     legend = [(shade(1.0), "up"), (shade(0.55), "down"), (shade(0.0), "catch-up")]
-    heads = ("method", "seeds", "rounds", "total", "95 % interval", "ideal", "fewer", "energy")
+    heads = ("method", "total", "fewer", "rounds", "95 % interval", "ideal", "energy", "seeds")
+    several = any(len(line.runs) > 1 for line in lines)
     for target, reached in costs.items():
         theirs = reached[lines.index(measure)]
         rows, drawn = [], []
         for i, (line, cost) in enumerate(zip(lines, reached, strict=True)):
             if cost is None:
-                rows.append([line.label, f"0 of {len(line.runs)}", "not reached", *["-"] * 5])
+                rows.append([line.label, "not reached", *["-"] * 5, f"0 of {len(line.runs)}"])
                 continue
             some = "" if cost.seeds == len(line.runs) else f" ({cost.seeds} of {len(line.runs)} seeds)"
             pieces_of_bar = [(cost.ways["up"], 1.0), (cost.ways["down"], 0.55), (cost.ways["catchup"], 0.0)]
-            drawn.append(Bar(f"{line.label}{some}", human_bytes(cost.bytes.mean), i, pieces_of_bar))
+            drawn.append(Bar(f"{line.label}{some}", human_bytes(cost.bytes.mean), i, pieces_of_bar, cost.spread))
             rows.append(
                 [
                     line.label,
-                    f"{cost.seeds} of {len(line.runs)}",
-                    f"{cost.rounds.mean:.1f}",
                     human_bytes(cost.bytes.mean),
+                    f"{theirs.bytes.mean / cost.bytes.mean:.3g}x" if theirs and not some else "-",
+                    f"{cost.rounds.mean:.1f}",
                     _byte_interval(cost.bytes),
                     human_bytes(cost.ideal),
-                    f"{theirs.bytes.mean / cost.bytes.mean:.3g}x" if theirs and not some else "-",
                     human_joules(cost.joules),
+                    f"{cost.seeds} of {len(line.runs)}",
                 ]
             )
         title = f"Bytes to reach {_pc(target)}, {task}"
@@ -277,7 +280,9 @@ def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, li
             about = "; ".join(f"{bar.label}: {bar.value}" for bar in drawn) + "."
             frame = Frame(title, about, "bytes", ident=f"{_ident(task)}-cost-{target:g}".replace(".", "-"))
             narrow = bars(drawn, frame._replace(width=NARROW))
-            pieces.append(Figure(title, "All messages of all clients.", bars(drawn, frame), narrow, legend))
+            whisker = " Mean over seeds; the thin line is from the lowest to the highest seed." if several else ""
+            note = f"All messages of all clients.{whisker}"
+            pieces.append(Figure(title, note, bars(drawn, frame), narrow, legend))
         caption = f"{title} (means over the seeds that did), and times fewer than {measure.label} where all seeds did"
         pieces.append(Grid(caption, heads, rows))
     return Chapter("Bytes to a target", pieces)
@@ -319,40 +324,41 @@ def _time(task: str, lines: Sequence[Line], costs: dict[float, list[Reached | No
 
 
 def _layers(task: str, lines: Sequence[Line]) -> Chapter | None:
-    """Traffic by layer, of the lines whose runs counted it."""
-    pieces: list[Piece] = []
+    """Traffic by layer, of the lines whose runs counted it; bytes of all lines on one scale."""
+    charts: list[tuple[Line, LayerChart]] = []
+    alike: list[str] = []
     for i, line in enumerate(lines):
         summary = line.runs[0].summary or {}
         layers = [row for row in summary.get("layers") or [] if isinstance(row, dict) and "layer" in row]
         if not layers:
             continue
-        known = all(isinstance(row.get("bytes_up"), int) for row in layers)
-        key, text = ("bytes_up", human_bytes) if known else ("syncs", lambda count: f"{count:,}")
-        ranked = sorted(layers, key=lambda row: -(row.get(key) or 0))[:MOST_LAYERS]
-        shown = [row for row in layers if row in ranked]
-        drawn = [
-            Bar(_spoke(row, summary), text(row.get(key) or 0), i, [(float(row.get(key) or 0), 1.0)]) for row in shown
-        ]
-        what = "bytes up" if known else "synchronisations"
-        rest = f", the {MOST_LAYERS} largest of {len(layers)}" if len(layers) > MOST_LAYERS else ""
-        title = f"{line.label}: {what} by layer{rest}, {task}"
-        about = "; ".join(f"{bar.label}: {bar.value}" for bar in drawn) + "."
-        frame = Frame(title, about, what, ident=f"{_ident(task)}-layers-{i}")
+        chart = layer_chart(layers, summary.get("rounds"), i, MOST_LAYERS)
+        if chart.bytes or any(row.get("syncs") != summary.get("rounds") for row in layers):
+            charts.append((line, chart))
+        else:
+            alike.append(line.label)
+    longest = max((reach(chart.bars) for _, chart in charts if chart.bytes), default=0)
+    pieces: list[Piece] = []
+    if alike:
+        names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
+        pieces.append(
+            f"{names}: every layer spoke in every round, and the codec mixes layers, so none has bytes of its own."
+        )
+    for i, (line, chart) in enumerate(charts):
+        title = f"{line.label}: {chart.what}, {task}"
+        about = "; ".join(f"{bar.label}: {bar.value}" for bar in chart.bars) + "."
+        frame = Frame(title, about, chart.what, ident=f"{_ident(task)}-layers-{i}")
         seed = f"Of seed {line.seeds[0]}. " if len(line.runs) > 1 else ""
+        scale = " All methods on one scale." if chart.bytes and len(charts) > 1 else ""
+        most = longest if chart.bytes else 0
         figure = Figure(
             title,
-            f"{seed}In brackets: rounds in which it spoke.",
-            bars(drawn, frame),
-            bars(drawn, frame._replace(width=NARROW)),
+            f"{seed}In brackets: rounds in which it spoke.{scale}",
+            bars(chart.bars, frame, most),
+            bars(chart.bars, frame._replace(width=NARROW), most),
         )
         pieces.append(figure)
     return Chapter("Layers", pieces) if pieces else None
-
-
-def _spoke(row: dict[str, Any], summary: dict[str, Any]) -> str:
-    """A layer, and in how many rounds it spoke."""
-    of = f" of {summary['rounds']}" if "rounds" in summary else ""
-    return f"{row['layer']} ({row['syncs']}{of})" if isinstance(row.get("syncs"), int) else str(row["layer"])
 
 
 def _settings(lines: Sequence[Line]) -> Chapter:
@@ -361,11 +367,12 @@ def _settings(lines: Sequence[Line]) -> Chapter:
     shared = {path: value for path, value in tables[0].items() if path not in paths and path != "name"}
     pieces: list[Piece] = []
     if paths:
-        rows = [
-            [line.label, "; ".join(f"{path} = {_setting_text(table[path])}" for path in paths if path in table)]
-            for line, table in zip(lines, tables, strict=True)
-        ]
-        pieces.append(Grid("Settings in which they differ", ("method", "settings"), rows))
+        rows = []
+        for line, table in zip(lines, tables, strict=True):
+            own = [path for path in paths if path in table and (line is lines[0] or table[path] != tables[0].get(path))]
+            rows.append([line.label, "; ".join(f"{path} = {_setting_text(table[path])}" for path in own)])
+        caption = f"Settings in which they differ; of all but the first, what is not as in {lines[0].label}"
+        pieces.append(Grid(caption, ("method", "settings"), rows))
     rows = [[path, _setting_text(value)] for path, value in shared.items()]
     pieces.append(Grid("Settings that they share", ("key", "value"), rows, folded=True))
     machines: dict[str, list[str]] = {}

@@ -15,17 +15,43 @@ def _colours(colours: tuple[str, ...]) -> str:
     return "".join(f"--c{i}:{colour};" for i, colour in enumerate(colours))
 
 
-STYLE = (
+_ROOT = (
     f":root{{color-scheme:light dark;--page:#f4f5f7;--card:{BACKGROUNDS[0]};--ink:#1b1f24;--soft:#566069;"
     f"--edge:#d9dde2;--grid:#e5e8ec;--note:#fff4d6;{_colours(LIGHT)}}}"
     f"@media(prefers-color-scheme:dark){{:root{{--page:#0e1114;--card:{BACKGROUNDS[1]};--ink:#e8ebee;--soft:#a3adb7;"
     f"--edge:#2c333b;--grid:#2a3037;--note:#3a3116;{_colours(DARK)}}}}}"
     + "".join(f".s{i}{{stroke:var(--c{i})}}.f{i}{{fill:var(--c{i})}}" for i in range(len(LIGHT)))
+)
+
+_CHART = """svg .tick,svg .axis,svg .mark-name{fill:var(--soft)}
+svg .value,svg .name{font-size:13px}
+svg .value{font-variant-numeric:tabular-nums;font-weight:600}
+svg .halo{paint-order:stroke;stroke:var(--card);stroke-width:5px}
+.grid{stroke:var(--grid);fill:none}
+.mark{stroke:var(--soft);stroke-dasharray:1 3;fill:none}
+.line{fill:none;stroke-width:2;stroke-linejoin:round}
+.band{fill-opacity:.13}
+.dot{stroke:var(--card);stroke-width:1}
+.outline{fill:none;stroke-width:1.5;stroke-dasharray:3 2}
+"""
+
+# of a chart that is a file of its own
+ALONE = (
+    _ROOT
+    + _CHART
+    + """text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans","DejaVu Sans",sans-serif;
+fill:var(--ink)}
+.paper{fill:var(--card)}
+"""
+)
+
+STYLE = (
+    _ROOT
     + """
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
 "Liberation Sans","DejaVu Sans",sans-serif;overflow-wrap:anywhere}
-header,main,footer{max-width:1102px;margin:0 auto;padding:0 16px}
+header,main,footer{max-width:1142px;margin:0 auto;padding:0 16px}
 header{padding-top:32px}
 h1{font-size:1.7rem;line-height:1.2;margin:0}
 header p,footer p{color:var(--soft);margin:.25rem 0 0}
@@ -43,22 +69,14 @@ figcaption span{color:var(--soft)}
 .swatch{flex:none}
 svg{display:block;max-width:100%;height:auto;font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",
 "DejaVu Sans",sans-serif;fill:var(--ink)}
-svg .tick,svg .axis,svg .mark-name{fill:var(--soft)}
-svg .value,svg .name{font-size:13px}
-svg .value{font-variant-numeric:tabular-nums;font-weight:600}
-svg .halo{paint-order:stroke;stroke:var(--card);stroke-width:5px}
-.grid{stroke:var(--grid);fill:none}
-.mark{stroke:var(--soft);stroke-dasharray:1 3;fill:none}
-.line{fill:none;stroke-width:2;stroke-linejoin:round}
-.band{fill-opacity:.13}
-.dot{stroke:var(--card);stroke-width:1}
-.outline{fill:none;stroke-width:1.5;stroke-dasharray:3 2}
-.narrow{display:none}
+"""
+    + _CHART
+    + """.narrow{display:none}
 .table{overflow-x:auto;margin:16px 0;border:1px solid var(--edge);border-radius:8px}
 table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums;overflow-wrap:normal}
 caption{text-align:left;font-weight:600;border-bottom:1px solid var(--edge)}
 caption span{display:inline-block;position:sticky;left:0;padding:10px;max-width:min(1000px,calc(100vw - 48px))}
-th,td{padding:6px 10px;text-align:right;vertical-align:top}
+th,td{padding:6px 7px;text-align:right;vertical-align:top}
 td,thead th{white-space:nowrap}
 .words td,.words th{white-space:normal;text-align:left}
 .words td{overflow-wrap:anywhere;width:100%}
@@ -70,6 +88,11 @@ h2+figure{margin-top:8px}
 pre{overflow-x:auto;background:var(--page);border:1px solid var(--edge);border-radius:8px;padding:12px;font-size:.85rem}
 code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 :focus-visible{outline:2px solid var(--c0);outline-offset:2px}
+.wide svg{width:100%}
+.whisker{fill:none;stroke:var(--ink);stroke-width:1.5}
+.table{--shade:#0003;background:linear-gradient(to left,var(--card) 40%,transparent) right/48px 100% no-repeat local,
+linear-gradient(to left,var(--shade),transparent) right/18px 100% no-repeat scroll}
+@media(prefers-color-scheme:dark){.table{--shade:#000b}}
 @media(max-width:820px){
 .wide{display:none}.narrow{display:block;max-width:480px}.narrow svg{width:100%}
 header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}

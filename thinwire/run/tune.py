@@ -182,7 +182,7 @@ def tune(
 
     def measure(one: Number, two: Number) -> tuple[float, int]:
         nonlocal spent
-        chosen, sent = _set(_set(experiment, size, one), share, two), 0
+        chosen, sent = set_knob(set_knob(experiment, size, one), share, two), 0
 
         def watch(record: RoundRecord) -> None:
             nonlocal sent
@@ -208,12 +208,12 @@ def tune(
 
     for knob in (size, share):
         for value in knob.values:
-            _set(experiment, knob, value)  # what cannot be set is found before any run
+            set_knob(experiment, knob, value)  # what cannot be set is found before any run
     top = _as(share, to_table(experiment), share.values[-1])
     found = search(measure, size.values, share.values, top)
     known = {(one.size, one.share): one.bytes for one in found.tried}
     pairs = [(one, two) for one in size.values for two in share.values]
-    untried = [_set(_set(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
+    untried = [set_knob(set_knob(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
     cost = sum(known.get(pair, 0) for pair in pairs) + sum(_about(other, data_dir) for other in untried)
     return found._replace(grid=cost)
 
@@ -227,7 +227,7 @@ def _about(experiment: Experiment, data_dir: Path | None) -> int:
     return (last.bytes_up + last.bytes_down + last.bytes_catchup) * experiment.rounds
 
 
-def _set(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
+def set_knob(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
     """The experiment with a knob at a value."""
     table = to_table(experiment)
     for path in knob.paths:

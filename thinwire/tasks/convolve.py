@@ -7,6 +7,9 @@ so that one batched product does the work:
 
 Inside `by_products()` every ordinary `conv2d` is done this way; dilated and grouped ones are left alone. On a GPU with
 triton, `by_products("fused")` does not even lay the patches out, see `kernels`. All ways differ by rounding only.
+
+Means over windows side by side are taken as means, since torch's kernel for their gradient is several times slower than
+a copy; group norms are done by `normalise` where that has kernels.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from thinwire.core.gpu import has_triton
+from thinwire.tasks import normalise
 from thinwire.tasks.columns import Pair, patches
 
 Products = Literal["im2col", "fused"]
@@ -44,6 +49,10 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
         kwargs = kwargs or {}
         if func is torch.conv2d and (call := _arguments(*args, **kwargs)):
             return convolve(*call, self.how)
+        if func is F.avg_pool2d and (window := _window(*args, **kwargs)):
+            return means(args[0], window)
+        if func is F.group_norm and (norm := _norm(*args, **kwargs)):
+            return normalise.group_norm(*norm)
         return func(*args, **kwargs)
 
 
@@ -82,6 +91,41 @@ def _arguments(
     if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
         return None
     return x, weight, bias, _pair(stride), _pair(padding)
+
+
+def means(x: Tensor, window: Pair) -> Tensor:
+    """Means over windows side by side that fill the picture.
+
+    >>> means(torch.arange(4.0).view(1, 1, 2, 2), (2, 2))
+    tensor([[[[1.5000]]]])
+    """
+    return _Means.apply(x, window)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _window(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Pair | None:
+    """The window of a mean that `means` takes, or None for another."""
+    size = _pair(kernel_size)
+    beside = stride is None or stride == () or _pair(stride) == size
+    plain = _pair(padding) == (0, 0) and not ceil_mode and divisor_override is None
+    fills = x.dim() == 4 and x.shape[-2] % size[0] == 0 and x.shape[-1] % size[1] == 0
+    return size if beside and plain and fills else None
+
+
+def _norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, int, Tensor, Tensor, float] | None:
+    """The arguments of a group norm that `normalise` does, or None for another."""
+    if weight is None or bias is None or not normalise.suits(x, num_groups, weight, bias):
+        return None
+    return x, num_groups, weight, bias, eps
 
 
 def _pair(value: Any) -> Pair:
@@ -211,6 +255,27 @@ class _InputGradient(torch.autograd.Function):
             made = _input_gradient(grad.flatten(0, 1)[None], kernel[None], size, stride, padding)
             return _part(made[0], c), 0
         return _input_gradient(grad, _lead(kernel, in_dims[1], c), size, stride, padding), 0
+
+
+class _Means(torch.autograd.Function):
+    """Means over windows; their gradient is a copy to every pixel, channels last as the products want it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, window: Pair) -> Tensor:
+        return F.avg_pool2d(x, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.window = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        (n, c, oh, ow), (kh, kw) = grad.shape, ctx.window
+        share = (grad / (kh * kw)).permute(0, 2, 3, 1)[:, :, None, :, None]
+        spread = share.expand(n, oh, kh, ow, kw, c).reshape(n, oh * kh, ow * kw, c)
+        return spread.permute(0, 3, 1, 2), None
 
 
 # -- the same without columns ------------------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""What each preset sends in a round, for the pages of the methods.
+
+    python benchmarks/costs.py                  # print the tables
+    python benchmarks/costs.py --docs docs      # write them into docs/methods
+
+The model is the one of the digits (64-64-10, 4,810 weights). Lengths are those of `thinwire check PRESET --on digits`
+where they do not depend on contents; elsewhere of the third round of `thinwire run PRESET --on digits`, as means over
+its clients, marked by a tilde. Catch-up, what returning clients get on top, is in neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from thinwire.run.build import build_job
+from thinwire.run.check import check
+from thinwire.run.config import resolve
+from thinwire.run.presets import presets
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks.page import write_part
+
+COMMAND = "python benchmarks/costs.py --docs docs"
+HEAD = "| preset | numbers trained | bytes up | bytes down | both, of FedAvg's |\n|---|---|---|---|---|"
+
+
+class Cost(NamedTuple):
+    """What a client of a preset trains, sends and receives in a round; exact, or measured in one."""
+
+    trained: int
+    up: int
+    down: int
+    exact: bool
+
+
+def cost(name: str, measure: bool = True) -> Cost | None:
+    """Of one preset; None if it depends on contents and nothing is to be measured."""
+    experiment = resolve(name, "digits", {"engine.vectorise": "vmap"})
+    facts = check(experiment)
+    up, down, trained = facts["bytes_up_per_client"], facts["bytes_down_per_client"], facts["trainable"]
+    if up is not None and down is not None:
+        return Cost(trained, up, down, True)
+    if not measure:
+        return None
+    third = next(itertools.islice(experiment.engine.run(build_job(experiment)), 2, None))
+    return Cost(trained, round(third.bytes_up / third.clients), round(third.bytes_down / third.clients), False)
+
+
+def line(name: str, found: Cost, plain: Cost) -> str:
+    """A row of a table."""
+    about = "" if found.exact else "~ "
+    share = (found.up + found.down) / (plain.up + plain.down)
+    return f"| `{name}` | {found.trained:,} | {about}{found.up:,} | {about}{found.down:,} | {100 * share:.1f} % |"
+
+
+def described(page: str) -> list[str]:
+    """The presets that have a section on a page: those that its headings name."""
+    heads = re.findall(r"^#{2,3} .*$", page, re.M)
+    known = presets("methods")
+    return [name for head in heads for name in re.findall(r"`([a-z0-9-]+)`", head) if name in known]
+
+
+def table(names: Sequence[str]) -> str:
+    """The rows of some presets."""
+    plain = cost("fedavg")
+    assert plain
+    return "\n".join([HEAD, *(line(name, found, plain) for name in names if (found := cost(name)))])
+
+
+def main() -> None:
+    """Print the tables, or write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, help="the folder of the documentation")
+    docs = parser.parse_args().docs
+    for page in sorted(((docs or Path("docs")) / "methods").glob("*.md")):
+        if names := described(page.read_text()):
+            text = table(names)
+            write_part(page, "costs", text, COMMAND) if docs else print(f"{page.stem}\n\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()

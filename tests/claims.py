@@ -1,0 +1,85 @@
+"""Numbers in prose, and the runs that they come from.
+
+A claim is an accuracy, a share or a number of bytes in a paragraph of the documentation. The paragraph links to tables
+in docs/results or to docs/reproduction.md; the numbers of the runs behind a table lie beside it as JSON. A claim is
+found if some value of those runs, rounded as the claim is, says the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from thinwire.run.lines import Mean
+
+SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+ACCURACIES = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy")
+BYTES = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs, list items and table rows of a page, without code, and without what a command wrote."""
+    text = re.sub(r"<!-- begin .*?<!-- end \w+ -->", "", text, flags=re.S)
+    text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    text = re.sub(r"^    .*$", "", text, flags=re.M)
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\| )", text) if part.strip()]
+
+
+def claims(paragraph: str) -> list[tuple[str, str]]:
+    """(number, unit) of each accuracy, share and size; the unit of a list of numbers is that of its last.
+
+    >>> claims("it is 94.97, 94.99 and 95.04 %, of 1.5 MB; `lr = 0.1`")
+    [('94.97', '%'), ('94.99', '%'), ('95.04', '%'), ('1.5', 'MB')]
+    """
+    plain = re.sub(r"`[^`]*`|\]\([^)]*\)|95 % interval", " ", paragraph)
+    found = []
+    lists = rf"((?:{NUMBER}(?:, | and | to | against | ± ))*{NUMBER}) (%|kB|MB|GB)(?!\w)"
+    for match in re.finditer(lists, plain):
+        found += [(number, match[2]) for number in re.findall(NUMBER, match[1])]
+    bare = re.sub(lists, " ", plain)  # an accuracy may stand without its sign
+    return found + [(number, "%") for number in re.findall(r"(?<![\d.,])\d\d\.\d{1,2}(?![\d.]| \w)", bare)]
+
+
+def rows(page: Path) -> Iterator[tuple[str, list[dict]]]:
+    """(method, its runs) of each row of the tables on a page; runs that did not finish are left out."""
+    known = json.loads(page.with_suffix(".json").read_text())
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if runs := [known[name] for name in cells[-1].split() if name in known]:
+            yield cells[0], runs
+
+
+class Table:
+    """What the rows of some tables say: means over seeds, their 95 % intervals, and shares of FedAvg's best by seed."""
+
+    def __init__(self, pages: list[Path]) -> None:
+        self.text = "".join(page.read_text() for page in pages)
+        self.shares: set[float] = set()
+        self.sizes: set[float] = set()
+        for page in pages:
+            lines = list(rows(page))
+            plain: dict[int, float] = {}  # FedAvg at its best rate, by seed
+            for run in (run for name, runs in lines for run in runs if name == "fedavg"):
+                plain[run["seed"]] = max(plain.get(run["seed"], 0.0), run["best_accuracy"])
+            for _, runs in lines:
+                for key in ACCURACIES:
+                    if mean := Mean.of(None if run.get(key) is None else 100 * run[key] for run in runs):
+                        half = mean.half or 0.0
+                        self.shares |= {mean.mean, mean.mean - half, mean.mean + half}
+                self.sizes |= {statistics.fmean(run[key] for run in runs) for key in BYTES if key in runs[0]}
+                known = [run for run in runs if run["seed"] in plain]
+                ratios = [100 * run["best_accuracy"] / plain[run["seed"]] for run in known]
+                self.shares |= {*ratios, statistics.fmean(ratios or [0.0])}
+
+    def holds(self, number: str, unit: str) -> bool:
+        """Whether some run, or a mean over seeds, says so."""
+        value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
+        if unit == "%":
+            asked = re.search(rf"(?:to|reached|at) {re.escape(number)} %", self.text)  # a target is no result
+            printed = f"| {number} |" in self.text  # a whole cell, such as a share of bytes; other tests hold those
+            return bool(asked) or printed or any(round(known, digits) == value for known in self.shares)
+        return any(round(known / SIZES[unit], digits) == value for known in self.sizes)

@@ -1,0 +1,233 @@
+"""A page of the papers' tables: our number, the paper's, the difference, the seeds, the bytes that were really sent.
+
+Everything is read from run directories. Beside the page go a `.json` file with the numbers and the curve of every run
+that it names, and a folder of pictures: accuracy against bytes, for each column of a table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinwire.run.charts import alone
+from thinwire.run.config import Experiment
+from thinwire.run.counts import counted_heads, counted_rows
+from thinwire.run.execute import default_folder
+from thinwire.run.grid import Line, at_edge, markdown, metrics, score, spread, summary
+from thinwire.run.lines import Line as Seeds
+from thinwire.run.measures import cost, heading, measured
+from thinwire.run.presets import papers
+from thinwire.run.records import read_run
+from thinwire.run.report import curve_figure
+from thinwire.run.repro import Reproduction
+from thinwire.run.style import ALONE
+from thinwire.run.units import human_bytes
+
+KEPT = ("best_accuracy", "final_accuracy", "final_own_accuracy", "trainable", "bytes_total", "bytes_catchup", "seconds")
+COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the weights"}
+
+
+class Section(NamedTuple):
+    """A table as it stands."""
+
+    paper: str
+    text: str  # of the page
+    runs: dict[str, dict[str, Any]]  # the numbers of each run behind it, by its short digest
+    missing: int  # runs that did not finish
+    figures: dict[str, str]  # pictures by the name of their file
+
+
+def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
+    """The table from run directories, with what is missing left open.
+
+    Args:
+        repro: the table.
+        out: the folder of the run directories.
+        folder: where its pictures are going to be, seen from the page; "" for a text without pictures.
+    """
+    content = repro.content
+    text = f"## {content['paper']}: {content['about']}\n\n"
+    text += f"{content['differs']}\n\n" if content.get("differs") else ""
+    verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""
+    if content.get("counted"):
+        text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}Nothing is trained. "
+        return Section(content["paper"], f"{text}`thinwire repro {repro.name}` makes this table.\n", {}, 0, {})
+    lines, trials = repro.grid.final(out), repro.grid.trials()
+    figures: dict[str, str] = {}
+    for column in content["columns"]:
+        numbers = [i for i, row in enumerate(repro.grid.content["rows"]) if row["column"] == column["name"]]
+        mine = [line for line in lines if line.row in numbers]
+        text += f"**{column['name']}** ({_work(mine[0])})\n\n{_table(repro, mine, out)}\n"
+        if folder and (drawn := _figure(repro, column["name"], mine, out)):
+            name = f"{repro.name}-{_slug(column['name'])}.svg"
+            figures[name] = drawn
+            text += f"![Accuracy against bytes, {column['name']}]({folder}/{name})\n\n"
+        text += _search(repro, [line for line in trials if line.row in numbers], mine, out)
+    everything = [*lines, *trials]
+    runs = _runs(repro, everything, out)
+    missing = len({e.digest() for line in everything for e in line.runs if not summary(e, out)})
+    text += verdict + f"Scale `{repro.scale}`"
+    text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
+    text += f"; {missing} runs did not finish" if missing else ""
+    return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
+
+
+def write_page(path: Path, sections: Sequence[Section]) -> None:
+    """A page of tables under their papers, beside it its numbers and pictures."""
+    text = "# The papers' tables, and ours\n\n"
+    text += (
+        "Written by `thinwire repro` from run directories; the numbers and the curve of every run that is named are "
+    )
+    text += f"in [{path.stem}.json]({path.stem}.json).\n\n"
+    for paper in papers():
+        text += f"**{paper['title']}.** "
+        text += f"{paper['verdict'].strip()} " if paper.get("verdict", "").strip() else ""
+        reasons = [f"{table} ({why})" for table, why in paper.get("not_made", {}).items()]
+        text += f"Not made: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
+    order = {paper["name"]: i for i, paper in enumerate(papers())}
+    ranked = sorted(sections, key=lambda part: order.get(part.paper.split(",")[0], len(order)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n".join(part.text for part in ranked))
+    runs: dict[str, dict[str, Any]] = {}
+    for part in ranked:
+        for name, numbers in part.runs.items():
+            first = runs.setdefault(name, numbers)
+            first["tables"] = list(dict.fromkeys(first["tables"] + numbers["tables"]))
+            first["values"] = {**first["values"], **numbers["values"]}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs))
+    path.with_suffix(".json").write_text("{\n" + lines + "\n}\n")
+    folder = path.parent / path.stem
+    for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(drawing)
+
+
+def _command(repro: Reproduction) -> str:
+    device = [] if repro.grid.device == "cpu" else ["--device", repro.grid.device]
+    changes = [word for change in repro.grid.changes for word in ("--set", change)]
+    return shlex.join(["thinwire", "repro", repro.name, "--scale", repro.scale, *device, *changes])
+
+
+def _runs(repro: Reproduction, lines: Sequence[Line], out: Path) -> dict[str, dict[str, Any]]:
+    """The few numbers of every finished run."""
+    runs: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        measure = repro.grid.content["rows"][line.row]["measure"]
+        for e in line.runs:
+            if s := summary(e, out):
+                about = {"tables": [repro.name], "method": line.label, "settings": line.settings, "seed": e.seed}
+                found = {**about, "rounds": s["rounds"], **{key: s.get(key) for key in KEPT}, "values": {}}
+                known = runs.setdefault(e.digest()[:8], {**found, "curve": _curve(e, out)})
+                known["values"][heading(measure)] = measured(measure, e, out)
+    return runs
+
+
+def _curve(e: Experiment, out: Path) -> list[list[float]]:
+    """Round, honest bytes so far, accuracy: where it was measured."""
+    records = metrics(e, out)
+    spent = itertools.accumulate(r["bytes_up"] + r["bytes_down"] + r["bytes_catchup"] for r in records)
+    rounds = zip(records, spent, strict=True)
+    return [[r["round"], so_far, r["accuracy"]] for r, so_far in rounds if r["accuracy"] is not None]
+
+
+def _work(line: Line) -> str:
+    """How much one run of a line does."""
+    e = line.runs[0]
+    steps = f"{e.local.steps} steps" if e.local.steps else f"{e.local.epochs} epoch(s)"
+    size = f"{e.task.clients} clients, {e.cohort.size} a round"
+    return f"{e.rounds} rounds, {size}, {steps} of batch {e.local.batch}, device {e.engine.device}"
+
+
+def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
+    """One column of a printed table, with more columns of our own."""
+    kind = repro.content.get("cost")
+    first = _mean(lines[0], out)
+    cells = repro.grid.content["rows"]
+    words = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
+    rows = []
+    for line in lines:
+        cell = cells[line.row]
+        found = [(e, s) for e in line.runs if (s := summary(e, out))]
+        values = [measured(cell["measure"], e, out) for e, _ in found]
+        paper = f"{cell['published']:g}" if cell["published"] else "-"
+        apart = "-"
+        if values and cell["published"] and None not in values:
+            apart = f"{statistics.fmean(value for value in values if value is not None) - cell['published']:+.2f}"
+        total = _mean(line, out)
+        share = f"{100 * total / first:.2f}" if total and first else "-"
+        ours = [spread(values, 1.0) if heading(cell["measure"]) == word else "-" for word in words]
+        row = [line.label, _chosen(line), *ours, paper, apart, " ".join(str(e.seed) for e, _ in found) or "none"]
+        row += [human_bytes(total) if total else "-", share]
+        if kind:
+            value = cost(kind, line, lines, out)
+            row += ["-" if value is None else f"{value:.3g}", f"{cell['traffic']:g}" if cell["traffic"] else "-"]
+        rows.append([*row, " ".join(e.digest()[:8] for e, _ in found) or "-"])
+    head = ["method", "tuned", *(f"our {word}" for word in words), "paper's", "difference", "seeds"]
+    head += ["honest bytes", "% of the first"]
+    head += [f"as the paper counts, {COSTS[kind]}", "paper's cost"] if kind else []
+    return markdown([*head, "runs"], rows)
+
+
+def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Path) -> str:
+    """What was tried, and what was taken; nothing where nothing was searched."""
+    rows = []
+    for line in lines:
+        mine = [trial for trial in trials if trial.row == line.row]
+        if len(mine) < 2:
+            continue
+        over = repro.grid.content["rows"][line.row]["over"]
+        done = {id(trial): all(summary(e, out) for e in trial.runs) for trial in mine}
+        tried = [
+            f"{_chosen(trial)}: {100 * score(trial, out, repro.grid.by(line.row)):.2f}"
+            if done[id(trial)]
+            else f"{_chosen(trial)}: -"
+            for trial in mine
+        ]
+        edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
+        rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no"])
+    if not rows:
+        return ""
+    seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
+    rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
+    what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
+    text = f"The search, by {what} after {rounds} rounds on seed {seeds}, which is none of the table's:\n\n"
+    return text + markdown(["method", "tried", "taken", "at the edge"], rows) + "\n"
+
+
+def _chosen(line: Line) -> str:
+    """The values that a search chose."""
+    return ", ".join(f"{key.rsplit('.', 1)[-1]} {value:g}" for key, value in line.chosen.items()) or "-"
+
+
+def _figure(repro: Reproduction, column: str, lines: list[Line], out: Path) -> str:
+    """Accuracy against bytes as the text of an SVG file; "" where there is nothing to draw."""
+    measures = {repro.grid.content["rows"][line.row]["measure"] for line in lines}
+    metric = "own_accuracy" if all("own" in measure for measure in measures) else "accuracy"
+    if not all(measure.endswith("_accuracy") for measure in measures):
+        return ""
+    recorded = [(line, [read_run(default_folder(e, out)) for e in line.runs if summary(e, out)]) for line in lines]
+    drawn = [Seeds(line.label, runs) for line, runs in recorded if runs]
+    if not any(line.curve(metric) for line in drawn):
+        return ""
+    figure = curve_figure(column, drawn, metric, (), against="bytes")
+    return alone(figure.wide, f"{repro.content['paper']}: {figure.title}", figure.note, figure.legend, ALONE)
+
+
+def _slug(words: str) -> str:
+    """A name for a file.
+
+    >>> _slug("25 % active, Dirichlet 0.5")
+    '25-active-dirichlet-0.5'
+    """
+    return "-".join(re.findall(r"[a-z0-9.]+", words.lower()))
+
+
+def _mean(line: Line, out: Path) -> float | None:
+    known = [s["bytes_total"] for e in line.runs if (s := summary(e, out))]
+    return statistics.fmean(known) if known else None
