@@ -32,7 +32,7 @@ _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and Weyl increments of the published algorithm
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_CHUNK = 1 << 14  # counters at a time: the six working arrays then stay in the cache
+_CHUNK = 1 << 15  # counters at a time: working arrays stay in the cache, and threads seldom ask for Python's lock
 
 # A normal is Bin(32, 1/2) - 16 plus a triangular number of 16 fractional bits, an integer below 2**21 in size: exact in
 # float32, so one rounded multiplication by this constant is the only floating-point operation, equal everywhere.
@@ -53,26 +53,53 @@ def philox_numpy(counter: np.ndarray, key: tuple[int, int] | np.ndarray) -> np.n
     if state.base is counter or state is counter:
         state = state.copy()
     out = np.empty(counter.shape, np.uint32)
-    _philox_in_place(state, *(np.asarray(half, np.uint64) for half in key))
+    _philox_in_place(state, *key)
     out[:] = state.T
     return out
 
 
-def _philox_in_place(state: np.ndarray, k0: Any, k1: Any) -> None:
-    """The rounds of Philox on four rows of counters. In place: on new arrays most of the time is spent on memory."""
-    c0, c1, c2, c3 = state
-    p0, p1 = np.empty((2, state.shape[1]), np.uint64)
+def _philox_in_place(state: np.ndarray, k0: Any, k1: Any, rounds: int = _ROUNDS) -> None:
+    """Rounds of Philox on four rows of counters. In place: on new arrays most of the time is spent on memory."""
+    upper, lower = state[0::2], state[1::2]
+    products = np.empty(upper.shape, np.uint64)
     mask, shift = np.uint64(_MASK), np.uint64(32)
-    m0, m1, w0, w1 = (np.uint64(constant) for constant in (_M0, _M1, _W0, _W1))
-    for _ in range(_ROUNDS):
-        np.multiply(c0, m0, out=p0)
-        np.multiply(c2, m1, out=p1)
-        for c, low, p, k in ((c0, c1, p1, k0), (c2, c3, p0, k1)):
-            np.right_shift(p, shift, out=c)
-            np.bitwise_xor(c, low, out=c)
-            np.bitwise_xor(c, k, out=c)
-            np.bitwise_and(p, mask, out=low)
-        k0, k1 = (k0 + w0) & mask, (k1 + w1) & mask
+    multipliers, steps = np.array([[_M0], [_M1]], np.uint64), np.array([[_W0], [_W1]], np.uint64)
+    keys = np.stack((np.atleast_1d(k0), np.atleast_1d(k1))).astype(np.uint64)
+    crossed = products[::-1]  # each half goes on with what the other made
+    for _ in range(rounds):
+        np.multiply(upper, multipliers, out=products)
+        np.right_shift(crossed, shift, out=upper)
+        np.bitwise_xor(upper, lower, out=upper)
+        np.bitwise_xor(upper, keys, out=upper)
+        np.bitwise_and(crossed, mask, out=lower)
+        keys = keys + steps & mask
+
+
+def _philox_counted(first: int, last: int, k0: int, k1: int) -> np.ndarray:
+    """Philox4x32-10 of the counters first .. last - 1, as four rows.
+
+    Their upper words are all alike, so that half of the first two rounds is the arithmetic of single numbers.
+    """
+    high, border = first >> 32, (first >> 32) + 1 << 32
+    if last > border:
+        return np.concatenate((_philox_counted(first, border, k0, k1), _philox_counted(border, last, k0, k1)), 1)
+    state = np.empty((4, last - first), np.uint64)
+    c0, c1, c2, c3 = state
+    mask, shift = np.uint64(_MASK), np.uint64(32)
+    np.multiply(np.arange(first & _MASK, last - (high << 32), dtype=np.uint64), np.uint64(_M0), out=c3)
+    np.right_shift(c3, shift, out=c2)
+    np.bitwise_xor(c2, np.uint64(k1), out=c2)
+    np.bitwise_and(c3, mask, out=c3)
+    product = (high ^ k0) * _M0  # the second round: here c0 and c1 are the same for all
+    k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    np.multiply(c2, np.uint64(_M1), out=c1)
+    np.right_shift(c1, shift, out=c0)
+    np.bitwise_xor(c0, np.uint64(k0), out=c0)
+    np.bitwise_and(c1, mask, out=c1)
+    np.bitwise_xor(c3, np.uint64(product >> 32 ^ k1), out=c2)
+    c3.fill(product & _MASK)
+    _philox_in_place(state, (k0 + _W0) & _MASK, (k1 + _W1) & _MASK, _ROUNDS - 2)
+    return state
 
 
 def philox_torch(counter: Tensor, key: tuple[int, int]) -> Tensor:
@@ -126,11 +153,9 @@ class Key:
         first, last = start // 4, -(-(start + n) // 4)
         out = np.empty((last - first, 4), np.uint32)
         for lo in range(first, last, _CHUNK):
-            block = np.arange(lo, min(lo + _CHUNK, last), dtype=np.uint64)
-            state = np.zeros((4, len(block)), np.uint64)
-            state[0], state[1] = block & np.uint64(_MASK), block >> np.uint64(32)
-            _philox_in_place(state, *(np.uint64(half) for half in self._halves()))
-            out[lo - first : lo - first + len(block)] = state.T
+            part = out[lo - first : lo - first + _CHUNK]
+            for word, row in enumerate(_philox_counted(lo, min(lo + _CHUNK, last), *self._halves())):
+                part[:, word] = row
         return out.reshape(-1)[start - 4 * first :][:n]
 
     def words(self, n: int, start: int = 0, device: Device = None) -> Tensor:

@@ -43,6 +43,7 @@ from thinwire.rounds.threaded import Crew
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import in_use
 from thinwire.tasks.base import Task
+from thinwire.tasks.columns import by_columns
 from thinwire.tasks.examples import Examples, Shifted
 from thinwire.tasks.functional import Functional
 
@@ -145,7 +146,8 @@ class LocalEngine:
             what stays in float32, tests too, as `tf32` does.
         conv: convolutions of many clients as one `grouped` convolution, as products of matrices (`im2col`), which takes
             more memory and, on a GPU, less time, or as products that fetch their factors themselves (`fused`, with the
-            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`.
+            package triton), which takes least memory; `auto` takes on a GPU `fused` in bf16, else `im2col`. Where
+            clients train alone on a CPU without oneDNN, gradients are our own (see `columns`), with `grouped` torch's.
         workers: processes that train chunks of the cohort side by side, through Ray, on all GPUs or machines that it
             knows; 0 for none. The cohort is cut into as many chunks unless `chunk` says otherwise.
     """
@@ -218,6 +220,8 @@ class Simulation:
             half=engine.precision == "bf16",
         )
         self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
+        # but for their gradients on a CPU without oneDNN
+        self.columns = self.device.type == "cpu" and engine.conv != "grouped" and by_columns(self.model.module)
         self.recorder, self.crew = Recorder(), Crew()
         self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._ahead: tuple[int, tuple[int, ...], Batches] | None = None
@@ -384,6 +388,13 @@ class Simulation:
         """The replies of some clients."""
         model = self.alone if how in ("loop", "threads") else self.model
         return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew, meanwhile)
+
+    def convolutions(self, state: RunState) -> str:
+        """How convolutions are done in training."""
+        if state.how not in ("loop", "threads"):
+            return self.model.products or "torch"
+        onednn = _onednn() if state.onednn is None else state.onednn
+        return "columns" if self.columns and not onednn and not self.model.half else "torch"
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""

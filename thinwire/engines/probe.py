@@ -68,7 +68,7 @@ def choose(what: Sequence[object], hows: Sequence[Vectorise], onednn: bool, clie
             found = _race([Way(how, onednn) for how in hows], clients, run)
             return {key: np.array(value) for key, value in (*found.way._asdict().items(), ("why", found.why))}
 
-        kept = remember(f"way1-{name}", (), make, _fits)
+        kept = remember(f"way2-{name}", (), make, _fits)
         _known[name] = Choice(Way(str(kept["how"]), bool(kept["onednn"])), str(kept["why"]))  # type: ignore[arg-type]
     return _known[name]
 

@@ -100,8 +100,7 @@ def _rounds(
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
-            products = simulation.model.products if state.how in ("graph", "vmap") else None
-            facts |= {"convolutions": products or "torch"}
+            facts |= {"convolutions": simulation.convolutions(state)}
             facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
             folder.write_environment({**engine, **facts})
         if on_round:

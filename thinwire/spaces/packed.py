@@ -31,8 +31,8 @@ from thinwire.core.threads import each
 
 ROWS = 16
 PARTS = 4  # sums over stripes are made in so many parts, whatever the number of threads: the same bits everywhere
-# which bits change places with those so many places above them, to transpose a square of eight by eight bits
-_SWAPS = ((0x00AA00AA00AA00AA, 7), (0x0000CCCC0000CCCC, 14), (0x00000000F0F0F0F0, 28))
+# to transpose a square of sixteen by sixteen bits: of each line the bits that stay while those above them leave it
+_STAY = {8: 0x00FF00FF00FF00FF, 4: 0x0F0F0F0F0F0F0F0F, 2: 0x3333333333333333, 1: 0x5555555555555555}
 
 
 def expand(b: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
@@ -40,27 +40,31 @@ def expand(b: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
     vectors = _as_numpy(b, p) * np.float32(scale)
 
     def part(stripes: range) -> np.ndarray:
-        out = np.zeros((len(vectors), e), np.float32)
+        out = np.zeros((len(vectors), ROWS, -(-e // 64) * 4), np.float32)
         for first in stripes:
-            columns = _columns(key, first, min(ROWS, p - first), e)
+            codes = _codes(key, first, min(ROWS, p - first), e)
             for total, vector in zip(out, vectors, strict=True):
-                total += np.take(_table(vector[first : first + ROWS]), columns)
+                total += np.take(_table(vector[first : first + ROWS]), codes)
         return out
 
-    made = sum(_parts(part, p, e))
-    return torch.from_numpy(made).view(*b.shape[:-1], e)
+    first, *others = _parts(part, p, e)
+    made = sum(others, first).transpose(0, 2, 1).reshape(len(vectors), -1)[:, :e]
+    return torch.from_numpy(np.ascontiguousarray(made)).view(*b.shape[:-1], e)
 
 
 def project(g: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
     """G A^T, for vectors G of (..., e)."""
-    vectors = _as_numpy(g, e).astype(np.float64)  # as bincount adds
+    width = -(-e // 64) * 4
+    vectors = np.zeros((g.numel() // e, width * ROWS))  # float64, as bincount adds
+    vectors[:, :e] = _as_numpy(g, e)
+    vectors = vectors.reshape(-1, width, ROWS).transpose(0, 2, 1).reshape(len(vectors), -1)  # as the codes come
 
     def part(stripes: range) -> np.ndarray:
         out = []
         for first in stripes:
             rows = min(ROWS, p - first)
-            columns = _columns(key, first, rows, e).astype(np.intp)
-            sums = np.stack([np.bincount(columns, vector, 1 << ROWS) for vector in vectors]).reshape(-1, 256, 256)
+            codes = _codes(key, first, rows, e).astype(np.intp).reshape(-1)
+            sums = np.stack([np.bincount(codes, vector, 1 << ROWS) for vector in vectors]).reshape(-1, 256, 256)
             halves = [
                 sums.sum(axis) @ _signs() for axis in (1, 2)
             ]  # a row's sign is one bit: of the low or the high byte
@@ -84,39 +88,42 @@ def _parts(part: Callable[[range], np.ndarray], p: int, e: int) -> list[np.ndarr
     return each(part, shares, size=count * ROWS * e // 8)
 
 
-def _columns(key: Key, first: int, rows: int, e: int) -> np.ndarray:
-    """For each column the signs of up to sixteen rows as the bits of a number, 1 for plus."""
-    start, end = first * e, (first + rows) * e
-    words = key.words_numpy(-(-end // 32) - start // 32, start // 32).astype("<u4", copy=False)
-    stream = np.concatenate((words.view(np.uint8), np.zeros(2, np.uint8)))
-    width = -(-e // 8)
-    squares = np.zeros((2, width, 8), np.uint8)
+def _codes(key: Key, first: int, rows: int, e: int) -> np.ndarray:
+    """For each column the signs of up to sixteen rows as the bits of a number, 1 for plus; what is behind e is noise.
+
+    They are made 64 columns at a time and come in an order that costs nothing: column 16 m + r is number (r, m).
+    """
+    start, end, width = first * e, (first + rows) * e, -(-e // 64)
+    base = start // 64
+    words = key.words_numpy(-(-end // 32) - 2 * base, 2 * base)
+    stream = np.zeros(len(words) // 2 + 3, "<u8")
+    stream.view("<u4")[: len(words)] = words
+    lines = np.zeros((ROWS, width), "<u8")
     for row in range(rows):
-        bit = start + row * e - 32 * (start // 32)
-        at, off = divmod(bit, 8)
-        line = stream[at : at + width]
+        at, off = divmod(start + row * e - 64 * base, 64)
+        np.right_shift(stream[at : at + width], np.uint64(off), out=lines[row])
         if off:
-            line = line >> np.uint8(off) | stream[at + 1 : at + width + 1] << np.uint8(8 - off)
-        squares[row // 8, :, row % 8] = line
-    out = np.empty((width * 8, 2), np.uint8)
-    for half, square in enumerate(squares):
-        out[:, half] = _transposed(square.reshape(-1).view("<u8")).view(np.uint8)
-    columns: np.ndarray = out.view("<u2").reshape(-1)[:e]
-    return columns
+            lines[row] |= stream[at + 1 : at + 1 + width] << np.uint64(64 - off)
+    return _transposed(lines).view("<u2")
 
 
-def _transposed(squares: np.ndarray) -> np.ndarray:
-    """Squares of eight by eight bits, rows and columns exchanged (Hacker's Delight, 7-3); writes into its argument."""
-    swap, low = np.empty((2, len(squares)), np.uint64)
-    for moves, places in _SWAPS:
-        # x ^= t ^ t << n  with  t = (x ^ x >> n) & m  exchanges the bits of m with those n places above them
-        np.right_shift(squares, np.uint64(places), out=swap)
-        np.bitwise_xor(swap, squares, out=swap)
-        np.bitwise_and(swap, np.uint64(moves), out=swap)
-        np.left_shift(swap, np.uint64(places), out=low)
-        np.bitwise_xor(swap, low, out=swap)
-        np.bitwise_xor(squares, swap, out=squares)
-    return squares
+def _transposed(lines: np.ndarray) -> np.ndarray:
+    """Squares of 16 by 16 bits, sixteen lines below one another, rows and columns exchanged; writes into its argument.
+
+    Hacker's Delight, 7-3: squares of half the size change places, then in each of them the same, down to single bits.
+    """
+    half, width = ROWS // 2, lines.shape[1]
+    swap = np.empty((half, width), lines.dtype)
+    for places, stay in _STAY.items():
+        pairs = lines.reshape(half // places, 2, places, width)
+        low, high, moved = pairs[:, 0], pairs[:, 1], swap.reshape(half // places, places, width)
+        np.right_shift(low, np.uint64(places), out=moved)
+        np.bitwise_xor(moved, high, out=moved)
+        np.bitwise_and(moved, np.uint64(stay), out=moved)
+        np.bitwise_xor(high, moved, out=high)
+        np.left_shift(moved, np.uint64(places), out=moved)
+        np.bitwise_xor(low, moved, out=low)
+    return lines
 
 
 def _table(values: np.ndarray) -> np.ndarray:

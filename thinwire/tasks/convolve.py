@@ -15,7 +15,7 @@ a copy; group norms are done by `normalise` where that has kernels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from thinwire.core.gpu import has_triton
 from thinwire.tasks import normalise
+from thinwire.tasks.columns import Pair, patches
 
-Pair: TypeAlias = tuple[int, int]
 Products = Literal["im2col", "fused"]
 
 _SPLIT = 1 << 10  # rows of patches in one piece of a kernel's gradient: long sums are cut so that they run side by side
@@ -138,12 +138,9 @@ def _pair(value: Any) -> Pair:
 def _forward(x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
     c, n = x.shape[:2]
     kh, kw = kernel.shape[-2:]
-    x = x.permute(0, 1, 3, 4, 2)  # channels last: the patches then consist of long runs
-    if any(padding):
-        x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    patches = x.unfold(2, kh, stride[0]).unfold(3, kw, stride[1]).permute(0, 1, 2, 3, 5, 6, 4)
-    oh, ow = patches.shape[2:4]
-    columns = patches.reshape(c, n * oh * ow, -1)
+    view = patches(x, (kh, kw), stride, padding)
+    oh, ow = view.shape[2:4]
+    columns = view.reshape(c, n * oh * ow, -1)
     out = torch.bmm(columns, _flat(kernel).mT)
     return out.view(c, n, oh, ow, -1).permute(0, 1, 4, 2, 3), columns
 

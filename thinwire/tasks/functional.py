@@ -72,7 +72,7 @@ class Functional:
         for name, parameter in mine.named_parameters():
             if not parameter.is_floating_point():
                 raise ConfigError(f"parameter {name!r} is of type {parameter.dtype}; only real numbers can be trained")
-        return cls(mine, criterion)
+        return cls(mine.train(), criterion)
 
     def weights(self) -> Tree:
         """The trainable weights, in order of registration."""
@@ -106,7 +106,8 @@ class Functional:
         self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:
         """Mean training loss over the examples that the mask counts, and the next buffers."""
-        self.module.train()
+        if not self.module.training:  # it has no other users, so its parts are as it is
+            self.module.train()
         buffers = tmap(torch.clone, buffers)
         with self._arithmetic(targets.device):
             outputs = self.outputs(weights, buffers, inputs)
