@@ -3,6 +3,7 @@
     python benchmarks/kernels.py --device cuda --json kernels.json
     python benchmarks/kernels.py --device cuda --tune          # other blocks than those that are chosen
     python benchmarks/kernels.py --device cpu                  # MAPA with signs that are looked up, on a CPU
+    python benchmarks/kernels.py --table kernels.json          # write what --json left into docs/benchmarks.md
 
 Convolutions of a cohort, each client with weights of its own (32 pictures each): microseconds of the fused kernels, of
 im2col and of grouped cuDNN, each replayed from a CUDA graph, so that launches do not count. `off` is the largest
@@ -28,6 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_part
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.spaces import generated
@@ -391,6 +395,28 @@ def tune(until: float) -> None:
     kernels.product_block, kernels.gradient_block = product, gradient
 
 
+def page(files: list[Path]) -> str:
+    """MAPA's products, as tables: on a GPU for every block that was tried, on a CPU in seconds."""
+    text = []
+    for found in (json.loads(file.read_text()) for file in files):
+        if "machine" in found:
+            took = found["mapa"]
+            text += ["", f"{found['machine']}, torch {found['torch']}, signs: expand {took['expand']:.2f} s, project"]
+            text[-1] += f" {took['project']:.2f} s, together {took['expand'] + took['project']:.2f} s."
+            continue
+        text += ["", f"{found['device']}, torch {found['torch']}:", ""]
+        text += [
+            "| entries | vectors | block | expand, G entries/s | project | MB beyond the vectors | same bits twice |"
+        ]
+        text.append("|" + "---|" * 7)
+        for row in found["mapa"]:
+            block = " x ".join(map(str, row["block"]))
+            speeds = [f"{row['expand']:,.0f}", f"{row['project']:,.0f}", f"{row['MB']:.0f}"]
+            cells = [row["entries"], str(row["vectors"]), block, *speeds, "yes" if row["same bits"] else "**no**"]
+            text.append("| " + " | ".join(cells) + " |")
+    return "\n".join(text)
+
+
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -398,7 +424,13 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--seconds", type=float, default=60.0, help="nothing new is begun after so many")
     parser.add_argument("--only", choices=("convolutions", "mapa"))
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="measure nothing; write a part of a page")
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
+    if options.table:
+        command = "python benchmarks/kernels.py --json kernels.json, then --table kernels.json"
+        write_part(options.docs / "benchmarks.md", "kernels", page(options.table), command)
+        return
     if torch.device(options.device).type == "cpu":
         found = {"machine": platform.machine(), "torch": torch.__version__, "mapa": looked_up()}
         if options.json:

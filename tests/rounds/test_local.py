@@ -11,7 +11,7 @@ from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, repeat, stack, unstack
 from thinwire.optim import SGD, Scaffold
 from thinwire.rounds import Local, Method
-from thinwire.rounds.local import local_train
+from thinwire.rounds.local import Lesson, local_train
 from thinwire.rounds.protocol import agree
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Arrays
@@ -43,7 +43,7 @@ def train(method: Method, task: Task, how: str, local: Local = LOCAL, clients=EV
     start = repeat(public.coords, len(work))
     memory = method.correction.init_client(public.coords)
     mine = stack([{n: b + 0.01 * (i + 1) for n, b in memory.items()} for i in range(len(work))]) if memory else {}
-    return local_train(method, model, public, contract.frame(0, "cpu"), start, mine, work, how)
+    return local_train(Lesson(method, model, public, contract.frame(0, "cpu"), start, mine, work), how)
 
 
 def assert_close(a: Tree, b: Tree, tolerance: float = 1e-5):
@@ -156,7 +156,7 @@ def test_dropout_is_the_same_every_time_and_different_for_each_client(how):
     runs = []
     for seed in (0, 1):  # whatever the state of torch's generator
         torch.manual_seed(seed)
-        runs.append(local_train(Method(), model, public, {}, start, {}, work, how))
+        runs.append(local_train(Lesson(Method(), model, public, {}, start, {}, work), how))
     for name in start:
         assert torch.equal(runs[0].coords[name], runs[1].coords[name])
     assert not torch.equal(runs[0].coords["0.weight"][0], runs[0].coords["0.weight"][1])

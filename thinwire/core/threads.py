@@ -18,7 +18,7 @@ import torch
 A = TypeVar("A")
 B = TypeVar("B")
 LEAST = 1 << 20  # bytes of one item: below, Python's own share of the work is the larger, and threads wait for its lock
-MOST = 8  # threads; more stand in each other's way
+MOST = 16  # threads; more stand in each other's way
 
 
 def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:

@@ -20,8 +20,7 @@ import torch
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.optim.rates import Constant
-from thinwire.rounds.local import Learner, Trained, Unsuited, Workload, make_step, no_chance, together, where
-from thinwire.rounds.method import Method
+from thinwire.rounds.local import Lesson, Trained, Unsuited, make_step, no_chance, together, where
 from thinwire.rounds.state import Public
 
 KEPT = 8  # recordings for so many different shapes of a chunk; the one that was not used for longest makes room
@@ -34,46 +33,30 @@ class Recorder:
     def __init__(self) -> None:
         self._kept: dict[tuple, _Recording] = {}
 
-    def train(
-        self,
-        method: Method,
-        learner: Learner,
-        public: Public,
-        frame: Tree,
-        start: Tree,
-        mine: Tree,
-        work: Workload,
-        opt: Tree | None = None,
-        only: Tree | None = None,
-    ) -> Trained:
+    def train(self, lesson: Lesson) -> Trained:
         """As `local_train`, by replaying."""
+        work = lesson.work
         clients, _, width = work.index.shape
         # all else that a step depends on follows from the method and the model, or is copied
-        key = (id(method), id(learner), work.gather, clients, width, tuple(mine), tuple(only or ()))
+        key = (
+            *(id(lesson.method), id(lesson.learner), work.gather, clients, width),
+            *(tuple(lesson.mine), tuple(lesson.only)),
+        )
         recording = self._kept.pop(key, None)
         if recording is None:
             while len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
-            recording = _Recording(method, learner, public, frame, start, mine, work, only or {})
+            recording = _Recording(lesson)
         self._kept[key] = recording
-        return recording.train(public, frame, start, mine, work, opt, only or {})
+        return recording.train(lesson)
 
 
 class _Recording:
     """The places that a step reads and writes, and its recordings."""
 
-    def __init__(
-        self,
-        method: Method,
-        learner: Learner,
-        public: Public,
-        frame: Tree,
-        start: Tree,
-        mine: Tree,
-        work: Workload,
-        only: Tree,
-    ) -> None:
-        self.method, self.learner, self.gather = method, learner, work.gather  # held, so that their ids stay theirs
+    def __init__(self, lesson: Lesson) -> None:
+        method, public, frame, start, work = lesson.method, lesson.public, lesson.frame, lesson.start, lesson.work
+        self.method, self.learner, self.gather = method, lesson.learner, work.gather  # held, so that ids stay theirs
         self.device = device = work.index.device
         clients, _, width = work.index.shape
         if any(block.device != device for tree in (frame, public.base) for block in tree.values()):
@@ -82,11 +65,11 @@ class _Recording:
         if changing and method.penalty.active:
             raise Unsuited(f"{method.penalty!r} depends on a step size that changes from round to round")
         self.base, self.frame, self.shared, self.only = (
-            _places(tree) for tree in (public.base, frame, public.shared, only)
+            _places(tree) for tree in (public.base, frame, public.shared, lesson.only)
         )
         self.first_opt = repeat(method.client_opt.init(unstack(start, 0)), clients)
         self.coords, self.start, self.mine, self.opt, self.buffers = (
-            _places(tree) for tree in (start, start, mine, self.first_opt, repeat(public.buffers, clients))
+            _places(tree) for tree in (start, start, lesson.mine, self.first_opt, repeat(public.buffers, clients))
         )
         self.batch = torch.zeros((clients, width + 1), dtype=torch.int64, device=device)
         self.batch[:, -1] = width  # the last column says how many of the others count
@@ -96,25 +79,27 @@ class _Recording:
         # what a rate does to a step is multiplied onto it, since a number of the program cannot change in a recording
         self.factor = torch.ones((), device=device) if changing else None
         steady = replace(method, rate=Constant())
-        self.step = together(make_step(steady, learner, known, self.frame, private, self.factor, self.only))
+        self.step = together(make_step(steady, self.learner, known, self.frame, private, self.factor, self.only))
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.replay: dict[bool, Callable[[], None]] = {}
         self.loaded: dict[str, Tree] = {}
 
-    def train(
-        self, public: Public, frame: Tree, start: Tree, mine: Tree, work: Workload, opt: Tree | None, only: Tree
-    ) -> Trained:
+    def train(self, lesson: Lesson) -> Trained:
         """All steps of a workload."""
+        public, start, work = lesson.public, lesson.start, lesson.work
         clients, steps, width = work.index.shape
         masked: list[bool] = np.any(work.rows < width, axis=0).tolist()
         for kind in sorted(set(masked)):  # before anything is loaded: recording moves what lies in the places
             if kind not in self.replay:
                 self.replay[kind] = self._record(kind)
         self._load_once("base", self.base, public.base)
-        self._load_once("frame", self.frame, frame)
+        self._load_once("frame", self.frame, lesson.frame)
         _copy(
             (self.shared, self.only, self.coords, self.start, self.mine, self.opt, self.buffers),
-            (public.shared, only, start, start, mine, opt or self.first_opt, repeat(public.buffers, clients)),
+            (
+                *(public.shared, lesson.only, start, start, lesson.mine, lesson.opt or self.first_opt),
+                repeat(public.buffers, clients),
+            ),
         )
         if self.factor is not None:
             self.factor.fill_(self.method.rate.factor(public.version))

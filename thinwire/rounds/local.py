@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -94,19 +94,9 @@ class Trained(NamedTuple):
     opt: Tree  # the optimisers after the last step
 
 
-def local_train(
-    method: Method,
-    learner: Learner,
-    public: Public,
-    frame: Tree,
-    start: Tree,
-    mine: Tree,
-    work: Workload,
-    how: Literal["vmap", "loop"],
-    opt: Tree | None = None,
-    only: Tree | None = None,
-) -> Trained:
-    """Train some clients from `start`.
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """All that the training of some clients in a round depends on.
 
     Args:
         method: the space, the optimiser and the correction to use.
@@ -116,43 +106,51 @@ def local_train(
         start: stacked coordinates to start from.
         mine: stacked memory of the correction.
         work: which examples in which order.
-        how: all clients in one program, or one after another.
         opt: stacked states of the optimisers to go on with; fresh ones if not given.
         only: by block, which numbers may move; a block that is not in it moves everywhere.
     """
-    step, opt = prepare(method, learner, public, frame, start, work, opt, only, alone=how == "loop")
+
+    method: Method
+    learner: Learner
+    public: Public
+    frame: Tree
+    start: Tree
+    mine: Tree
+    work: Workload
+    opt: Tree | None = None
+    only: Tree = field(default_factory=dict)
+
+    def step(self, *, alone: bool = False) -> Step:
+        """One step of one client."""
+        private = self.method.schedule.never(Spec.of(self.public.coords))
+        return make_step(self.method, self.learner, self.public, self.frame, private, only=self.only, alone=alone)
+
+    def first_opt(self) -> Tree:
+        """The stacked optimisers that training begins with."""
+        if self.opt is not None:
+            return self.opt
+        fresh = self.method.client_opt_at(self.public.version).init(unstack(self.start, 0))
+        return repeat(fresh, len(self.work))
+
+
+def local_train(lesson: Lesson, how: Literal["vmap", "loop"]) -> Trained:
+    """Train some clients, all in one program or one after another."""
+    work, buffers = lesson.work, lesson.public.buffers
+    step, opt = lesson.step(alone=how == "loop"), lesson.first_opt()
     if how == "vmap":
         with chance(work):
-            return _train(together(step), start, opt, repeat(public.buffers, len(work)), mine, work)
+            return _train(together(step), lesson.start, opt, repeat(buffers, len(work)), lesson.mine, work)
     runs = []
     for i in range(len(work)):
         with chance(work.client(i)):
-            runs.append(train_one(step, start, opt, public.buffers, mine, work, i))
+            runs.append(train_one(lesson, step, opt, i))
     return gathered(runs)
 
 
-def prepare(
-    method: Method,
-    learner: Learner,
-    public: Public,
-    frame: Tree,
-    start: Tree,
-    work: Workload,
-    opt: Tree | None,
-    only: Tree | None = None,
-    alone: bool = False,
-) -> tuple[Step, Tree]:
-    """The step of one client, and the stacked optimisers that training begins with."""
-    private = method.schedule.never(Spec.of(public.coords))
-    step = make_step(method, learner, public, frame, private, only=only, alone=alone)
-    if opt is None:
-        opt = repeat(method.client_opt_at(public.version).init(unstack(start, 0)), len(work))
-    return step, opt
-
-
-def train_one(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: Workload, i: int) -> Trained:
-    """Train client i of a workload alone; all trees but the buffers are stacked."""
-    return _train(_alone(step), unstack(start, i), unstack(opt, i), buffers, unstack(mine, i), work.client(i))
+def train_one(lesson: Lesson, step: Step, opt: Tree, i: int) -> Trained:
+    """Train client i alone."""
+    start, opt, mine = (unstack(tree, i) for tree in (lesson.start, opt, lesson.mine))
+    return _train(_alone(step), start, opt, lesson.public.buffers, mine, lesson.work.client(i))
 
 
 def gathered(runs: Sequence[Trained]) -> Trained:

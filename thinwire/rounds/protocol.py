@@ -61,7 +61,7 @@ from thinwire.rounds.lanes import (
     unpack_up,
 )
 from thinwire.rounds.ledger import Ledger
-from thinwire.rounds.local import Learner, Vectorise, Workload, local_train
+from thinwire.rounds.local import Learner, Lesson, Vectorise, Workload, local_train
 from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
@@ -281,13 +281,13 @@ def cohort_round(
     mine = to_device(stack([state.correction for state in states]), device)
     kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
     mask = contract.trained(public)
-    only = to_device(mask, device)
+    lesson = Lesson(method, learner, public, frame, start, mine, work, kept, to_device(mask, device))
     if how == "graph":
-        trained = (recorder or Recorder()).train(method, learner, public, frame, start, mine, work, kept, only)
+        trained = (recorder or Recorder()).train(lesson)
     elif how == "threads":
-        trained = (crew or Crew()).train(method, learner, public, frame, start, mine, work, kept, only)
+        trained = (crew or Crew()).train(lesson)
     else:
-        trained = local_train(method, learner, public, frame, start, mine, work, how, kept, only)
+        trained = local_train(lesson, how)
     goes_on = not method.schedule.resamples(public.version + 1)
     delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
     spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)

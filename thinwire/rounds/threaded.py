@@ -10,15 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
 from queue import SimpleQueue
 
 import torch
 
 from thinwire.core import threads
-from thinwire.core.tree import Tree
-from thinwire.rounds.local import Learner, Trained, Workload, gathered, no_chance, prepare, train_one
-from thinwire.rounds.method import Method
-from thinwire.rounds.state import Public
+from thinwire.rounds.local import Learner, Lesson, Trained, gathered, no_chance, train_one
 
 
 class Crew:
@@ -32,33 +30,21 @@ class Crew:
         self._pool: ThreadPoolExecutor | None = None
         self._copied: tuple[Learner, SimpleQueue[Learner]] | None = None
 
-    def train(
-        self,
-        method: Method,
-        learner: Learner,
-        public: Public,
-        frame: Tree,
-        start: Tree,
-        mine: Tree,
-        work: Workload,
-        opt: Tree | None = None,
-        only: Tree | None = None,
-    ) -> Trained:
+    def train(self, lesson: Lesson) -> Trained:
         """As `local_train`, several clients at a time. Raises Unsuited for a model that draws random numbers."""
-        idle = self._copies(learner)
+        idle, clients = self._copies(lesson.learner), len(lesson.work)
 
         def one(i: int) -> Trained:
             model = idle.get()
             try:
-                step, first = prepare(method, model, public, frame, start, work, opt, only, alone=True)
-                return train_one(step, start, first, public.buffers, mine, work, i)
+                return train_one(lesson, replace(lesson, learner=model).step(alone=True), lesson.first_opt(), i)
             finally:
                 idle.put(model)
 
-        with no_chance(work.index.device):  # the generator is one for all threads
+        with no_chance(lesson.work.index.device):  # the generator is one for all threads
             if self.workers == 1:
-                return gathered([one(i) for i in range(len(work))])
-            return gathered(self._all(one, len(work)))
+                return gathered([one(i) for i in range(clients)])
+            return gathered(self._all(one, clients))
 
     def _all(self, one: Callable[[int], Trained], clients: int) -> list[Trained]:
         """The results of all clients in their order, whoever is done first."""

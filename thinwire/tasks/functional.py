@@ -131,7 +131,7 @@ class Functional:
 
     @torch.no_grad()
     def evaluate(
-        self, weights: Tree, buffers: Tree, examples: Examples, which: np.ndarray | None = None, batch: int = 1000
+        self, weights: Tree, buffers: Tree, examples: Examples, which: np.ndarray | None = None, batch: int = 0
     ) -> tuple[float, float | None]:
         """Mean loss and share of right answers; no share where targets are not class numbers.
 
@@ -140,7 +140,7 @@ class Functional:
             buffers: the buffers.
             examples: the examples, on the weights' device.
             which: the numbers of those to take; all by default.
-            batch: how many at a time.
+            batch: how many at a time; 0 for 1,000, or more small ones on a GPU.
         """
         numbers = torch.arange(len(examples)) if which is None else torch.from_numpy(which)
         device = next(iter(weights.values())).device
@@ -148,7 +148,7 @@ class Functional:
         loss = torch.zeros((), dtype=torch.float64, device=device)
         right: list[Tensor] = []
         answers = 0
-        for index in torch.split(numbers.to(device), batch):
+        for index in torch.split(numbers.to(device), batch or _at_a_time(examples, device)):
             inputs, targets = examples.gather(index)
             outputs = self.outputs(weights, dict(buffers), inputs)
             loss += self.criterion(outputs, targets).mean().double() * len(index)
@@ -157,3 +157,13 @@ class Functional:
                 answers += targets.numel()
         accuracy = float(torch.stack(right).sum()) / answers if answers else None
         return float(loss) / len(numbers), accuracy
+
+
+def _at_a_time(examples: Examples, device: torch.device) -> int:
+    """How many examples are tested at once: small pictures leave a GPU idle while the host asks for the next."""
+    if device.type == "cpu":
+        return 1000
+    inputs, _ = examples.gather(torch.zeros(1, dtype=torch.int64, device=device))
+    if isinstance(inputs, dict) or not inputs.is_floating_point():
+        return 1000
+    return max(1000, min(10_000, (1 << 23) // inputs.numel()))
