@@ -104,8 +104,6 @@ def flatten(tree: Tree) -> Tensor:
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
     """Cut a vector into blocks of the shapes of `like`; a leading client axis of the vector is kept."""
-    if vector.dim() == 1:
-        return cut(vector, list(like), list(like.values()))
     out: Tree = {}
     position = 0
     for name, block in like.items():
@@ -137,7 +135,7 @@ class Cut(dict[str, Tensor]):
 
 
 def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> Cut:
-    """Cut a vector into blocks of these shapes (views), all in one call: models have hundreds of blocks."""
+    """Cut a vector into blocks of these shapes (views), in one call: models have hundreds of blocks. Not under vmap."""
     return Cut(vector, zip(names, _unflatten_dense_tensors(vector, like), strict=True))  # type: ignore[no-untyped-call]
 
 
@@ -162,7 +160,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         return {}
     if len(names) > 1 and all(isinstance(tree, Cut) and list(tree) == names for tree in trees):
         mean = weighted_mean([{"": tree.vector} for tree in trees if isinstance(tree, Cut)], weights)[""]
-        return unflatten(mean, trees[0])
+        return cut(mean, names, list(trees[0].values()))
     shares = [weight / total for weight in weights]
     acc = list(torch._foreach_mul([trees[0][name] for name in names], shares[0]))
     for tree, share in zip(trees[1:], shares[1:], strict=True):
