@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.gpu import has_triton
+from thinwire.tasks.leading import lead
 
 
 def suits(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -27,11 +28,6 @@ def _kernels() -> Any:
     from thinwire.tasks import norm_kernels
 
     return norm_kernels
-
-
-def _lead(value: Tensor, dim: int | None, clients: int) -> Tensor:
-    """With the client axis first; repeated where there is none."""
-    return value.expand(clients, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -57,7 +53,7 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple:
         c = info.batch_size
-        x, weight, bias = _lead(x, in_dims[0], c), _lead(weight, in_dims[2], c), _lead(bias, in_dims[3], c)
+        x, weight, bias = lead(x, in_dims[0], c), lead(weight, in_dims[2], c), lead(bias, in_dims[3], c)
         return _kernels().forward(x, groups, weight, bias, eps), (0, 0, 0)
 
 
@@ -79,5 +75,5 @@ class _Gradients(torch.autograd.Function):
     ) -> tuple:
         c = info.batch_size
         blocks = zip((grad, x, weight, means, scales), (*in_dims[:2], *in_dims[3:]), strict=True)
-        grad, x, weight, means, scales = (_lead(block, dim, c) for block, dim in blocks)
+        grad, x, weight, means, scales = (lead(block, dim, c) for block, dim in blocks)
         return _kernels().gradients(grad, x, groups, weight, means, scales), (0, 0, 0)
