@@ -30,7 +30,7 @@ from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
 from thinwire.rounds.batches import Batches, Local, plan_batches
-from thinwire.rounds.down import Opening, receive, size
+from thinwire.rounds.down import Opening, length, receive
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
 from thinwire.rounds.local import Unsuited, Vectorise, Workload
@@ -287,7 +287,7 @@ class Simulation:
                 state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
-            bytes_down, bytes_catchup = opening.split([size(pieces) for pieces in down.result().values()])
+            bytes_down, bytes_catchup = opening.split([length(pieces) for pieces in down.result().values()])
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
             server = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:

@@ -76,7 +76,7 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int = E
     return b"".join(Opening(contract, server).state(message.version, client))
 
 
-def size(pieces: wire.Pieces) -> int:
+def length(pieces: wire.Pieces) -> int:
     """How long a message in pieces is."""
     return sum(map(len, pieces))
 
@@ -107,7 +107,7 @@ class Opening:
         total = sum(sizes)
         if self.contract.method.link == "snapshot":
             return total, 0
-        ordinary = size(self.shortest(max(0, self.server.public.version - 1)))
+        ordinary = length(self.shortest(max(0, self.server.public.version - 1)))
         down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
 
@@ -122,9 +122,9 @@ class Opening:
         steps = self.steps(version, past)
         if (
             contract.window(self.server.public.version)
-            and size(steps) > contract.weights.nbytes + contract.coords.nbytes
+            and length(steps) > contract.weights.nbytes + contract.coords.nbytes
         ):
-            return min(steps, self.state(version, client), key=size)
+            return min(steps, self.state(version, client), key=length)
         return steps  # before the first merge no state is shorter: do not build it to find out
 
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
