@@ -347,7 +347,8 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
 def _parsed(data: bytes, schema: wire.Schema) -> tuple[int, int, int, list[wire.Body]]:
     if data not in _PARSED:
         message = wire.unpack(data, schema)
-        bodies = [wire.unpack_body(body, schema) for body in message.bodies]
+        read = [wire.unpack_body(body, schema) for body in message.bodies]
+        bodies = [wire.Body(body.plan, {lane: bytes(part) for lane, part in body.lanes.items()}) for body in read]
         parts = message.kind, message.version, message.behind, bodies
         if len(_PARSED) > 400:  # the seeds, which come first, are what is worth keeping
             return parts

@@ -3,6 +3,7 @@
 import tracemalloc
 import zlib
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +19,10 @@ from thinwire.codecs.message import (
     WEIGHT,
     Body,
     Schema,
+    laid_out,
     pack,
     pack_body,
+    pack_pieces,
     unpack,
     unpack_body,
 )
@@ -261,3 +264,19 @@ def test_a_model_without_blocks_has_one_plan():
     assert unpack_body(pack_body(Body(frozenset()), empty), empty).plan is None
     with pytest.raises(WireError, match="plan of all blocks"):
         unpack_body(b"\x01\x00", empty)
+
+
+@pytest.mark.parametrize("first", [1, 5000])
+def test_a_long_message_is_laid_out_so_that_its_numbers_can_be_read_where_they_are(first):
+    payload = np.arange(10_000, dtype="<f4")
+    body = Body(None, {COORDS: payload.tobytes(), WEIGHT: b"abcd", 200: b"x" * first})
+    pieces = pack_pieces(UP, 300, [pack_body(body, SCHEMA)[:7], pack_body(body, SCHEMA)[7:]], SCHEMA)
+    assert len(pieces) < 5, "short pieces are joined"
+    made = laid_out(pieces, lambda size: np.empty(size, np.uint8))
+    assert bytes(made) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
+    parts = (b"short", memoryview(payload).cast("B"), b"end")
+    made = laid_out(parts, lambda size: np.empty(size, np.uint8))
+    assert bytes(made) == b"".join(parts)
+    assert np.frombuffer(made, np.uint8)[5:].ctypes.data % 8 == 0
+    lane = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], SCHEMA), SCHEMA).bodies[0], SCHEMA).lanes[COORDS]
+    assert isinstance(lane, memoryview), "nothing is copied to be read"

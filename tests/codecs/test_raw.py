@@ -1,5 +1,6 @@
 """Numbers as they are."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from thinwire.codecs import Peer, Raw
 from thinwire.core.rng import Key
 from thinwire.core.spec import DTYPES, Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import cut, same
 from thinwire.errors import WireError
 from thinwire.testing import check_codec
 
@@ -60,3 +61,20 @@ def test_a_wrong_number_of_bytes_is_refused(n):
 def test_a_truth_value_that_is_neither_is_refused():
     with pytest.raises(WireError, match="block 't'"):
         Raw().decode(b"\x00\x02", Spec.of({"t": torch.tensor([True, False])}), PEER)
+
+
+def test_numbers_that_lie_in_one_piece_are_neither_copied_to_be_sent_nor_to_be_read():
+    tree = cut(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
+    data, _ = Raw().encode(tree, {}, PEER)
+    assert isinstance(data, memoryview)
+    assert bytes(data) == Raw().encode(dict(tree), {}, PEER)[0]
+    room = np.empty(32, np.uint8)
+    for start, shared in ((0, True), (8, True), (3, False)):  # numbers at odd places are moved
+        room[start : start + 24] = np.frombuffer(data, np.uint8)
+        got = Raw().decode(room[start : start + 24].data, Spec.of(tree), PEER)
+        assert same(dict(got), dict(tree))
+        got["b"][1] += 1
+        assert (bytes(room[start : start + 24]) != bytes(data)) is shared
+    frozen = bytes(data)
+    Raw().decode(frozen, Spec.of(tree), PEER)["b"].add_(1)
+    assert frozen == bytes(data), "what came from elsewhere is never written to"

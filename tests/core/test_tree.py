@@ -147,3 +147,19 @@ def test_a_number_that_is_not_finite_is_found_in_a_cut_tree():
     whole[4] = 3e38
     whole[5] = 3e38
     assert all_finite(tree)  # though the sum is not
+
+
+def test_long_vectors_are_averaged_by_slices_to_the_same_bits(monkeypatch):
+    vectors = [torch.randn(1000) for _ in range(5)]
+    trees = [cut(vector, ["a", "b"], [torch.zeros(990), torch.zeros(10)]) for vector in vectors]
+    whole = weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0])
+    monkeypatch.setattr(t, "_SLICE", 64)
+    assert same(weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0]), whole)
+
+
+def test_the_grand_total_tells_whether_all_numbers_are_finite():
+    counts = {"n": torch.tensor([2, 3])}  # whole numbers always are
+    assert t.grand_total(A, counts).item() == 28.0
+    assert t.grand_total(counts).item() == 0.0
+    assert t.grand_total(A, {"x": torch.tensor([1.0, float("nan")])}).isnan()
+    assert t.grand_total(A, {"x": torch.tensor([float("inf")])}).isinf()

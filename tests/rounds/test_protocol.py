@@ -511,7 +511,7 @@ def test_answers_that_do_not_fit_are_refused(opened, change, error, says):
 def test_numbers_that_are_not_finite_are_refused(opened, lane, value):
     federation, plan, data = opened
     payload = lanes_of(federation, data)[0].lanes[getattr(wire, lane)]
-    bad = forged(federation, data, **{lane: payload[:-4] + number(value)})
+    bad = forged(federation, data, **{lane: bytes(payload[:-4]) + number(value)})
     with pytest.raises(WireError, match="client 0 sent a number that is not finite"):
         close_round(federation.contract, federation.server, plan, {0: bad}, 6)
 
@@ -651,7 +651,7 @@ def test_clients_refuse_what_leads_to_numbers_that_are_not_finite(value):
         held = held._replace(coords={name: block + 3e38 for name, block in held.coords.items()})
     data = open_round(contract, federation.server, {1: 0})[1]
     payload = lanes_of(federation, data)[0].lanes[wire.COORDS]
-    bad = forged(federation, data, kind=wire.STEPS, COORDS=payload[:-4] + number(value))
+    bad = forged(federation, data, kind=wire.STEPS, COORDS=bytes(payload[:-4]) + number(value))
     with pytest.raises(WireError, match="version 1 that are not finite"):
         receive(contract, held, bad)
 

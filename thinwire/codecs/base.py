@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.codecs.bits import Bytes
 from thinwire.core.registry import register
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
@@ -51,12 +52,15 @@ class Codec(Protocol):
         """State that the sender keeps between messages (error feedback); often empty."""
         ...
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
-        """Bytes, and the sender's next state."""
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """Bytes, or a view of them if they are there already, and the sender's next state."""
         ...
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
-        """The tree, on the CPU. Anything but bytes that `encode` can make raises WireError."""
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """The tree, on the CPU. Anything but bytes that `encode` can make raises WireError.
+
+        The bytes may be a view of a message, and the tree a view of the bytes.
+        """
         ...
 
     def size(self, spec: Spec) -> int | None:
@@ -96,19 +100,21 @@ class Raw:
         """No state."""
         return {}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
-        """All blocks, joined."""
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """All blocks, joined; where they are already, as they lie."""
         if isinstance(tree, Cut):
-            return _to_bytes(tree.vector), state
-        return b"".join(_to_bytes(block) for block in tree.values()), state
+            return _as_bytes(tree.vector), state
+        return b"".join([_as_bytes(block) for block in tree.values()]), state
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """Cut the bytes at the sizes that the specification gives."""
         if len(data) != spec.nbytes:
             raise WireError(f"expected {spec.nbytes} bytes of raw numbers, got {len(data)}")
         out: Tree = {}
         position = 0
-        whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        there = np.frombuffer(data, np.uint8)
+        # bytes that nobody may write to, or that lie at odd places, cannot be numbers of torch
+        whole = torch.from_numpy(there if there.flags.writeable and not there.ctypes.data % 8 else there.copy())
         kinds = {block.dtype for block in spec}
         if (
             len(kinds) == 1 and torch.bool not in kinds and data and sys.byteorder == "little"
@@ -128,14 +134,14 @@ class Raw:
         return {block.name: block.nbytes for block in spec}
 
 
-def _to_bytes(tensor: Tensor) -> bytes:
+def _as_bytes(tensor: Tensor) -> memoryview:
     raw = tensor.detach().cpu()
     if raw.dtype is torch.bfloat16:  # numpy has no such type
         raw = raw.view(torch.int16)
-    array = raw.numpy()
+    array = np.ascontiguousarray(raw.numpy())
     if sys.byteorder == "big":  # pragma: no cover - the wire is little endian everywhere
         array = array.byteswap()
-    return array.tobytes()
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _from_bytes(raw: Tensor, block: Block) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.codecs.bits import read_varint, varint
+from thinwire.codecs.bits import Bytes, read_varint, varint
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, matches, select
 from thinwire.core.tree import Tree, restrict
@@ -81,7 +81,7 @@ class ByBlock:
             out.update({f"{i}/{name}": block for name, block in codec.init(spec.restrict(names)).items()})
         return out
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The bytes of each rule that has blocks, all but the last behind their length."""
         parts, after = [], dict(state)
         for i, codec, names in self._shares(tuple(tree)):
@@ -91,7 +91,7 @@ class ByBlock:
             parts.append(data)
         return b"".join([*(varint(len(part)) + part for part in parts[:-1]), *parts[-1:]]), after
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The blocks of all rules, in the order of the specification."""
         shares = self._shares(spec.names)
         made: Tree = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
+from thinwire.codecs.bits import Bytes
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
@@ -77,11 +78,11 @@ class Chain:
         """The state of the first codec that has one."""
         return self.codec.init(spec)
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The bytes of all."""
         return self.codec.encode(tree, state, peer)
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The tree that they say."""
         return self.codec.decode(data, spec, peer)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
+from thinwire.codecs.bits import Bytes
 from thinwire.codecs.sparse import refuse_memory
 from thinwire.codecs.vectors import common_type
 from thinwire.core.registry import register
@@ -67,14 +68,14 @@ class ErrorFeedback:
         common_type(spec)  # refuses what has no rest
         return {_REST + name: block for name, block in spec.zeros().items()}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The bytes of the inner codec, and what they do not say."""
         wanted = {name: block.detach().cpu() + state[_REST + name].cpu() for name, block in tree.items()}
         data, _ = self.inner.encode(wanted, {}, peer)
         said = self.inner.decode(data, Spec.of(wanted), peer)
         return data, {**state, **{_REST + name: wanted[name] - said[name] for name in wanted}}
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """What the inner codec says."""
         return self.inner.decode(data, spec, peer)
 

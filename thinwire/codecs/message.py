@@ -54,13 +54,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, overload
 
-from thinwire.codecs.bits import read_varint, varint
+import numpy as np
+
+from thinwire.codecs.bits import Bytes, read_varint, varint
 from thinwire.codecs.crc import joined_crc
 from thinwire.errors import WireError
 
-Pieces: TypeAlias = tuple[bytes, ...]  # of one message, in order
+Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 MAGIC = b"TW"
+_LONG = 2048  # bytes of a part of a message that is worth to be left where it is
 FORMAT = 1
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
@@ -79,7 +82,7 @@ class Body:
     """
 
     plan: frozenset[str] | None = None
-    lanes: Mapping[int, bytes] = field(default_factory=dict)
+    lanes: Mapping[int, Bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,30 +128,33 @@ def pack_body(body: Body, schema: Schema) -> bytes:
     return b"".join(body_parts(body, schema))
 
 
-def body_parts(body: Body, schema: Schema) -> list[bytes]:
+def body_parts(body: Body, schema: Schema) -> list[Bytes]:
     """A body as pieces of bytes, for whoever joins them with others: payloads may be long."""
     everything = body.plan is None or body.plan == frozenset(schema.blocks)
-    out = [b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks), varint(len(body.lanes))]
+    out: list[Bytes] = [
+        b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks),
+        varint(len(body.lanes)),
+    ]
     for lane, payload in sorted(body.lanes.items()):
         out += [bytes([lane]), varint(len(payload)), payload]
     return out
 
 
-def unpack_body(data: bytes | memoryview, schema: Schema) -> Body:
-    """A body from exactly these bytes."""
+def unpack_body(data: Bytes, schema: Schema) -> Body:
+    """A body from exactly these bytes; its lanes are views of them."""
     plan, lanes, end = _read_body(memoryview(data), 0, schema)
     if end != len(data):
         raise WireError(f"{len(data) - end} bytes follow the end of a body")
-    return Body(plan, {lane: bytes(payload) for lane, payload in lanes.items()})
+    return Body(plan, lanes)
 
 
-def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behind: int = 0) -> bytes:
+def pack(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behind: int = 0) -> bytes:
     """A whole message as bytes.
 
     >>> schema = Schema(b"12345678", ("w",))
     >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema)
-    >>> len(data), unpack_body(unpack(data, schema).bodies[0], schema).lanes
-    (21, {1: b'abcd'})
+    >>> len(data), bytes(unpack_body(unpack(data, schema).bodies[0], schema).lanes[COORDS])
+    (21, b'abcd')
     """
     return b"".join(pack_pieces(kind, version, bodies, schema, behind))
 
@@ -156,10 +162,10 @@ def pack(kind: int, version: int, bodies: Sequence[bytes], schema: Schema, behin
 def pack_pieces(
     kind: int,
     version: int,
-    bodies: Sequence[bytes],
+    bodies: Sequence[Bytes],
     schema: Schema,
     behind: int = 0,
-    crc: Callable[[bytes], int] = zlib.crc32,
+    crc: Callable[[Bytes], int] = zlib.crc32,
 ) -> Pieces:
     """A whole message as pieces of bytes that are sent one after another; long ones are shared, not copied.
 
@@ -172,11 +178,31 @@ def pack_pieces(
         crc: zlib's CRC-32 of a body; for whoever sends one body in many messages and remembers it.
     """
     head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version)
-    parts = (head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies)
+    parts = _merged((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
     return (*parts, _checksum(parts, schema, crc))
 
 
-def unpack(data: bytes, schema: Schema) -> Message:
+def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray]) -> memoryview:
+    """A long message in one piece.
+
+    Args:
+        pieces: of the message.
+        room: gives so many bytes to write it to, at an address that 8 divides.
+
+    The longest piece, which holds the numbers, is put where they can be read without another copy. numpy lets other
+    threads work while it copies; `bytes.join` does not.
+    """
+    longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
+    position = -sum(map(len, pieces[:longest])) % 8
+    message = room(position + sum(map(len, pieces)))
+    start = position
+    for piece in pieces:
+        np.copyto(message[position : position + len(piece)], np.frombuffer(piece, np.uint8))
+        position += len(piece)
+    return message[start:].data
+
+
+def unpack(data: Bytes, schema: Schema) -> Message:
     """A message from bytes that may come from anywhere."""
     if len(data) < 13:
         raise WireError(f"{len(data)} bytes are too few for a message (at least 13)")
@@ -243,10 +269,23 @@ def _read_body(
     return plan, lanes, position
 
 
-def _checksum(parts: Sequence[bytes | memoryview], schema: Schema, crc: Callable[..., int] = zlib.crc32) -> bytes:
+def _merged(parts: Sequence[Bytes]) -> list[Bytes]:
+    """The same bytes in fewer parts: short ones are joined, long ones stay as they are."""
+    out: list[Bytes] = []
+    short: list[Bytes] = []
+    for part in parts:
+        if len(part) < _LONG:
+            short.append(part)
+        else:
+            out += [b"".join(short), part] if short else [part]
+            short = []
+    return [*out, b"".join(short)] if short else out
+
+
+def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = zlib.crc32) -> bytes:
     value = zlib.crc32(schema.digest)
     for part in parts:
-        if crc is not zlib.crc32 and len(part) > 256:
+        if crc is not zlib.crc32 and len(part) >= _LONG:
             value = joined_crc(value, crc(part), len(part))
         else:
             value = zlib.crc32(part, value)

@@ -15,7 +15,7 @@ import torch
 
 from thinwire.codecs import indices, symbols
 from thinwire.codecs.base import Peer
-from thinwire.codecs.bits import read_varint, varint
+from thinwire.codecs.bits import Bytes, read_varint, varint
 from thinwire.codecs.entropy import expand, squeeze
 from thinwire.codecs.vectors import common_type, cut, join
 from thinwire.core.registry import register
@@ -86,7 +86,7 @@ class Quantise:
         common_type(spec)
         return {}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Scales, then levels."""
         vector = join(tree)
         if not len(vector):
@@ -108,7 +108,7 @@ class Quantise:
         bits = max(2, int(max(q.max(), -q.min())).bit_length() + 1)
         return scales.tobytes() + bytes([bits]) + symbols.encode(_whole(q, bits), bits), state
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The numbers of those levels, all of them finite."""
         n, dtype = spec.size, common_type(spec)
         if n == 0:
@@ -191,7 +191,7 @@ class Quantise:
         q = self._round((x - low) / (step or 1.0), key)
         return ends.tobytes() + symbols.encode(np.clip(q, 0, (1 << self.bits) - 1).astype(np.int64), self.bits)
 
-    def _decode_uniform(self, data: bytes, n: int) -> np.ndarray:
+    def _decode_uniform(self, data: Bytes, n: int) -> np.ndarray:
         if len(data) < 8:
             raise WireError(f"expected the smallest and the largest number in 8 bytes, got {len(data)}")
         ends = np.frombuffer(data[:8], "<f4")
@@ -330,7 +330,7 @@ def _by_upper_byte(high: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(at, at + len(some)), place
 
 
-def _decode_half(data: bytes, n: int, half: torch.dtype) -> np.ndarray:
+def _decode_half(data: Bytes, n: int, half: torch.dtype) -> np.ndarray:
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")

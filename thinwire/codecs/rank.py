@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
+from thinwire.codecs.bits import Bytes
 from thinwire.codecs.sparse import refuse_memory
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec, matches, select
@@ -68,12 +69,12 @@ class RankSlice:
         """No state."""
         return self.inner.init(self._cut(spec))
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The leading ranks."""
         wanted = self._cut(Spec.of(tree))
         return self.inner.encode({b.name: tree[b.name][_corner(b)] for b in wanted}, state, peer)
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The leading ranks, and zeros after them."""
         said = self.inner.decode(data, self._cut(spec), peer)
         out = spec.zeros()

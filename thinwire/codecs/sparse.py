@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.codecs import indices as _indices
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.codecs.bits import read_varint, varint
+from thinwire.codecs.bits import Bytes, read_varint, varint
 from thinwire.codecs.vectors import as_one_block, common_type, cut, join
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
@@ -72,7 +72,7 @@ class TopK:
         common_type(spec)
         return {}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Length of the positions, positions, values."""
         vector, spec = join(tree), Spec.of(tree)
         picked = []
@@ -81,7 +81,7 @@ class TopK:
         at = np.concatenate(picked) if picked else np.zeros(0, np.int64)
         return _pack(vector, at, self.inner, peer), state
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros elsewhere."""
         shares = self._shares(spec)
         k = sum(share[2] for share in shares)
@@ -138,13 +138,13 @@ class Threshold:
         common_type(spec)
         return {}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """How many, length of the positions, positions, values."""
         vector = join(tree)
         at = np.flatnonzero(((vector.abs() >= self.value) & (vector != 0)).numpy())
         return varint(len(at)) + _pack(vector, at, self.inner, peer), state
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros elsewhere."""
         k, position = read_varint(data)
         if k > spec.size:
@@ -190,12 +190,12 @@ class Masked:
         common_type(spec)
         return {}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The values."""
         values = join(tree)[torch.from_numpy(_under(Spec.of(tree), peer))]
         return self.inner.encode({"values": values}, {}, peer)[0], state
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values under the mask, zeros elsewhere."""
         at = _under(spec, peer)
         return _spread(at, self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"], spec)
@@ -250,13 +250,13 @@ class RandomK:
         common_type(spec)
         return {}
 
-    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The values."""
         vector = join(tree)
         values = vector[torch.from_numpy(self._drawn(len(vector), peer))]
         return self.inner.encode({"values": values}, {}, peer)[0], state
 
-    def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at the positions drawn, zeros elsewhere."""
         at = self._drawn(spec.size, peer)
         values = self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"]
@@ -333,7 +333,7 @@ def _pack(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
     return varint(len(where)) + where + values
 
 
-def _unpack(data: bytes, spec: Spec, k: int, inner: Codec, peer: Peer) -> tuple[np.ndarray, Tensor]:
+def _unpack(data: Bytes, spec: Spec, k: int, inner: Codec, peer: Peer) -> tuple[np.ndarray, Tensor]:
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")

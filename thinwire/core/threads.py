@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from threading import Barrier
+from threading import Barrier, local
 from typing import TypeVar
 
 import torch
@@ -19,6 +19,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 LEAST = 1 << 20  # bytes of one item: below, Python's own share of the work is the larger, and threads wait for its lock
 MOST = 16  # threads; more stand in each other's way
+_this = local()  # thread; one of the pool that waited for others of it could wait for ever
 
 
 def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
@@ -33,7 +34,7 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     [2, 4, 6]
     """
     workers = min(torch.get_num_threads(), MOST)
-    if min(workers, len(items)) <= 1 or size < LEAST:
+    if min(workers, len(items)) <= 1 or size < LEAST or getattr(_this, "works", False):
         return [fn(item) for item in items]
     return list(_pool(workers, os.getpid()).map(fn, items))
 
@@ -52,6 +53,7 @@ def start(workers: int) -> ThreadPoolExecutor:
     def one_core() -> None:
         torch.get_num_threads()  # a thread takes over the process's number when it first asks, and must not do so later
         torch.set_num_threads(1)
+        _this.works = True
         ready.wait()
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="thinwire")

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from thinwire.core.threads import each
+
 Tree: TypeAlias = dict[str, Tensor]
+_SLICE = 1 << 18  # numbers of a long vector that are averaged at a time: they fit into the cache of a core
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
@@ -162,10 +165,26 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         mean = weighted_mean([{"": tree.vector} for tree in trees if isinstance(tree, Cut)], weights)[""]
         return cut(mean, names, list(trees[0].values()))
     shares = [weight / total for weight in weights]
+    if names == [""] and trees[0][""].numel() > _SLICE and trees[0][""].device.type == "cpu":
+        return {"": _mean_by_slices([tree[""] for tree in trees], shares)}
     acc = list(torch._foreach_mul([trees[0][name] for name in names], shares[0]))
     for tree, share in zip(trees[1:], shares[1:], strict=True):
         torch._foreach_add_(acc, [tree[name] for name in names], alpha=share)
     return dict(zip(names, acc, strict=True))
+
+
+def _mean_by_slices(vectors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The same, of long vectors, some slices on each core: what is summed up stays in its cache."""
+    out = torch.empty_like(vectors[0])
+
+    def average(start: int) -> None:
+        here = slice(start, start + _SLICE)
+        torch.mul(vectors[0][here], shares[0], out=out[here])
+        for vector, share in zip(vectors[1:], shares[1:], strict=True):
+            out[here].add_(vector[here], alpha=share)
+
+    each(average, range(0, len(out), _SLICE), len(vectors) * _SLICE * out.element_size())
+    return out
 
 
 def all_finite(tree: Tree) -> bool:
@@ -179,8 +198,18 @@ def all_finite(tree: Tree) -> bool:
     if blocks[0].device.type == "cpu":
         total = sum(block.sum().item() for block in blocks)
     else:  # one answer to wait for
-        total = torch.stack([block.sum().double() for block in blocks]).sum().item()
+        total = grand_total(tree).item()
     return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
+
+
+def grand_total(*trees: Tree) -> Tensor:
+    """The sum of all numbers of some trees, where they are. It is finite only if all of them are.
+
+    >>> grand_total({"a": torch.ones(2)}, {"b": torch.ones(3)}).item()
+    5.0
+    """
+    sums = [block.sum().double() for tree in trees for block in tree.values() if block.is_floating_point()]
+    return torch.stack([one.to(sums[0].device) for one in sums]).sum() if sums else torch.zeros((), dtype=torch.float64)
 
 
 def same(a: Tree, b: Tree) -> bool:

@@ -130,6 +130,19 @@ class RunState(NamedTuple):
     onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
 
 
+class _Down(NamedTuple):
+    """What opens a round."""
+
+    messages: dict[int, Pieces]
+    ordinary: int  # bytes that they would have if nobody had missed a round
+    catchup: int  # bytes on top of that
+
+    @classmethod
+    def of(cls, opening: Opening, versions: Mapping[int, int]) -> _Down:
+        messages = opening.messages(versions)
+        return cls(messages, *opening.split([length(pieces) for pieces in messages.values()]))
+
+
 @dataclass(frozen=True)
 class LocalEngine:
     """Simulate a federation on one CPU or GPU.
@@ -279,7 +292,7 @@ class Simulation:
         plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
-        down = Later(lambda: opening.messages(versions), self.beside)
+        down = Later(lambda: _Down.of(opening, versions), self.beside)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
             state = self._settled(state, plan, cohort, known, down)
@@ -287,13 +300,13 @@ class Simulation:
                 state, replies, loss = self._train(state, plan, cohort, known, down)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
-            bytes_down, bytes_catchup = opening.split([length(pieces) for pieces in down.result().values()])
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
             server = close_round(self.contract, server, plan, up, len(job.task.clients))
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if tap:
-            show(tap, number, {i: b"".join(pieces) for i, pieces in down.result().items()}, up)
+            joined = {i: b"".join(pieces) for i, pieces in down.result().messages.items()}
+            show(tap, number, joined, {i: bytes(message) for i, message in up.items()})
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
@@ -307,8 +320,8 @@ class Simulation:
             accuracy,
             test_loss,
             sum(len(message) for message in up.values()),
-            bytes_down,
-            bytes_catchup,
+            down.result().ordinary,
+            down.result().catchup,
             len(cohort),
             time.perf_counter() - began,
             own_accuracy,
@@ -351,7 +364,7 @@ class Simulation:
         plan: Plan,
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
-        down: Later[dict[int, Pieces]],
+        down: Later[_Down],
     ) -> RunState:
         """The state with the fastest way to train, if it is still open: before the first round, on a CPU."""
         undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
@@ -420,7 +433,7 @@ class Simulation:
         plan: Plan,
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
-        down: Later[dict[int, Pieces]],
+        down: Later[_Down],
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
@@ -484,7 +497,7 @@ class Simulation:
         return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, meanwhile)
 
     def _chunks(
-        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[dict[int, Pieces]]
+        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[_Down]
     ) -> Iterator[tuple[tuple[int, ...], Public]]:
         """Cut the cohort into chunks of clients that start from the same public state.
 
@@ -499,7 +512,7 @@ class Simulation:
             seen = public
             if snapshot:
                 before = self.public._replace(version=known[ids[0]].version)
-                seen = receive(self.contract, before, b"".join(down.result()[ids[0]]), ids[0]).public
+                seen = receive(self.contract, before, b"".join(down.result().messages[ids[0]]), ids[0]).public
             size = self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
@@ -534,7 +547,7 @@ class Simulation:
                 index[i] += len(self.train) * forms.reshape(index[i].shape)
         return batches
 
-    def _look_ahead(self, number: int, down: Later[dict[int, Pieces]]) -> None:
+    def _look_ahead(self, number: int, down: Later[_Down]) -> None:
         """What can be done while the device is busy: this round's messages, the batches of the next, by its number.
 
         The latter in vain where the next round keeps its clients.

@@ -115,7 +115,8 @@ class Worker:
         """Train a chunk."""
         here = self.simulation
         with here._kernels(onednn):
-            return here.train_chunk(number, how, plan, cohort, _on(seen, here.device), chunk, states)
+            reply = here.train_chunk(number, how, plan, cohort, _on(seen, here.device), chunk, states)
+        return reply._replace(messages=list(map(bytes, reply.messages)))  # a view does not travel
 
 
 def _on(public: Public, device: torch.device | str) -> Public:

@@ -62,7 +62,7 @@ def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version
     return total.astype("<u4").tobytes()
 
 
-def reveal(messages: Iterable[bytes], count: int) -> np.ndarray:
+def reveal(messages: Iterable[bytes | memoryview], count: int) -> np.ndarray:
     """The weighted mean of what all clients of a cohort hid, as float64; one message less and nothing is revealed."""
     total, said = np.zeros(count + _EXTRA, np.uint32), 0
     for data in messages:

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
+from thinwire.codecs.bits import Bytes
 from thinwire.core.tree import all_finite, bring, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.rounds.advance import advance, moved
@@ -86,9 +87,9 @@ class Opening:
 
     def __init__(self, contract: Contract, server: ServerState) -> None:
         self.contract, self.server = contract.at(server.public.version), server
-        self._snapshots: dict[int, bytes] = {}  # by tier
+        self._snapshots: dict[int, Bytes] = {}  # by tier
         self._stretches: dict[frozenset[str], bytes] = {}  # by the blocks in them
-        self._crcs: dict[int, tuple[bytes, int]] = {}  # by the id of a body, which is held so that the id stays its own
+        self._crcs: dict[int, tuple[Bytes, int]] = {}  # by the id of a body, which is held so that the id stays its own
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
         """One message to each client, in pieces; see `open_round`."""
@@ -154,7 +155,7 @@ class Opening:
         stretch = self._stretches[touched]
         return (stretch,) if entries is None or len(stretch) < sum(map(len, entries)) else entries
 
-    def _crc(self, body: bytes) -> int:
+    def _crc(self, body: Bytes) -> int:
         """The CRC-32 of a body; many clients are sent the same."""
         if id(body) not in self._crcs:
             self._crcs[id(body)] = (body, zlib.crc32(body))
@@ -167,12 +168,12 @@ class Opening:
         return Public(public.version, *bring(public[1:], "cpu"))
 
     @cached_property
-    def _whole(self) -> dict[int, bytes]:
+    def _whole(self) -> dict[int, Bytes]:
         contract, public = self.contract, self.public
         base = {wire.BASE: raw(public.base)} if contract.window(public.version) else {}
         return {wire.COORDS: raw(restrict(public.coords, contract.sendable.names)), **base}
 
-    def _snapshot(self, client: int) -> bytes:
+    def _snapshot(self, client: int) -> Bytes:
         contract, public = self.contract, self.public
         tier = contract.tier(client)
         if tier not in self._snapshots:
@@ -183,13 +184,13 @@ class Opening:
         return self._snapshots[tier]
 
     @cached_property
-    def _news(self) -> dict[int, bytes]:
+    def _news(self) -> dict[int, Bytes]:
         public = self.public
         lanes = {wire.SHARED: public.shared, wire.BUFFERS: public.buffers}
         return {lane: raw(tree) for lane, tree in lanes.items() if tree}
 
     @cached_property
-    def _guard(self) -> dict[int, bytes]:
+    def _guard(self) -> dict[int, Bytes]:
         contract = self.contract
         return {wire.GUARD: pack_guard(contract, self.server.public)} if _guarded(contract) else {}
 

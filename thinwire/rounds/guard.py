@@ -25,6 +25,7 @@ import math
 
 import torch
 
+from thinwire.codecs.bits import Bytes
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
@@ -37,13 +38,13 @@ _NUMBER = Spec.of({"guard": torch.zeros(())})
 _WIDE = 4096
 
 
-def pack_guard(contract: Contract, public: Public) -> bytes:
+def pack_guard(contract: Contract, public: Public) -> Bytes:
     """What a message down says of the state that it leads to."""
     value, _ = project(_replayed(contract, public), contract.key.fold("guard", public.version))
     return raw({"guard": torch.tensor(value)})
 
 
-def check_guard(contract: Contract, public: Public, data: bytes) -> None:
+def check_guard(contract: Contract, public: Public, data: Bytes) -> None:
     """Raise Drifted if the state that a client arrived at is not the one that the message speaks of."""
     theirs = float(unraw(data, _NUMBER)["guard"])
     mine, length = project(_replayed(contract, public), contract.key.fold("guard", public.version))

@@ -15,6 +15,7 @@ import torch
 
 from thinwire.codecs import message as wire
 from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.codecs.bits import Bytes
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, bring, restrict, to_device
@@ -51,7 +52,7 @@ class Said(NamedTuple):
     noted: Tree
 
 
-def answer(contract: Contract, plan: Plan, version: int, client: int, data: bytes) -> wire.Body:
+def answer(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> wire.Body:
     """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
     message = wire.unpack(data, contract.schema)
     if message.kind != wire.UP:
@@ -64,7 +65,7 @@ def answer(contract: Contract, plan: Plan, version: int, client: int, data: byte
     return body
 
 
-def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: bytes, mask: Tree | None = None) -> Said:
+def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: Bytes, mask: Tree | None = None) -> Said:
     """What a client said, from bytes that may come from anywhere, if it trained the numbers under this mask."""
     method = contract.method
     body = answer(contract, plan, version, client, data)
@@ -110,7 +111,7 @@ def pack_weight(weight: float) -> bytes:
     return struct.pack("<f", weight)
 
 
-def _unpack_weight(data: bytes) -> float:
+def _unpack_weight(data: Bytes) -> float:
     if len(data) != 4:
         raise WireError(f"expected 4 bytes of raw numbers for a weight, got {len(data)}")
     weight: float = struct.unpack("<f", data)[0]
@@ -186,11 +187,11 @@ def expect_lanes(body: wire.Body, expected: Set[int]) -> None:
         raise WireError(f"the message has lanes {sorted(body.lanes)}, expected {sorted(expected)}")
 
 
-def raw(tree: Tree) -> bytes:
+def raw(tree: Tree) -> Bytes:
     """A lane of numbers as they are."""
     return _RAW.encode(tree, {}, _NOBODY)[0]
 
 
-def unraw(data: bytes, spec: Spec) -> Tree:
+def unraw(data: Bytes, spec: Spec) -> Tree:
     """The numbers of such a lane."""
     return _RAW.decode(data, spec, _NOBODY)

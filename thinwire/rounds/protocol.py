@@ -13,8 +13,10 @@ functions are pure: states go in and come out.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,9 +24,11 @@ from torch import Tensor
 
 from thinwire.codecs import message as wire
 from thinwire.codecs.base import check_fits
+from thinwire.codecs.bits import Bytes
 from thinwire.core.rng import Key
+from thinwire.core.room import room
 from thinwire.core.spec import Spec
-from thinwire.core.threads import each
+from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
     Tree,
     add,
@@ -32,6 +36,7 @@ from thinwire.core.tree import (
     as_matrix,
     bring,
     cut,
+    grand_total,
     repeat,
     restrict,
     scale,
@@ -74,7 +79,7 @@ from thinwire.sketches.base import Identity
 class Reply(NamedTuple):
     """What a chunk of clients gives back."""
 
-    messages: list[bytes]
+    messages: list[Bytes]
     states: list[ClientState]
     loss: Tensor  # (clients,)
 
@@ -301,18 +306,19 @@ def cohort_round(
     moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
     if meanwhile is not None:
         meanwhile()
-    loss = {"loss": trained.loss}
     opts = trained.opt if goes_on else {}
     names, like = list(all_codes), [block[0] for block in all_codes.values()]
     if (matrix := as_matrix(all_codes)) is not None:  # the codec finds each client's numbers in one piece
         all_codes = {"": matrix}
-    all_codes, all_noted, silent, moved, buffers, shared, loss, opts = bring(
-        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, loss, opts], "cpu"
+    sums = {"loss": trained.loss, "all": grand_total(all_codes, all_noted, trained.buffers)}
+    all_codes, all_noted, silent, moved, buffers, shared, sums, opts = bring(
+        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, sums, opts], "cpu"
     )
-    finite = all(all_finite(tree) for tree in (all_codes, all_noted, buffers) if tree)
+    finite = math.isfinite(sums["all"].item())
+    where = partial(room, pinned=device.type == "cuda")
     blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
 
-    def speak(i: int) -> tuple[bytes, ClientState]:
+    def speak(i: int) -> tuple[Bytes, ClientState]:
         client, state = clients[i], states[i]
         code = unstack(all_codes, i) if matrix is None else cut(all_codes[""][i], names, like)
         memory = state.correction
@@ -337,14 +343,15 @@ def cohort_round(
         if all_noted:
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
-        message = wire.pack(wire.UP, public.version, body, contract.schema)
+        pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema)
+        message = wire.laid_out(pieces, where) if contract.code.nbytes >= LEAST else b"".join(pieces)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)
         return message, blank if mine_after.blank else mine_after
 
     messages, after = zip(*each(speak, range(len(clients)), contract.code.nbytes), strict=True)
-    return Reply(list(messages), list(after), loss["loss"])
+    return Reply(list(messages), list(after), sums["loss"])
 
 
 def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
@@ -384,7 +391,7 @@ def close_round(
     contract: Contract,
     server: ServerState,
     plan: Plan,
-    messages: Mapping[int, bytes],
+    messages: Mapping[int, Bytes],
     registered: int,
     noise: Key | None = None,
 ) -> ServerState:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import message as wire
+from thinwire.codecs.bits import Bytes
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
 from thinwire.privacy.secagg import Secret, hidden_size, hide, reveal
@@ -63,7 +64,7 @@ def check_secure(contract: Contract) -> None:
         )
 
 
-def hide_payload(payload: bytes, weight: float, version: int, client: int, circle: Circle | None) -> bytes:
+def hide_payload(payload: Bytes, weight: float, version: int, client: int, circle: Circle | None) -> bytes:
     """What the codec made, under the masks of this round."""
     if circle is None or client not in circle.cohort:
         raise IncompatibleParts("secure = true needs to know who else is asked: give cohort_round the circle")
@@ -74,12 +75,12 @@ def hide_payload(payload: bytes, weight: float, version: int, client: int, circl
     return hide(np.frombuffer(payload, "<f4"), int(weight), client, circle.cohort, version, circle.secret)
 
 
-def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[int, bytes]) -> Tree:
+def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[int, Bytes]) -> Tree:
     """The weighted mean of what these clients said, from messages that say nothing each."""
     up, peer = contract.method.ups[0], contract.peer(version, EVERYONE)
     spec = contract.method.sketch.spec(contract.coords.restrict(plan.names))
 
-    def payload(client: int) -> bytes:
+    def payload(client: int) -> Bytes:
         body = answer(contract, plan, version, client, messages[client])
         expect_lanes(body, {wire.COORDS})
         return body.lanes[wire.COORDS]

@@ -120,7 +120,7 @@ def _check_sums(codec: Codec, tree: Tree) -> None:
 def _check_mutations(codec: Codec, tree: Tree) -> None:
     """Bytes that encode did not make: refused with WireError, or decoded to a tree of the right shape."""
     spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
-    data, _ = codec.encode(tree, codec.init(spec), peer)
+    data = bytes(codec.encode(tree, codec.init(spec), peer)[0])
     wrong = [data[:n] for n in range(len(data))] + [data + b"\0", data + data, b"\xff" * len(data), b""]
     for i in range(400):
         key = KEY.fold("mutation", i)

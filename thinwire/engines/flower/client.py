@@ -84,7 +84,7 @@ class Client(Simulation):
                 work,
                 "loop",
             )
-        said = Answer(reply.messages[0], float(reply.loss[0]), work.samples[0])
+        said = Answer(bytes(reply.messages[0]), float(reply.loss[0]), work.samples[0])
         return said, Kept((place, Place(public, reply.states[0])), said)
 
     def _lost(self, client: int, kept: Kept, version: int) -> tuple[Answer, Kept]:

@@ -1,0 +1,27 @@
+"""Work on several cores."""
+
+import pytest
+import torch
+
+from thinwire.core.threads import LEAST, each
+
+
+@pytest.fixture
+def three_cores():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
+    assert each(lambda x: x * x, range(20), LEAST) == [x * x for x in range(20)]
+    with pytest.raises(ZeroDivisionError):
+        each(lambda x: 1 / x, [2, 1, 0], LEAST)
+
+
+def test_work_within_work_does_not_wait_for_itself(three_cores):
+    def outer(x: int) -> int:
+        return sum(each(lambda y: x * y, range(10), LEAST))
+
+    assert each(outer, range(8), LEAST) == [45 * x for x in range(8)]
