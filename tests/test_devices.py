@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import grad_and_value, vmap
 
+from thinwire import models
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -209,3 +210,30 @@ def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch
         ends.append(simulation.weights(state.server.public))
     for name, block in ends[0].items():
         assert float((block.cpu() - ends[1][name]).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("space", [Full(), MAPO(k=128, fresh_every=7)], ids=repr)
+@pytest.mark.parametrize("model", ["cnn2", "cnn-cifar"])
+def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
+    channels, size = (1, 28) if model == "cnn2" else (3, 32)
+    pictures = Key(5).normal(600 * channels * size * size).reshape(600, channels, size, size)
+    targets = Key(6).integers(600, 10)
+    clients = [(pictures[i::12], targets[i::12]) for i in range(12)]
+    method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5))
+    task = Task(models.build(model), *pool_clients(clients))
+    job = Job(task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=20)
+    ends = []
+    for hasty in (False, True, True):
+        simulation = LocalEngine("cuda", "graph").prepare(job)
+        simulation.hasty = hasty
+        state, losses, early = simulation.start(), [], 0
+        for _ in range(20):
+            state, record = simulation.round(state)
+            losses.append(record.loss)
+            early += simulation._early is not None
+        assert simulation.hasty is hasty, "the server's step was not the one that was foreseen"
+        assert early > 10 if hasty else not early
+        ends.append((losses, {name: block.cpu() for name, block in state.server.public.coords.items()}))
+    for losses, coords in ends[1:]:
+        assert losses == ends[0][0]
+        assert all(torch.equal(coords[name], block) for name, block in ends[0][1].items())

@@ -60,6 +60,14 @@ def bring(trees: Sequence[Tree], device: torch.device | str) -> list[Tree]:
 
     Blocks that were elsewhere are then views of a few large tensors; those that are already there stay as they are.
     """
+    return begin_to_bring(trees, device)()
+
+
+def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callable[[], list[Tree]]:
+    """The same in two parts: what is returned waits until all is there.
+
+    What a GPU is asked for in between does not have to be done by then.
+    """
     device = torch.device(device)
     away: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tree in trees:
@@ -67,15 +75,24 @@ def bring(trees: Sequence[Tree], device: torch.device | str) -> list[Tree]:
             if block.device.type != device.type or device.index not in (None, block.device.index):
                 away.setdefault((block.dtype, block.device), []).append(block)
     arrived: dict[int, Tensor] = {}
-    for blocks in away.values():
+    events: list[torch.cuda.Event] = []
+    for (_, source), blocks in away.items():
         flat = torch.cat([block.reshape(-1) for block in blocks])
-        if device.type == "cpu":  # into pinned memory, which a GPU can write to by itself
-            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda).copy_(flat)
+        if source.type == "cuda" and device.type == "cpu":  # into pinned memory, which a GPU can write to by itself
+            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
+            events.append(torch.cuda.current_stream(source).record_event())
         else:
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
         arrived |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
-    return [{name: arrived.get(id(block), block) for name, block in tree.items()} for tree in trees]
+    there = [{name: arrived.get(id(block), block) for name, block in tree.items()} for tree in trees]
+
+    def wait() -> list[Tree]:
+        for event in events:
+            event.synchronize()
+        return there
+
+    return wait
 
 
 def restrict(tree: Tree, names: Iterable[str]) -> Tree:

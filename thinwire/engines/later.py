@@ -20,6 +20,7 @@ class Later(Generic[A]):
     Args:
         work: what makes it.
         stream: where the GPU does it, beside all else; None on a CPU.
+        since: when what it needs is ready; by default, once all is done that the GPU was asked for before.
 
     >>> later = Later(lambda: print("now") or 2)
     >>> later.result() + later.result()
@@ -27,9 +28,11 @@ class Later(Generic[A]):
     4
     """
 
-    def __init__(self, work: Callable[[], A], stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], A], stream: torch.cuda.Stream | None = None, since: torch.cuda.Event | None = None
+    ) -> None:
         self._work, self._stream, self._made = work, stream, False
-        self._since = torch.cuda.current_stream(stream.device).record_event() if stream else None
+        self._since = since or (torch.cuda.current_stream(stream.device).record_event() if stream else None)
         self._value: A
 
     def result(self) -> A:

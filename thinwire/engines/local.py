@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from thinwire.codecs.message import Pieces
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
-from thinwire.core.tree import Tree, add, to_device
+from thinwire.core.tree import Tree, add, tmap, to_device
 from thinwire.engines import probe
 from thinwire.engines.later import Later
 from thinwire.engines.probe import Way, first_line
@@ -31,11 +33,24 @@ from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
 from thinwire.rounds.batches import Batches, Local, plan_batches
 from thinwire.rounds.down import Opening, length, receive
+from thinwire.rounds.foresight import Foreseen, foreseeable
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
-from thinwire.rounds.local import Unsuited, Vectorise, Workload
+from thinwire.rounds.local import Trained, Unsuited, Vectorise, Workload
 from thinwire.rounds.method import Method
-from thinwire.rounds.protocol import Reply, agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.rounds.protocol import (
+    NO_HASTE,
+    Haste,
+    Reply,
+    agree,
+    begin,
+    close_round,
+    cohort_round,
+    forget,
+    fresh_client,
+    make_lesson,
+    plan_round,
+)
 from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.rounds.tally import Tally
@@ -128,6 +143,17 @@ class RunState(NamedTuple):
     why: str  # why not by the fastest, if so
     tally: Tally  # how often each block spoke
     onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
+
+
+class _Early(NamedTuple):
+    """A cohort that was trained before the messages of the round before it were read."""
+
+    number: int  # rounds that were done before it
+    clients: tuple[int, ...]
+    coords: Tree  # what it was trained from; it counts only if this is the public state
+    work: Workload
+    trained: Trained
+    ready: torch.cuda.Event | None  # when that state was there
 
 
 class _Down(NamedTuple):
@@ -238,6 +264,8 @@ class Simulation:
         self.recorder, self.crew = Recorder(), Crew()
         self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._ahead: tuple[int, tuple[int, ...], Batches] | None = None
+        self._early: _Early | None = None
+        self.hasty = self.beside is not None and not engine.workers  # trains ahead of the messages where it can
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key = Key(job.seed)
@@ -288,20 +316,29 @@ class Simulation:
         began = time.perf_counter()
         number = state.round + 1
         server, job = state.server, self.job
-        contract = self.contract.at(server.public.version)
+        public = server.public
+        contract = self.contract.at(public.version)
         plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
-        down = Later(lambda: _Down.of(opening, versions), self.beside)
+        early, self._early = self._early, None
+        if early and not (early.number == state.round and early.clients == cohort and early.coords is public.coords):
+            early = None
+        ready = early.ready if early else self._now()
+        down = Later(lambda: _Down.of(opening, versions), self.beside, ready)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
             state = self._settled(state, plan, cohort, known, down)
             with self._kernels(state.onednn):
-                state, replies, loss = self._train(state, plan, cohort, known, down)
+                state, replies, loss = self._train(state, plan, cohort, known, down, early)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
-            server = close_round(self.contract, server, plan, up, len(job.task.clients))
+            with self._apart(ready if self._early else None):
+                foreseen = replies[0][0].foreseen
+                server = close_round(self.contract, server, plan, up, len(job.task.clients), foreseen=foreseen)
+            if self._early is not None and server.public.coords is not self._early.coords:
+                server = self._taken_back(server)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if tap:
@@ -335,6 +372,38 @@ class Simulation:
         """The epsilon of so many rounds, or why it is not known; None where the method promises none."""
         clients = min(self.job.cohort, len(self.asked))
         return spent(self.job.method.privacy, clients, len(self.job.task.clients), rounds)
+
+    def _now(self) -> torch.cuda.Event | None:
+        """When all is done that the GPU was asked for until now."""
+        return None if self.beside is None else torch.cuda.current_stream(self.device).record_event()
+
+    @contextmanager
+    def _apart(self, since: torch.cuda.Event | None) -> Iterator[None]:
+        """Let the GPU work beside all that it was asked for after this event, if there is one."""
+        if since is not None and self.beside is not None:
+            self.beside.wait_event(since)
+        with torch.cuda.stream(None if since is None else self.beside):
+            yield
+
+    def _taken_back(self, server: ServerState) -> ServerState:
+        """The server's state where it is not the one that was foreseen; what was trained from that one is dropped."""
+        self._early, self.hasty = None, False  # what was wrong once would be wrong again
+        if self.beside is None:
+            return server
+        torch.cuda.synchronize(self.device)
+        # what was made beside the others' work must not be given back to it while they use it
+        trees = (tmap(torch.clone, tree) for tree in server.public[1:])
+        return server._replace(public=Public(server.public.version, *trees))
+
+    def _go_on(self, state: RunState, plan: Plan, foreseen: Foreseen) -> None:
+        """Ask the GPU to train the next cohort from the state that this round will lead to."""
+        ready, number, clients = self._now(), state.round + 1, self._drawn(state.round + 1)
+        public = state.server.public._replace(version=state.server.public.version + 1, coords=foreseen.coords)
+        work, frame = self._workload(number, clients), self.contract.frame(public.version, self.device)
+        blank = [ClientState(public.version)] * len(clients)
+        training = self.training.at(public.version)
+        lesson = make_lesson(training, self.model, public, frame, plan, blank, work, {})
+        self._early = _Early(number, clients, foreseen.coords, work, self.recorder.train(lesson), ready)
 
     def _opening(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
         """Of what the next round wants to hear, and from whom."""
@@ -395,12 +464,10 @@ class Simulation:
         (how, onednn), why = probe.choose(what, hows, _onednn(), len(chunk), run)
         return state._replace(how=how, why=why, onednn=onednn)
 
-    def _cohort(
-        self, how: Vectorise, args: _Chunk, circle: Circle | None, meanwhile: Callable[[], None] | None = None
-    ) -> Reply:
+    def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None, haste: Haste = NO_HASTE) -> Reply:
         """The replies of some clients."""
         model = self.alone if how in ("loop", "threads") else self.model
-        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew, meanwhile)
+        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew, haste)
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are done in training."""
@@ -434,17 +501,24 @@ class Simulation:
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
         down: Later[_Down],
+        early: _Early | None,
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
-        """Train the cohort chunk by chunk."""
+        """Train the cohort chunk by chunk, unless it was trained early."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
         chunks = list(self._chunks(cohort, state.server.public, known, down))
 
         def meanwhile() -> None:
             self._look_ahead(state.round + 1, down)
 
+        contract, number = self.contract.at(state.server.public.version), state.round + 1
+        # the first round shows whether this way of training works; a test would wait for what was begun before it
+        may = self.hasty and self._whole and 1 < number < self.job.rounds and not self._tested(number)
+        may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
+        haste = Haste(meanwhile, early.trained if early else None, partial(self._go_on, state, plan) if may else None)
+        work = early.work if early else None
         while True:
             try:
-                made = self._replies(state, plan, cohort, known, chunks, meanwhile)
+                made = self._replies(state, plan, cohort, known, chunks, haste, work)
                 for (chunk, _), reply in zip(chunks, made, strict=True):
                     replies.append((reply, chunk))
                 break
@@ -472,12 +546,13 @@ class Simulation:
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
         chunks: list[tuple[tuple[int, ...], Public]],
-        meanwhile: Callable[[], None],
+        haste: Haste,
+        work: Workload | None,
     ) -> Iterator[Reply]:
-        """What the clients of each chunk give back; `meanwhile` is called while they train, if somebody would wait."""
+        """What the clients of each chunk give back."""
         for chunk, seen in chunks:
             states = [known[i] for i in chunk]
-            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, states, meanwhile)
+            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, states, haste, work)
 
     def train_chunk(
         self,
@@ -488,13 +563,14 @@ class Simulation:
         seen: Public,
         chunk: tuple[int, ...],
         states: list[ClientState],
-        meanwhile: Callable[[], None] | None = None,
+        haste: Haste = NO_HASTE,
+        work: Workload | None = None,
     ) -> Reply:
         """Train some clients of a cohort from the public state that they received."""
         circle = Circle(cohort, self._secret) if self.job.method.secure else None
         frame = self.contract.frame(seen.version, self.device)
-        work = self._workload(number, chunk)
-        return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, meanwhile)
+        work = work or self._workload(number, chunk)
+        return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, haste)
 
     def _chunks(
         self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[_Down]
@@ -526,12 +602,18 @@ class Simulation:
         ahead, self._ahead = self._ahead, None
         batches = ahead[2] if ahead and ahead[:2] == (number, clients) else self._batches(number, clients)
         return Workload(
-            torch.from_numpy(batches.index).to(self.device),
+            self._sent(torch.from_numpy(batches.index)),
             batches.rows,
             tuple(len(self.job.task.clients.client(i)) for i in clients),
             tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),
             self.train.gather,
         )
+
+    def _sent(self, numbers: Tensor) -> Tensor:
+        """Numbers on the device, which need not have finished what it does to take them."""
+        if self.device.type != "cuda":
+            return numbers.to(self.device)
+        return numbers.pin_memory().to(self.device, non_blocking=True)
 
     def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:
         """The same as numbers on the host."""
@@ -547,14 +629,18 @@ class Simulation:
                 index[i] += len(self.train) * forms.reshape(index[i].shape)
         return batches
 
+    @property
+    def _whole(self) -> bool:
+        """Whether all clients of a cohort are trained together."""
+        return not (self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
+
     def _look_ahead(self, number: int, down: Later[_Down]) -> None:
         """What can be done while the device is busy: this round's messages, the batches of the next, by its number.
 
         The latter in vain where the next round keeps its clients.
         """
         down.result()
-        whole = not (self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
-        if self.beside is not None and whole and number < self.job.rounds and self._ahead is None:
+        if self.beside is not None and self._whole and number < self.job.rounds and self._ahead is None:
             clients = self._drawn(number)
             self._ahead = (number, clients, self._batches(number, clients))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,8 @@ import torch
 from thinwire.core.tree import to_device
 from thinwire.engines.local import Job, LocalEngine, RunState, Simulation
 from thinwire.errors import ConfigError
-from thinwire.rounds.local import Vectorise
-from thinwire.rounds.protocol import Reply
+from thinwire.rounds.local import Vectorise, Workload
+from thinwire.rounds.protocol import Haste, Reply
 from thinwire.rounds.state import ClientState, Public
 from thinwire.schedules.base import Plan
 
@@ -72,7 +72,8 @@ class Spread(Simulation):
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
         chunks: list[tuple[tuple[int, ...], Public]],
-        meanwhile: Callable[[], None],
+        haste: Haste,
+        work: Workload | None,
     ) -> Iterator[Reply]:
         """What the clients of each chunk give back; chunk k is trained by worker k, and round again."""
         sent = {id(seen): self.ray.put(_on(seen, "cpu")) for _, seen in chunks}
@@ -82,7 +83,8 @@ class Spread(Simulation):
             ask = (state.onednn, sent[id(seen)], state.round, state.how, plan, cohort, chunk, states)
             jobs.append(self.workers[k % len(self.workers)].train.remote(*ask))
         try:
-            meanwhile()
+            if haste.meanwhile is not None:
+                haste.meanwhile()
             for job in jobs:
                 yield self.ray.get(job)
         except self.ray.exceptions.RayTaskError as error:

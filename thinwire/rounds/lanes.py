@@ -20,6 +20,7 @@ from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, bring, restrict, to_device
 from thinwire.errors import WireError
+from thinwire.rounds.method import Method
 from thinwire.rounds.state import Contract, Public, device_of
 from thinwire.schedules.base import Plan
 
@@ -109,6 +110,11 @@ def noted(contract: Contract, plan: Plan) -> Spec:
 def pack_weight(weight: float) -> bytes:
     """A client's weight as a lane: one float32."""
     return struct.pack("<f", weight)
+
+
+def heard_weight(method: Method, samples: int) -> float:
+    """How much the server will count a client with that many examples."""
+    return _unpack_weight(pack_weight(method.weigh.weight(samples))) if method.weigh.sent else method.weigh.weight(0)
 
 
 def _unpack_weight(data: Bytes) -> float:

@@ -34,6 +34,7 @@ from thinwire.core.tree import (
     add,
     all_finite,
     as_matrix,
+    begin_to_bring,
     bring,
     cut,
     grand_total,
@@ -49,6 +50,7 @@ from thinwire.core.tree import (
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.base import NoPrivacy
 from thinwire.rounds.advance import advance, moved, switched
+from thinwire.rounds.foresight import Foreseen, foresee
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import (
     EVERYONE,
@@ -66,7 +68,7 @@ from thinwire.rounds.lanes import (
     unpack_up,
 )
 from thinwire.rounds.ledger import Ledger
-from thinwire.rounds.local import Learner, Lesson, Vectorise, Workload, local_train
+from thinwire.rounds.local import Learner, Lesson, Trained, Vectorise, Workload, local_train
 from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 from thinwire.rounds.secure import Circle, check_secure, hide_payload, secure_mean
@@ -82,6 +84,18 @@ class Reply(NamedTuple):
     messages: list[Bytes]
     states: list[ClientState]
     loss: Tensor  # (clients,)
+    foreseen: Foreseen | None = None
+
+
+class Haste(NamedTuple):
+    """What an engine does so that a GPU need not wait for the host."""
+
+    meanwhile: Callable[[], None] | None = None  # is called once the GPU has been asked to train, and before a wait
+    trained: Trained | None = None  # what was already trained, from the very same state and work
+    go_on: Callable[[Foreseen], None] | None = None  # trains the next cohort; only where the round is foreseeable
+
+
+NO_HASTE = Haste()
 
 
 # -- before the first round --------------------------------------------------------------------------------------------
@@ -257,7 +271,7 @@ def cohort_round(
     recorder: Recorder | None = None,
     circle: Circle | None = None,
     crew: Crew | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    haste: Haste = NO_HASTE,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
 
@@ -274,7 +288,7 @@ def cohort_round(
         recorder: keeps the recordings of earlier rounds.
         circle: who is added up in this round and their secrets; needed where the method is secure.
         crew: keeps the threads of earlier rounds.
-        meanwhile: is called once a GPU has been asked for everything and before anybody waits for it.
+        haste: what else a GPU and the host can do while one would wait for the other.
 
     Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
     """
@@ -282,12 +296,11 @@ def cohort_round(
     method, device = contract.method, device_of(public)
     lr = method.client_opt_at(public.version).lr
     states = [_in_this_frame(contract, *known, public.version) for known in zip(clients, states, strict=True)]
-    start = _starts(public.coords, states)
-    mine = to_device(stack([state.correction for state in states]), device)
-    kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
     mask = contract.trained(public)
-    lesson = Lesson(method, learner, public, frame, start, mine, work, kept, to_device(mask, device))
-    if how == "graph":
+    lesson = make_lesson(contract, learner, public, frame, plan, states, work, mask)
+    if haste.trained is not None:
+        trained = haste.trained
+    elif how == "graph":
         trained = (recorder or Recorder()).train(lesson)
     elif how == "threads":
         trained = (crew or Crew()).train(lesson)
@@ -303,17 +316,26 @@ def cohort_round(
     if not (isinstance(method.sketch, Identity) and isinstance(method.privacy, NoPrivacy)):
         all_codes = stack([_code(contract, unstack(spoken, i), public.version, c) for i, c in enumerate(clients)])
     silent = {name: block for name, block in delta.items() if name not in plan.names}
-    moved = restrict(sub(trained.coords, start), contract.sendable.names) if contract.remembers else {}
-    if meanwhile is not None:
-        meanwhile()
+    moved = restrict(sub(trained.coords, lesson.start), contract.sendable.names) if contract.remembers else {}
+    if haste.meanwhile is not None:
+        haste.meanwhile()
     opts = trained.opt if goes_on else {}
     names, like = list(all_codes), [block[0] for block in all_codes.values()]
     if (matrix := as_matrix(all_codes)) is not None:  # the codec finds each client's numbers in one piece
         all_codes = {"": matrix}
     sums = {"loss": trained.loss, "all": grand_total(all_codes, all_noted, trained.buffers)}
-    all_codes, all_noted, silent, moved, buffers, shared, sums, opts = bring(
-        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, sums, opts], "cpu"
+    foreseen = None
+    if haste.go_on is not None and matrix is not None:
+        foreseen = foresee(contract, public, clients, work.samples, matrix, dict(zip(names, like, strict=True)))
+    ahead = {"step": foreseen.step, "total": foreseen.total} if foreseen else {}
+    arrive = begin_to_bring(
+        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, sums, opts, ahead], "cpu"
     )
+    if haste.go_on is not None and foreseen is not None:
+        haste.go_on(foreseen)
+    all_codes, all_noted, silent, moved, buffers, shared, sums, opts, ahead = arrive()
+    if foreseen is not None:
+        foreseen = foreseen._replace(step=ahead["step"], total=ahead["total"])
     finite = math.isfinite(sums["all"].item())
     where = partial(room, pinned=device.type == "cuda")
     blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
@@ -351,7 +373,25 @@ def cohort_round(
         return message, blank if mine_after.blank else mine_after
 
     messages, after = zip(*each(speak, range(len(clients)), contract.code.nbytes), strict=True)
-    return Reply(list(messages), list(after), sums["loss"])
+    return Reply(list(messages), list(after), sums["loss"], foreseen)
+
+
+def make_lesson(
+    contract: Contract,
+    learner: Learner,
+    public: Public,
+    frame: Tree,
+    plan: Plan,
+    states: Sequence[ClientState],
+    work: Workload,
+    mask: Tree,
+) -> Lesson:
+    """What some clients train, of all that is known of them and of the round."""
+    method, device = contract.method, device_of(public)
+    start = _starts(public.coords, states)
+    mine = to_device(stack([state.correction for state in states]), device)
+    kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
+    return Lesson(method, learner, public, frame, start, mine, work, kept, to_device(mask, device))
 
 
 def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
@@ -394,6 +434,7 @@ def close_round(
     messages: Mapping[int, Bytes],
     registered: int,
     noise: Key | None = None,
+    foreseen: Foreseen | None = None,
 ) -> ServerState:
     """Average what the clients said and make the next version.
 
@@ -404,6 +445,7 @@ def close_round(
         messages: one message a client, not trusted.
         registered: how many clients there are in all.
         noise: where privacy takes its noise from; by default the seed, which clients know.
+        foreseen: the next version as the clients' device made it; taken if it is the one that their messages make.
 
     The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
     device of the public state.
@@ -462,10 +504,15 @@ def close_round(
     body = b""
     if method.link == "ledger":
         body, codec = pack_step(contract, step, public.version, server.codec)
-        step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, device)
+        step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, torch.device("cpu"))
+    if foreseen is not None and not foreseen.confirmed(step.code):
+        foreseen = None
     buffers = method.mean.of([one.buffers for one in said], weights)
-    code, shared, buffers = bring((step.code, shared, buffers), device)
-    reached = moved(contract, public, Step(step.names, code))
+    if foreseen is not None:
+        reached = foreseen.coords
+    else:
+        code, shared, buffers = bring((step.code, shared, buffers), device)
+        reached = moved(contract, public, Step(step.names, code))
     end = None
     if method.link == "ledger" and public.version + 1 == contract.window_end(public.version):
         values = to_device(restrict(reached, plan.names), "cpu")
@@ -478,7 +525,8 @@ def close_round(
     after = advance(contract, public, reached, public.version + 1)._replace(
         shared={**public.shared, **add(restrict(public.shared, shared), shared)}, buffers=buffers or public.buffers
     )
-    if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
+    fine = foreseen is not None and math.isfinite(foreseen.total.item())
+    if not fine and not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     if (next_stage := whole.at(after.version)) is not contract:
         return begin(next_stage, switched(contract, next_stage, after))
