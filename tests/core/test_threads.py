@@ -1,9 +1,12 @@
 """Work on several cores."""
 
+import threading
+import time
+
 import pytest
 import torch
 
-from thinwire.core.threads import LEAST, each
+from thinwire.core.threads import LEAST, each, on_one_core
 
 
 @pytest.fixture
@@ -25,3 +28,13 @@ def test_work_within_work_does_not_wait_for_itself(three_cores):
         return sum(each(lambda y: x * y, range(10), LEAST))
 
     assert each(outer, range(8), LEAST) == [45 * x for x in range(8)]
+
+
+def test_torch_computes_on_one_core_and_each_on_all(three_cores):
+    with on_one_core(), on_one_core():
+        assert torch.get_num_threads() == 1
+        assert len({*each(lambda _: (time.sleep(0.05), threading.get_ident())[1], range(3), LEAST)}) == 3
+    assert torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError), on_one_core():
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == 3

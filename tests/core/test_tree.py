@@ -1,6 +1,7 @@
 """Arithmetic on trees."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -163,3 +164,49 @@ def test_the_grand_total_tells_whether_all_numbers_are_finite():
     assert t.grand_total(counts).item() == 0.0
     assert t.grand_total(A, {"x": torch.tensor([1.0, float("nan")])}).isnan()
     assert t.grand_total(A, {"x": torch.tensor([float("inf")])}).isinf()
+
+
+def test_a_cut_tree_is_a_dictionary_in_all_that_can_be_asked_of_one(monkeypatch):
+    def fresh():
+        return cut(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
+
+    calls = []
+    unflatten = t._unflatten_dense_tensors
+    monkeypatch.setattr(t, "_unflatten_dense_tensors", lambda *args: calls.append(1) or unflatten(*args))
+    tree = fresh()
+    assert list(tree) == ["a", "b"]
+    assert len(tree) == 2
+    assert tree
+    assert "a" in tree
+    assert "c" not in tree
+    assert all_finite(tree)
+    assert weighted_mean([tree, fresh()], [1.0, 1.0]).vector.tolist() == tree.vector.tolist()
+    assert not calls, "nobody asked for a block"
+    plain = {"a": torch.arange(4.0).reshape(2, 2), "b": torch.tensor([4.0, 5.0])}
+    ways = {
+        "dict": dict,
+        "stars": lambda x: {**x},
+        "items": lambda x: dict(x.items()),
+        "zip": lambda x: dict(zip(x.keys(), x.values(), strict=True)),
+        "getitem": lambda x: {name: x[name] for name in x},
+        "get": lambda x: {name: x.get(name) for name in ("a", "b")},
+        "copy": lambda x: x.copy(),
+        "or": lambda x: x | {},
+        "ror": lambda x: {} | x,
+        "update": lambda x: [out := {}, out.update(x)][0],
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+        "restrict": lambda x: t.restrict(x, ["a", "b"]),
+        "map": lambda x: t.tmap(torch.clone, x),
+    }
+    for name, way in ways.items():
+        assert same(way(fresh()), plain), name
+    assert fresh().get("c") is None
+    assert repr(fresh()) == repr(plain)
+    with pytest.raises(KeyError):
+        fresh()["c"]
+    with pytest.raises(TypeError, match="hash"):
+        hash(fresh())
+    one = cut(torch.zeros(1), ["a"], [torch.zeros(1)])
+    assert one == dict(one)
+    assert one != {}

@@ -7,8 +7,9 @@ numpy, zlib and torch let go of Python's lock while they work, so threads are en
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from threading import Barrier, local
 from typing import TypeVar
@@ -33,10 +34,33 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
     [2, 4, 6]
     """
-    workers = min(torch.get_num_threads(), MOST)
+    workers = min(getattr(_this, "cores", 0) or torch.get_num_threads(), MOST)
     if min(workers, len(items)) <= 1 or size < LEAST or getattr(_this, "works", False):
         return [fn(item) for item in items]
     return list(_pool(workers, os.getpid()).map(fn, items))
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Let torch compute on one core in this thread; `each` may still use all.
+
+    For whoever has much else to do on a GPU: to wake up other cores for a short piece of work takes longer than the
+    work, the longer the less often it happens. Measured beside an H200: milliseconds to compare 45 KB.
+
+    >>> with on_one_core():
+    ...     torch.get_num_threads()
+    1
+    """
+    if hasattr(_this, "cores"):
+        yield
+        return
+    _this.cores = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(_this.cores)
+        del _this.cores
 
 
 @lru_cache(maxsize=1)

@@ -12,8 +12,8 @@ cohort on a leading axis of every block.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -136,27 +136,82 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
 class Cut(dict[str, Tensor]):
     """A tree whose blocks lie one after another in one vector, which may be used in their place. It cannot be changed.
 
+    It is cut when somebody first asks for a block: many only want the vector.
+
     >>> tree = cut(torch.arange(3.0), ["a", "b"], [torch.zeros(2), torch.zeros(1)])
     >>> tree["b"], tree.vector
     (tensor([2.]), tensor([0., 1., 2.]))
     """
 
-    def __init__(self, vector: Tensor, blocks: Iterable[tuple[str, Tensor]]) -> None:
-        super().__init__(blocks)
-        self.vector = vector
+    def __init__(self, vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.vector, self.names, self.like = vector, names, like
+
+    def _whole(self) -> dict[str, Tensor]:
+        """What a dictionary can do, once the blocks are there."""
+        if not super().__len__() and self.names:
+            blocks = _unflatten_dense_tensors(self.vector, self.like)  # type: ignore[no-untyped-call]
+            super().update(zip(self.names, blocks, strict=True))
+        return super()  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A block, if there is one of that name."""
+        return self._whole().get(name, default)
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """The names."""
+        return self._whole().keys()
+
+    def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
+        """The blocks."""
+        return self._whole().values()
+
+    def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
+        """Both."""
+        return self._whole().items()
+
+    def copy(self) -> Tree:
+        """An ordinary tree of the same blocks."""
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __eq__(self, other: object) -> bool:
+        return self.copy() == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
 
     def __setitem__(self, name: str, block: Tensor) -> None:
         raise TypeError("a cut tree cannot be changed: its vector would not follow")
 
     def __reduce__(self) -> tuple:
-        return dict, (dict(self),)  # a copy elsewhere is an ordinary tree
+        return dict, (self.copy(),)  # a copy elsewhere is an ordinary tree
 
     __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
 
 
 def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> Cut:
     """Cut a vector into blocks of these shapes (views), in one call: models have hundreds of blocks. Not under vmap."""
-    return Cut(vector, zip(names, _unflatten_dense_tensors(vector, like), strict=True))  # type: ignore[no-untyped-call]
+    return Cut(vector, names, like)
 
 
 def as_matrix(tree: Tree) -> Tensor | None:
@@ -178,9 +233,10 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     total, names = float(sum(weights)), list(trees[0])
     if not names:
         return {}
-    if len(names) > 1 and all(isinstance(tree, Cut) and list(tree) == names for tree in trees):
-        mean = weighted_mean([{"": tree.vector} for tree in trees if isinstance(tree, Cut)], weights)[""]
-        return cut(mean, names, list(trees[0].values()))
+    cuts = [tree for tree in trees if isinstance(tree, Cut) and list(tree) == names]
+    if len(names) > 1 and len(cuts) == len(trees):
+        mean = weighted_mean([{"": tree.vector} for tree in cuts], weights)[""]
+        return cut(mean, names, cuts[0].like)
     shares = [weight / total for weight in weights]
     if names == [""] and trees[0][""].numel() > _SLICE and trees[0][""].device.type == "cpu":
         return {"": _mean_by_slices([tree[""] for tree in trees], shares)}

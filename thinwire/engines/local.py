@@ -12,9 +12,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from thinwire.codecs.message import Pieces
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
+from thinwire.core.threads import on_one_core
 from thinwire.core.tree import Tree, add, tmap, to_device
 from thinwire.engines import probe
 from thinwire.engines.later import Later
@@ -265,6 +266,7 @@ class Simulation:
         self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._ahead: tuple[int, tuple[int, ...], Batches] | None = None
         self._early: _Early | None = None
+        self._drawn = lru_cache(maxsize=4)(self._draw)  # asked for when looking ahead, and again when it is time
         self.hasty = self.beside is not None and not engine.workers  # trains ahead of the messages where it can
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
@@ -313,6 +315,10 @@ class Simulation:
 
     def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
+        with on_one_core() if self.beside is not None else nullcontext():
+            return self._round(state, tap)
+
+    def _round(self, state: RunState, tap: Tap | None) -> tuple[RunState, RoundRecord]:
         began = time.perf_counter()
         number = state.round + 1
         server, job = state.server, self.job
@@ -412,7 +418,7 @@ class Simulation:
             return plan, state.cohort
         return plan, self._drawn(state.round)
 
-    def _drawn(self, number: int) -> tuple[int, ...]:
+    def _draw(self, number: int) -> tuple[int, ...]:
         """The clients of a round that draws anew."""
         drawn = self.key.fold("cohort", number).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
         return tuple(self.asked[i] for i in drawn)
