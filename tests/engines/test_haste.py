@@ -99,3 +99,21 @@ def test_only_plain_means_of_plain_numbers_are_foreseen(name):
             other = LocalEngine(vectorise="graph").prepare(job(replace(method, **change)))
             state = other.start().server
             assert not foreseeable(other.contract.at(0), state, plan_round(other.contract, state))
+
+
+def test_where_two_cohorts_are_too_much_one_is_trained_at_a_time(monkeypatch):
+    slow, records, _ = play(Method(), False, eval_every=ROUNDS)
+    train, count = Recorder.train, []
+
+    def short_of_memory(self, lesson):
+        count.append(1)
+        if len(count) == 3:
+            raise torch.OutOfMemoryError("two cohorts")
+        return train(self, lesson)
+
+    monkeypatch.setattr(Recorder, "train", short_of_memory)
+    fast, again, early = play(Method(), True, eval_every=ROUNDS)
+    assert not any(early)
+    assert len(count) == ROUNDS + 1
+    assert bits(records) == bits(again)
+    assert same_public(slow.server.public, fast.server.public)

@@ -409,7 +409,12 @@ class Simulation:
         blank = [ClientState(public.version)] * len(clients)
         training = self.training.at(public.version)
         lesson = make_lesson(training, self.model, public, frame, plan, blank, work, {})
-        self._early = _Early(number, clients, foreseen.coords, work, self.recorder.train(lesson), ready)
+        try:
+            trained = self.recorder.train(lesson)
+        except torch.OutOfMemoryError:  # two cohorts at a time are more than it can hold
+            self.hasty = False
+            return
+        self._early = _Early(number, clients, foreseen.coords, work, trained, ready)
 
     def _opening(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
         """Of what the next round wants to hear, and from whom."""

@@ -26,7 +26,7 @@ from thinwire.codecs import message as wire
 from thinwire.codecs.base import check_fits
 from thinwire.codecs.bits import Bytes
 from thinwire.core.rng import Key
-from thinwire.core.room import room
+from thinwire.core.room import MOST, room
 from thinwire.core.spec import Spec
 from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
@@ -337,7 +337,7 @@ def cohort_round(
     if foreseen is not None:
         foreseen = foreseen._replace(step=ahead["step"], total=ahead["total"])
     finite = math.isfinite(sums["all"].item())
-    where = partial(room, pinned=device.type == "cuda")
+    where = partial(room, pinned=device.type == "cuda" and len(clients) * contract.code.nbytes <= MOST)
     blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
 
     def speak(i: int) -> tuple[Bytes, ClientState]:
