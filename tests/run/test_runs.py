@@ -192,7 +192,7 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
     clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
     tally = Tally({"coords.1": 7}, None)
-    state = RunState(9, server, clients, (12, 3), "loop", "because", tally)
+    state = RunState(9, server, clients, (12, 3), "loop", "because", tally, 5, True)
     save_checkpoint(tmp_path, state, "digest")
     back = load_checkpoint(tmp_path, "digest")
     assert back is not None

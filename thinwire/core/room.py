@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-
 MOST = 1 << 30  # bytes of pinned memory for the messages of a round: it cannot be lent to anybody else
 
 

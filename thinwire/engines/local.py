@@ -143,6 +143,7 @@ class RunState(NamedTuple):
     how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
     why: str  # why not by the fastest, if so
     tally: Tally  # how often each block spoke
+    chunk: int = 0  # clients trained together, where the memory of a GPU decided it
     onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
 
 
@@ -180,7 +181,8 @@ class LocalEngine:
             replayed (`graph`: many times faster for small models on a GPU), one after another (`loop`), or one on each
             core of a CPU (`threads`); `auto` takes on a GPU the first of graph, vmap, loop that the model can, on a CPU
             the fastest of threads, vmap, loop in a short race before the first round.
-        chunk: clients trained together; 0 means the whole cohort. Less needs less memory.
+        chunk: clients trained together; 0 means the whole cohort, or as many as the memory of a GPU holds: a half, a
+            quarter and so on, found by trying. Less needs less memory.
         precision: how products are computed in training on a GPU: `float32`; `tf32` reads its factors with 10 bits
             behind the point instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and
             what stays in float32, tests too, as `tf32` does.
@@ -372,7 +374,7 @@ class Simulation:
             epsilon=(self.spent(number) or (None,))[0],
         )
         tally = state.tally.add(contract, plan, up)
-        return RunState(number, server, clients, cohort, state.how, state.why, tally, state.onednn), record
+        return RunState(number, server, clients, cohort, state.how, state.why, tally, state.chunk, state.onednn), record
 
     def spent(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of so many rounds, or why it is not known; None where the method promises none."""
@@ -450,7 +452,7 @@ class Simulation:
         undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
         if not undecided or self.device.type != "cpu" or not probe.wanted():
             return state
-        chunk, seen = next(self._chunks(cohort, state.server.public, known, down))
+        chunk, seen = next(self._chunks(cohort, state.server.public, known, down, state.chunk))
         work, frame = self._workload(state.round, chunk), self.contract.frame(seen.version, self.device)
 
         def run(way: Way, clients: int) -> None:
@@ -516,39 +518,60 @@ class Simulation:
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk, unless it was trained early."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
-        chunks = list(self._chunks(cohort, state.server.public, known, down))
-
-        def meanwhile() -> None:
-            self._look_ahead(state.round + 1, down)
-
-        contract, number = self.contract.at(state.server.public.version), state.round + 1
-        # the first round shows whether this way of training works; a test would wait for what was begun before it
-        may = self.hasty and self._whole and 1 < number < self.job.rounds and not self._tested(number)
-        may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
-        haste = Haste(meanwhile, early.trained if early else None, partial(self._go_on, state, plan) if may else None)
-        work = early.work if early else None
         while True:
+            chunks = list(self._chunks(cohort, state.server.public, known, down, state.chunk))
+            haste, work = self._haste(state, plan, down, early), early.work if early else None
             try:
                 made = self._replies(state, plan, cohort, known, chunks, haste, work)
                 for (chunk, _), reply in zip(chunks, made, strict=True):
                     replies.append((reply, chunk))
                 break
-            except Exception as error:
-                # what a model cannot do is found at the first chunk; training is pure, so nothing is half-done
-                auto = self.engine.vectorise == "auto"
-                if isinstance(error, Unsuited) and not auto:
-                    raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
-                ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
-                if ours or state.how == "loop" or not auto or state.round or replies:
-                    raise
-                why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
-                state = state._replace(how=_NEXT[state.how], why=why)
+            except Exception as error:  # training is pure, so nothing is half-done
+                state = self._other_way(state, error, max(len(chunk) for chunk, _ in chunks), bool(replies))
+                replies, early = [], None
         loss = examples = 0.0
         for reply, chunk in replies:
             for value, client in zip(reply.loss.tolist(), chunk, strict=True):
                 count = len(self.job.task.clients.client(client))
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
+
+    def _haste(self, state: RunState, plan: Plan, down: Later[_Down], early: _Early | None) -> Haste:
+        """What is done ahead of its time in the next round."""
+
+        def meanwhile() -> None:
+            self._look_ahead(state, down)
+
+        contract, number = self.contract.at(state.server.public.version), state.round + 1
+        # the first round shows whether this way of training works; a test would wait for what was begun before it
+        may = self.hasty and self._whole(state) and 1 < number < self.job.rounds and not self._tested(number)
+        may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
+        return Haste(meanwhile, early.trained if early else None, partial(self._go_on, state, plan) if may else None)
+
+    def _other_way(self, state: RunState, error: Exception, size: int, begun: bool) -> RunState:
+        """How to train where one way failed, with so many clients at a time: fewer of them, or the next way."""
+        if _short_of_memory(error):
+            if size == 1 or self.engine.chunk:
+                smaller = f"local.batch = {max(1, self.job.local.batch // 2)}"
+                clients, instead = (
+                    ("one client", smaller) if size == 1 else (f"{size} clients", f"engine.chunk = {size // 2}")
+                )
+                raise ConfigError(
+                    f"{self.device} has too little memory to train {clients} at a time; write for example {instead}"
+                ) from error
+            self.recorder, self.hasty, self._early = Recorder(), False, None  # recordings hold the memory of a chunk
+            torch.cuda.empty_cache()
+            why = f"{size} clients at a time are more than the memory of {self.device} holds"
+            return state._replace(chunk=-(-size // 2), why="; ".join(filter(None, (state.why, why))))
+        # what a model cannot do is found at the first chunk
+        auto = self.engine.vectorise == "auto"
+        if isinstance(error, Unsuited) and not auto:
+            raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
+        ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
+        if ours or state.how == "loop" or not auto or state.round or begun:
+            raise error
+        why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
+        return state._replace(how=_NEXT[state.how], why=why)
 
     def _replies(
         self,
@@ -584,7 +607,7 @@ class Simulation:
         return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, haste)
 
     def _chunks(
-        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[_Down]
+        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[_Down], chunk: int
     ) -> Iterator[tuple[tuple[int, ...], Public]]:
         """Cut the cohort into chunks of clients that start from the same public state.
 
@@ -600,7 +623,7 @@ class Simulation:
             if snapshot:
                 before = self.public._replace(version=known[ids[0]].version)
                 seen = receive(self.contract, before, b"".join(down.result().messages[ids[0]]), ids[0]).public
-            size = self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
+            size = chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
 
@@ -640,18 +663,18 @@ class Simulation:
                 index[i] += len(self.train) * forms.reshape(index[i].shape)
         return batches
 
-    @property
-    def _whole(self) -> bool:
+    def _whole(self, state: RunState) -> bool:
         """Whether all clients of a cohort are trained together."""
-        return not (self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
+        return not (state.chunk or self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
 
-    def _look_ahead(self, number: int, down: Later[_Down]) -> None:
-        """What can be done while the device is busy: this round's messages, the batches of the next, by its number.
+    def _look_ahead(self, state: RunState, down: Later[_Down]) -> None:
+        """What can be done while the device is busy: this round's messages, the batches of the next.
 
         The latter in vain where the next round keeps its clients.
         """
         down.result()
-        if self.beside is not None and self._whole and number < self.job.rounds and self._ahead is None:
+        number = state.round + 1
+        if self.beside is not None and self._whole(state) and number < self.job.rounds and self._ahead is None:
             clients = self._drawn(number)
             self._ahead = (number, clients, self._batches(number, clients))
 
@@ -680,6 +703,13 @@ def show(tap: Tap, number: int, down: Mapping[int, bytes], up: Mapping[int, byte
     for direction, messages in (("down", down), ("up", up)):
         for client, message in messages.items():
             tap(number, direction, client, message)
+
+
+def _short_of_memory(error: BaseException | None) -> bool:
+    """Whether a GPU's memory did not suffice; a recording that broke off may say something else of it first."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _onednn() -> bool:

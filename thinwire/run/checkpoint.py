@@ -56,6 +56,7 @@ def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
         "cohort": list(state.cohort),
         "how": state.how,
         "why": state.why,
+        "chunk": state.chunk,
         "onednn": state.onednn,
         "tally": {"syncs": dict(state.tally.syncs), "bytes_up": state.tally.bytes_up},
         "ledger": {
@@ -154,7 +155,8 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         clients[int(i)] = ClientState(version, *parts)
     tally = Tally(**meta["tally"])
     how = meta["how"], meta["why"]
-    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, tally, meta.get("onednn"))
+    settled = meta.get("chunk", 0), meta.get("onednn")
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, tally, *settled)
 
 
 def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:

@@ -100,7 +100,8 @@ def _rounds(
         if told != (told := (state.how, state.why)):
             facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
-            facts |= {"convolutions": simulation.convolutions(state)}
+            chunk = state.chunk or experiment.engine.chunk
+            facts |= {"convolutions": simulation.convolutions(state), "clients_at_a_time": str(chunk or "all")}
             facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
             folder.write_environment({**engine, **facts})
         if on_round:

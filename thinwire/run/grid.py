@@ -147,9 +147,14 @@ def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.exists() else None
 
 
+def broke_down(experiment: Experiment, out: Path) -> bool:
+    """Whether training is known to break down."""
+    return (default_folder(experiment, out) / "diverged.json").exists()
+
+
 def broken(line: Line, out: Path) -> list[int]:
-    """The seeds on which training is known to break down."""
-    return [e.seed for e in line.runs if (default_folder(e, out) / "diverged.json").exists()]
+    """The seeds on which it does."""
+    return [e.seed for e in line.runs if broke_down(e, out)]
 
 
 def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:

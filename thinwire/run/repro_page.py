@@ -19,7 +19,7 @@ from thinwire.run.charts import alone
 from thinwire.run.config import Experiment
 from thinwire.run.counts import counted_heads, counted_rows
 from thinwire.run.execute import default_folder
-from thinwire.run.grid import Line, at_edge, broken, markdown, metrics, score, spread, summary
+from thinwire.run.grid import Line, at_edge, broke_down, broken, markdown, metrics, score, spread, summary
 from thinwire.run.lines import Line as Seeds
 from thinwire.run.measures import cost, heading, measured
 from thinwire.run.presets import papers
@@ -39,7 +39,7 @@ class Section(NamedTuple):
     paper: str
     text: str  # of the page
     runs: dict[str, dict[str, Any]]  # the numbers of each run behind it, by its short digest
-    missing: int  # runs that did not finish
+    missing: int  # runs that did not finish, though nothing is known to be wrong with them
     figures: dict[str, str]  # pictures by the name of their file
 
 
@@ -71,9 +71,12 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
         text += _search(repro, [line for line in trials if line.row in numbers], mine, out)
     everything = [*lines, *trials]
     runs = _runs(repro, everything, out)
-    missing = len({e.digest() for line in everything for e in line.runs if not summary(e, out)})
+    without = {e.digest(): broke_down(e, out) for line in everything for e in line.runs if not summary(e, out)}
+    fell = sum(without.values())
+    missing = len(without) - fell
     text += verdict + f"Scale `{repro.scale}`"
     text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
+    text += f"; in {fell} runs training broke down" if fell else ""
     text += f"; {missing} runs did not finish" if missing else ""
     return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
 
