@@ -237,3 +237,21 @@ def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
     for losses, coords in ends[1:]:
         assert losses == ends[0][0]
         assert all(torch.equal(coords[name], block) for name, block in ends[0][1].items())
+
+
+def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_halves():
+    pictures, targets = Key(5).normal(256 * 3 * 32 * 32).reshape(256, 3, 32, 32), Key(6).integers(256, 10)
+    clients = [(pictures[i::64], targets[i::64]) for i in range(64)]
+    task = Task(models.build("cnn-cifar"), *pool_clients(clients))
+    job = Job(task, Method(), rounds=2, cohort=64, local=Local(batch=4))
+    torch.cuda.empty_cache()
+    held, total = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((held + (1 << 30)) / total)  # 64 clients of 4.6 MB, several times over
+    try:
+        simulation = LocalEngine("cuda", "graph").prepare(job)
+        state, _ = simulation.round(simulation.start())
+        assert 0 < state.chunk < 64
+        state, record = simulation.round(state)
+        assert record.clients == 64
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

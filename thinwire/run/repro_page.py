@@ -76,9 +76,13 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
     missing = len(without) - fell
     text += verdict + f"Scale `{repro.scale}`"
     text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
-    text += f"; in {fell} runs training broke down" if fell else ""
-    text += f"; {missing} runs did not finish" if missing else ""
+    text += f"; in {_runs_of(fell)} training broke down" if fell else ""
+    text += f"; {_runs_of(missing)} did not finish" if missing else ""
     return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
+
+
+def _runs_of(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def write_page(path: Path, sections: Sequence[Section]) -> None:
