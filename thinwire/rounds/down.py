@@ -89,6 +89,7 @@ class Opening:
         self.contract, self.server = contract.at(server.public.version), server
         self._snapshots: dict[int, Bytes] = {}  # by tier
         self._stretches: dict[frozenset[str], bytes] = {}  # by the blocks in them
+        self._asks: dict[bool, bytes] = {}  # with news or without
         self._crcs: dict[int, tuple[Bytes, int]] = {}  # by the id of a body, which is held so that the id stays its own
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
@@ -199,8 +200,10 @@ class Opening:
         return plan_round(self.contract, self.server).names
 
     def _ask(self, *, news: bool) -> bytes:
-        lanes = {**(self._news if news else {}), **self._guard}
-        return wire.pack_body(wire.Body(self._plan, lanes), self.contract.schema)
+        if news not in self._asks:
+            lanes = {**(self._news if news else {}), **self._guard}
+            self._asks[news] = wire.pack_body(wire.Body(self._plan, lanes), self.contract.schema)
+        return self._asks[news]
 
 
 def _guarded(contract: Contract) -> bool:
