@@ -225,13 +225,13 @@ def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
     ends = []
     for hasty in (False, True, True):
         simulation = LocalEngine("cuda", "graph").prepare(job)
-        simulation.hasty = hasty
+        simulation.ahead.on = hasty
         state, losses, early = simulation.start(), [], 0
         for _ in range(20):
             state, record = simulation.round(state)
             losses.append(record.loss)
-            early += simulation._early is not None
-        assert simulation.hasty is hasty, "the server's step was not the one that was foreseen"
+            early += simulation.ahead.early is not None
+        assert simulation.ahead.on is hasty, "the server's step was not the one that was foreseen"
         assert early > 10 if hasty else not early
         ends.append((losses, {name: block.cpu() for name, block in state.server.public.coords.items()}))
     for losses, coords in ends[1:]:

@@ -17,7 +17,7 @@ from thinwire.core.tree import same
 from thinwire.engines import Job, LocalEngine
 from thinwire.errors import ConfigError, Diverged
 from thinwire.optim import SGD, Scaffold
-from thinwire.rounds import Local, Method, Uniform
+from thinwire.rounds import Local, Method, Uniform, protocol
 from thinwire.rounds.down import receive
 from thinwire.rounds.graphed import Recorder
 from thinwire.schedules import Every
@@ -488,3 +488,15 @@ def test_where_halves_cannot_help_one_line_says_what_can(most, chunk, says, monk
     with pytest.raises(ConfigError) as refused:
         play(job(cohort=6), LocalEngine(vectorise="graph", chunk=chunk))
     assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_long_messages_are_the_same_bytes_and_read_to_the_same_numbers(name, monkeypatch):
+    runs = []
+    for least in (protocol.LEAST, 1):  # below, messages are joined; from there on, written to one place and read in it
+        monkeypatch.setattr(protocol, "LEAST", least)
+        seen: list = []
+        records = list(LocalEngine(vectorise="vmap").run(job(METHODS[name]), lambda *said, to=seen: to.append(said)))
+        assert all(type(message) is bytes for *_, message in seen)
+        runs.append((seen, bits(records)))
+    assert runs[0] == runs[1]

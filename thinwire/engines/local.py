@@ -24,8 +24,9 @@ from thinwire.codecs.message import Pieces
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.threads import on_one_core
-from thinwire.core.tree import Tree, add, tmap, to_device
+from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
+from thinwire.engines.ahead import Ahead, Early
 from thinwire.engines.later import Later
 from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
@@ -37,7 +38,7 @@ from thinwire.rounds.down import Opening, length, receive
 from thinwire.rounds.foresight import Foreseen, foreseeable
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
-from thinwire.rounds.local import Trained, Unsuited, Vectorise, Workload
+from thinwire.rounds.local import Unsuited, Vectorise, Workload
 from thinwire.rounds.method import Method
 from thinwire.rounds.protocol import (
     NO_HASTE,
@@ -147,17 +148,6 @@ class RunState(NamedTuple):
     onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
 
 
-class _Early(NamedTuple):
-    """A cohort that was trained before the messages of the round before it were read."""
-
-    number: int  # rounds that were done before it
-    clients: tuple[int, ...]
-    coords: Tree  # what it was trained from; it counts only if this is the public state
-    work: Workload
-    trained: Trained
-    ready: torch.cuda.Event | None  # when that state was there
-
-
 class _Down(NamedTuple):
     """What opens a round."""
 
@@ -265,11 +255,9 @@ class Simulation:
         # but for their gradients on a CPU without oneDNN
         self.columns = self.device.type == "cpu" and engine.conv != "grouped" and by_columns(self.model.module)
         self.recorder, self.crew = Recorder(), Crew()
-        self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._ahead: tuple[int, tuple[int, ...], Batches] | None = None
-        self._early: _Early | None = None
+        self.ahead = Ahead(self.device, on=self.device.type == "cuda" and not engine.workers)
+        self._next: tuple[int, tuple[int, ...], Batches] | None = None  # batches of a round, by its number and clients
         self._drawn = lru_cache(maxsize=4)(self._draw)  # asked for when looking ahead, and again when it is time
-        self.hasty = self.beside is not None and not engine.workers  # trains ahead of the messages where it can
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key = Key(job.seed)
@@ -317,7 +305,7 @@ class Simulation:
 
     def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
-        with on_one_core() if self.beside is not None else nullcontext():
+        with on_one_core() if self.device.type == "cuda" else nullcontext():
             return self._round(state, tap)
 
     def _round(self, state: RunState, tap: Tap | None) -> tuple[RunState, RoundRecord]:
@@ -329,11 +317,9 @@ class Simulation:
         plan, cohort = self._opening(state)
         known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
         opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
-        early, self._early = self._early, None
-        if early and not (early.number == state.round and early.clients == cohort and early.coords is public.coords):
-            early = None
-        ready = early.ready if early else self._now()
-        down = Later(lambda: _Down.of(opening, versions), self.beside, ready)
+        early = self.ahead.take(state.round, cohort, public.coords)
+        ready = early.ready if early else self.ahead.now()
+        down = Later(lambda: _Down.of(opening, versions), self.ahead.stream, ready)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
             state = self._settled(state, plan, cohort, known, down)
@@ -342,11 +328,10 @@ class Simulation:
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
-            with self._apart(ready if self._early else None):
+            with self.ahead.beside(ready):
                 foreseen = replies[0][0].foreseen
                 server = close_round(self.contract, server, plan, up, len(job.task.clients), foreseen=foreseen)
-            if self._early is not None and server.public.coords is not self._early.coords:
-                server = self._taken_back(server)
+            server = self.ahead.settled(server)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if tap:
@@ -381,31 +366,9 @@ class Simulation:
         clients = min(self.job.cohort, len(self.asked))
         return spent(self.job.method.privacy, clients, len(self.job.task.clients), rounds)
 
-    def _now(self) -> torch.cuda.Event | None:
-        """When all is done that the GPU was asked for until now."""
-        return None if self.beside is None else torch.cuda.current_stream(self.device).record_event()
-
-    @contextmanager
-    def _apart(self, since: torch.cuda.Event | None) -> Iterator[None]:
-        """Let the GPU work beside all that it was asked for after this event, if there is one."""
-        if since is not None and self.beside is not None:
-            self.beside.wait_event(since)
-        with torch.cuda.stream(None if since is None else self.beside):
-            yield
-
-    def _taken_back(self, server: ServerState) -> ServerState:
-        """The server's state where it is not the one that was foreseen; what was trained from that one is dropped."""
-        self._early, self.hasty = None, False  # what was wrong once would be wrong again
-        if self.beside is None:
-            return server
-        torch.cuda.synchronize(self.device)
-        # what was made beside the others' work must not be given back to it while they use it
-        trees = (tmap(torch.clone, tree) for tree in server.public[1:])
-        return server._replace(public=Public(server.public.version, *trees))
-
     def _go_on(self, state: RunState, plan: Plan, foreseen: Foreseen) -> None:
         """Ask the GPU to train the next cohort from the state that this round will lead to."""
-        ready, number, clients = self._now(), state.round + 1, self._drawn(state.round + 1)
+        ready, number, clients = self.ahead.now(), state.round + 1, self._drawn(state.round + 1)
         public = state.server.public._replace(version=state.server.public.version + 1, coords=foreseen.coords)
         work, frame = self._workload(number, clients), self.contract.frame(public.version, self.device)
         blank = [ClientState(public.version)] * len(clients)
@@ -414,9 +377,9 @@ class Simulation:
         try:
             trained = self.recorder.train(lesson)
         except torch.OutOfMemoryError:  # two cohorts at a time are more than it can hold
-            self.hasty = False
+            self.ahead.stop()
             return
-        self._early = _Early(number, clients, foreseen.coords, work, trained, ready)
+        self.ahead.early = Early(number, clients, foreseen.coords, work, trained, ready)
 
     def _opening(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
         """Of what the next round wants to hear, and from whom."""
@@ -514,7 +477,7 @@ class Simulation:
         cohort: tuple[int, ...],
         known: dict[int, ClientState],
         down: Later[_Down],
-        early: _Early | None,
+        early: Early | None,
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk, unless it was trained early."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
@@ -536,7 +499,7 @@ class Simulation:
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
 
-    def _haste(self, state: RunState, plan: Plan, down: Later[_Down], early: _Early | None) -> Haste:
+    def _haste(self, state: RunState, plan: Plan, down: Later[_Down], early: Early | None) -> Haste:
         """What is done ahead of its time in the next round."""
 
         def meanwhile() -> None:
@@ -544,7 +507,7 @@ class Simulation:
 
         contract, number = self.contract.at(state.server.public.version), state.round + 1
         # the first round shows whether this way of training works; a test would wait for what was begun before it
-        may = self.hasty and self._whole(state) and 1 < number < self.job.rounds and not self._tested(number)
+        may = self.ahead.on and self._whole(state) and 1 < number < self.job.rounds and not self._tested(number)
         may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
         return Haste(meanwhile, early.trained if early else None, partial(self._go_on, state, plan) if may else None)
 
@@ -559,7 +522,8 @@ class Simulation:
                 raise ConfigError(
                     f"{self.device} has too little memory to train {clients} at a time; write for example {instead}"
                 ) from error
-            self.recorder, self.hasty, self._early = Recorder(), False, None  # recordings hold the memory of a chunk
+            self.ahead.stop()
+            self.recorder = Recorder()  # recordings hold the memory of a chunk
             torch.cuda.empty_cache()
             why = f"{size} clients at a time are more than the memory of {self.device} holds"
             return state._replace(chunk=-(-size // 2), why="; ".join(filter(None, (state.why, why))))
@@ -633,8 +597,8 @@ class Simulation:
 
     def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The examples of some clients in a round, by their numbers in the pool."""
-        ahead, self._ahead = self._ahead, None
-        batches = ahead[2] if ahead and ahead[:2] == (number, clients) else self._batches(number, clients)
+        drawn, self._next = self._next, None
+        batches = drawn[2] if drawn and drawn[:2] == (number, clients) else self._batches(number, clients)
         return Workload(
             self._sent(torch.from_numpy(batches.index)),
             batches.rows,
@@ -674,9 +638,10 @@ class Simulation:
         """
         down.result()
         number = state.round + 1
-        if self.beside is not None and self._whole(state) and number < self.job.rounds and self._ahead is None:
+        busy = self.device.type == "cuda"  # with training; a CPU has nothing left to look ahead with
+        if busy and self._whole(state) and number < self.job.rounds and self._next is None:
             clients = self._drawn(number)
-            self._ahead = (number, clients, self._batches(number, clients))
+            self._next = (number, clients, self._batches(number, clients))
 
     @contextmanager
     def _kernels(self, chosen: bool | None = None) -> Iterator[None]:

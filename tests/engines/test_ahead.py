@@ -34,12 +34,12 @@ def trainings(monkeypatch):
 
 def play(method, hasty, task=None, **settings):
     simulation = LocalEngine(vectorise="graph").prepare(job(method, task or digits_task(), rounds=ROUNDS, **settings))
-    simulation.hasty = hasty
+    simulation.ahead.on = hasty
     state, records, early = simulation.start(), [], []
     for _ in range(ROUNDS):
         state, record = simulation.round(state)
         records.append(record)
-        early.append(simulation._early is not None)
+        early.append(simulation.ahead.early is not None)
     return state, records, early
 
 
@@ -77,10 +77,10 @@ def test_a_step_is_confirmed_by_its_bits():
 
 def test_another_state_than_the_one_foreseen_is_trained_anew(trainings):
     simulation = LocalEngine(vectorise="graph").prepare(job(Method(), digits_task(), rounds=ROUNDS, eval_every=ROUNDS))
-    simulation.hasty = True
+    simulation.ahead.on = True
     first, _ = simulation.round(simulation.start())
     second, _ = simulation.round(first)
-    assert simulation._early is not None
+    assert simulation.ahead.early is not None
     again, _ = simulation.round(first)  # as after a return to a checkpoint
     assert same_public(second.server.public, again.server.public)
     assert len(trainings) == 5  # one for each round, and two ahead
