@@ -9,14 +9,6 @@ import torch
 from thinwire.core.threads import LEAST, each, on_one_core
 
 
-@pytest.fixture
-def three_cores():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
     assert each(lambda x: x * x, range(20), LEAST) == [x * x for x in range(20)]
     with pytest.raises(ZeroDivisionError):

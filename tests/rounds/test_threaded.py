@@ -15,14 +15,6 @@ from thinwire.rounds import Local, Method
 from thinwire.spaces import MAPO, FedPara
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def convolutions():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -31,7 +23,7 @@ def convolutions():
 
 
 @pytest.mark.parametrize("model", [perceptron, convolutions])
-def test_all_ways_agree_after_ten_rounds(model, two_threads):
+def test_all_ways_agree_after_ten_rounds(model, three_cores):
     run = job(task=digits_task(model()), rounds=10, cohort=4)
     ends = {}
     for how in ("loop", "threads", "vmap", "graph"):
@@ -46,7 +38,7 @@ def test_all_ways_agree_after_ten_rounds(model, two_threads):
     "method",
     [*METHODS.values(), Method(client_opt=SGD(0.05, momentum=0.9)), Method(space=MAPO(k=32)), Method(space=FedPara())],
 )
-def test_bits_depend_neither_on_timing_nor_on_the_number_of_threads(method, two_threads):
+def test_bits_depend_neither_on_timing_nor_on_the_number_of_threads(method, three_cores):
     run = job(method, rounds=3, cohort=5)
     runs = [play(run, LocalEngine(vectorise="threads")) for _ in range(2)]
     torch.set_num_threads(1)
@@ -57,7 +49,7 @@ def test_bits_depend_neither_on_timing_nor_on_the_number_of_threads(method, two_
         assert same_public(others[-1].server.public, states[-1].server.public)
 
 
-def test_each_thread_has_one_core_and_the_caller_keeps_its_own(two_threads):
+def test_each_thread_has_one_core_and_the_caller_keeps_its_own(three_cores):
     seen = []
 
     class Watching(nn.Linear):
@@ -70,18 +62,18 @@ def test_each_thread_has_one_core_and_the_caller_keeps_its_own(two_threads):
     simulation.round(simulation.start())
     assert {name.split("_")[0] for name, _ in seen} == {"thinwire"}
     assert {count for _, count in seen} == {1}
-    assert torch.get_num_threads() == 2
-    assert simulation.crew.workers == 2
+    assert torch.get_num_threads() == 3
+    assert simulation.crew.workers == 3
 
 
-def test_running_statistics_are_each_client_s_own(two_threads):
+def test_running_statistics_are_each_client_s_own(three_cores):
     task = digits_task(perceptron(norm=True))
     ends = [play(job(task=task, local=Local(2, 8)), LocalEngine(vectorise=how))[1][-1] for how in ("threads", "loop")]
     for name, block in ends[0].server.public.buffers.items():
         torch.testing.assert_close(block, ends[1].server.public.buffers[name])
 
 
-def test_a_model_that_draws_random_numbers_is_refused_and_the_generator_left_alone(two_threads):
+def test_a_model_that_draws_random_numbers_is_refused_and_the_generator_left_alone(three_cores):
     task = digits_task(nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
     before = torch.get_rng_state()
     with pytest.raises(ConfigError, match=r"'threads': the model draws random numbers .*; write vectorise = 'auto'"):
@@ -89,7 +81,7 @@ def test_a_model_that_draws_random_numbers_is_refused_and_the_generator_left_alo
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_error_in_a_thread_is_raised(two_threads):
+def test_an_error_in_a_thread_is_raised(three_cores):
     class Broken(nn.Linear):
         def forward(self, x):
             if self.training:

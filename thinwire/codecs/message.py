@@ -182,6 +182,11 @@ def pack_pieces(
     return (*parts, _checksum(parts, schema, crc))
 
 
+def length(pieces: Pieces) -> int:
+    """How long a message in pieces is."""
+    return sum(map(len, pieces))
+
+
 def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray]) -> memoryview:
     """A long message in one piece.
 
@@ -193,8 +198,8 @@ def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray]) -> memoryview:
     threads work while it copies; `bytes.join` does not.
     """
     longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
-    position = -sum(map(len, pieces[:longest])) % 8
-    message = room(position + sum(map(len, pieces)))
+    position = -length(pieces[:longest]) % 8
+    message = room(position + length(pieces))
     start = position
     for piece in pieces:
         np.copyto(message[position : position + len(piece)], np.frombuffer(piece, np.uint8))

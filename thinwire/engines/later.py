@@ -1,7 +1,7 @@
 """What the host can do while a GPU trains: messages to clients that already have what they need, the next batches.
 
-A GPU works through what it was asked while Python would wait for the end of it. Work that is put off until then sees
-what the GPU was asked for before, and does not wait for what it was asked since.
+A GPU works through what it was asked while Python would wait for the end of it. Work that is put off until then goes
+beside: it waits for what it needs, and for nothing that the GPU was asked for since.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Later(Generic[A]):
     Args:
         work: what makes it.
         stream: where the GPU does it, beside all else; None on a CPU.
-        since: when what it needs is ready; by default, once all is done that the GPU was asked for before.
+        since: when what it needs is ready there.
 
     >>> later = Later(lambda: print("now") or 2)
     >>> later.result() + later.result()
@@ -32,7 +32,7 @@ class Later(Generic[A]):
         self, work: Callable[[], A], stream: torch.cuda.Stream | None = None, since: torch.cuda.Event | None = None
     ) -> None:
         self._work, self._stream, self._made = work, stream, False
-        self._since = since or (torch.cuda.current_stream(stream.device).record_event() if stream else None)
+        self._since = since
         self._value: A
 
     def result(self) -> A:

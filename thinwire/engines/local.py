@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from thinwire.codecs.message import Pieces
+from thinwire.codecs.message import Pieces, length
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.threads import on_one_core
@@ -34,7 +34,7 @@ from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
 from thinwire.rounds.batches import Batches, Local, plan_batches
-from thinwire.rounds.down import Opening, length, receive
+from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.foresight import Foreseen, foreseeable
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard

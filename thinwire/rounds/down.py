@@ -77,11 +77,6 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int = E
     return b"".join(Opening(contract, server).state(message.version, client))
 
 
-def length(pieces: wire.Pieces) -> int:
-    """How long a message in pieces is."""
-    return sum(map(len, pieces))
-
-
 class Opening:
     """The messages that open one round; what they share is made at most once."""
 
@@ -109,7 +104,7 @@ class Opening:
         total = sum(sizes)
         if self.contract.method.link == "snapshot":
             return total, 0
-        ordinary = length(self.shortest(max(0, self.server.public.version - 1)))
+        ordinary = wire.length(self.shortest(max(0, self.server.public.version - 1)))
         down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
 
@@ -124,9 +119,9 @@ class Opening:
         steps = self.steps(version, past)
         if (
             contract.window(self.server.public.version)
-            and length(steps) > contract.weights.nbytes + contract.coords.nbytes
+            and wire.length(steps) > contract.weights.nbytes + contract.coords.nbytes
         ):
-            return min(steps, self.state(version, client), key=length)
+            return min(steps, self.state(version, client), key=wire.length)
         return steps  # before the first merge no state is shorter: do not build it to find out
 
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:

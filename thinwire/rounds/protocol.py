@@ -366,7 +366,7 @@ def cohort_round(
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
         pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema)
-        message = wire.laid_out(pieces, where) if contract.code.nbytes >= LEAST else b"".join(pieces)
+        message = wire.laid_out(pieces, where) if wire.length(pieces) >= LEAST else b"".join(pieces)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)

@@ -272,12 +272,7 @@ def _workers(jobs: int) -> Iterator[Executor | None]:
 
 def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
     """Runs that can go on: a run that broke down would do so again."""
-    return {
-        e.digest(): e
-        for line in lines
-        for e in line.runs
-        if not summary(e, out) and not (default_folder(e, out) / "diverged.json").exists()
-    }
+    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out) and not broke_down(e, out)}
 
 
 def _run_all(
