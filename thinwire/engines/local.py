@@ -483,9 +483,9 @@ class Simulation:
         replies: list[tuple[Reply, tuple[int, ...]]] = []
         while True:
             chunks = list(self._chunks(cohort, state.server.public, known, down, state.chunk))
-            haste, work = self._haste(state, plan, down, early), early.work if early else None
+            haste = self._haste(state, plan, down, early)
             try:
-                made = self._replies(state, plan, cohort, known, chunks, haste, work)
+                made = self._replies(state, plan, cohort, known, chunks, haste)
                 for (chunk, _), reply in zip(chunks, made, strict=True):
                     replies.append((reply, chunk))
                 break
@@ -509,7 +509,8 @@ class Simulation:
         # the first round shows whether this way of training works; a test would wait for what was begun before it
         may = self.ahead.on and self._whole(state) and 1 < number < self.job.rounds and not self._tested(number)
         may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
-        return Haste(meanwhile, early.trained if early else None, partial(self._go_on, state, plan) if may else None)
+        trained, work = (early.trained, early.work) if early else (None, None)
+        return Haste(meanwhile, trained, work, partial(self._go_on, state, plan) if may else None)
 
     def _other_way(self, state: RunState, error: Exception, size: int, begun: bool) -> RunState:
         """How to train where one way failed, with so many clients at a time: fewer of them, or the next way."""
@@ -545,12 +546,11 @@ class Simulation:
         known: dict[int, ClientState],
         chunks: list[tuple[tuple[int, ...], Public]],
         haste: Haste,
-        work: Workload | None,
     ) -> Iterator[Reply]:
         """What the clients of each chunk give back."""
         for chunk, seen in chunks:
             states = [known[i] for i in chunk]
-            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, states, haste, work)
+            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, states, haste)
 
     def train_chunk(
         self,
@@ -562,12 +562,11 @@ class Simulation:
         chunk: tuple[int, ...],
         states: list[ClientState],
         haste: Haste = NO_HASTE,
-        work: Workload | None = None,
     ) -> Reply:
         """Train some clients of a cohort from the public state that they received."""
         circle = Circle(cohort, self._secret) if self.job.method.secure else None
         frame = self.contract.frame(seen.version, self.device)
-        work = work or self._workload(number, chunk)
+        work = haste.work or self._workload(number, chunk)
         return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, haste)
 
     def _chunks(

@@ -21,7 +21,7 @@ import torch
 from thinwire.core.tree import to_device
 from thinwire.engines.local import Job, LocalEngine, RunState, Simulation
 from thinwire.errors import ConfigError
-from thinwire.rounds.local import Vectorise, Workload
+from thinwire.rounds.local import Vectorise
 from thinwire.rounds.protocol import Haste, Reply
 from thinwire.rounds.state import ClientState, Public
 from thinwire.schedules.base import Plan
@@ -73,7 +73,6 @@ class Spread(Simulation):
         known: dict[int, ClientState],
         chunks: list[tuple[tuple[int, ...], Public]],
         haste: Haste,
-        work: Workload | None,
     ) -> Iterator[Reply]:
         """What the clients of each chunk give back; chunk k is trained by worker k, and round again."""
         sent = {id(seen): self.ray.put(_on(seen, "cpu")) for _, seen in chunks}

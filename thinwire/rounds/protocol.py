@@ -91,7 +91,8 @@ class Haste(NamedTuple):
     """What an engine does so that a GPU need not wait for the host."""
 
     meanwhile: Callable[[], None] | None = None  # is called once the GPU has been asked to train, and before a wait
-    trained: Trained | None = None  # what was already trained, from the very same state and work
+    trained: Trained | None = None  # what was already trained, from the very same state
+    work: Workload | None = None  # on what
     go_on: Callable[[Foreseen], None] | None = None  # trains the next cohort; only where the round is foreseeable
 
 
