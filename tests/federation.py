@@ -115,7 +115,7 @@ class Federation:
         )
         self.states[client] = reply.states[0]
         self.losses.append(float(reply.loss[0]))
-        return reply.messages[0]
+        return bytes(reply.messages[0])
 
     def round(self, cohort) -> dict[int, bytes]:
         """One round; gives what the clients said."""

@@ -275,8 +275,11 @@ def test_a_long_message_is_laid_out_so_that_its_numbers_can_be_read_where_they_a
     made = laid_out(pieces, lambda size: np.empty(size, np.uint8))
     assert bytes(made) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
     parts = (b"short", memoryview(payload).cast("B"), b"end")
-    made = laid_out(parts, lambda size: np.empty(size, np.uint8))
-    assert bytes(made) == b"".join(parts)
-    assert np.frombuffer(made, np.uint8)[5:].ctypes.data % 8 == 0
+    for room in (lambda size: np.empty(size, np.uint8), None):
+        made = laid_out(parts, room)
+        assert bytes(made) == b"".join(parts)
+        there = np.frombuffer(made, np.uint8)[5:]
+        assert there.ctypes.data % 8 == 0
+        assert there.flags.writeable, "torch takes no other"
     lane = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], SCHEMA), SCHEMA).bodies[0], SCHEMA).lanes[COORDS]
     assert isinstance(lane, memoryview), "nothing is copied to be read"

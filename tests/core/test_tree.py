@@ -114,8 +114,21 @@ def test_a_cut_tree_is_its_vector_and_cannot_be_changed():
     ):
         with pytest.raises(TypeError):
             change()
-    assert type({**tree}) is type(t.add(tree, tree)) is type(copy.deepcopy(tree)) is dict
+    assert type({**tree}) is type(t.add(tree, {**tree})) is type(copy.deepcopy(tree)) is dict
     assert same(copy.deepcopy(tree), tree)
+
+
+def test_numbers_of_cut_trees_are_those_of_their_blocks():
+    torch.manual_seed(0)
+    like = [torch.zeros(2), torch.zeros(2, 3)]
+    a, b = (cut(torch.randn(8), ["a", "b"], like) for _ in range(2))
+    for made, blocks in ((t.add(a, b), t.add({**a}, {**b})), (t.sub(a, b), t.sub({**a}, {**b}))):
+        assert isinstance(made, t.Cut)
+        assert same(made, blocks)
+    assert same(t.scale(a, -0.3), t.scale({**a}, -0.3))
+    assert t.flatten(a) is a.vector
+    other = cut(torch.randn(8), ["b", "a"], like[::-1])
+    assert same(t.add(a, other), t.add({**a}, {**other}))  # by name, not by place
 
 
 def test_a_matrix_has_a_row_for_each_client_that_can_be_cut_again():

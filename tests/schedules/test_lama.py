@@ -329,7 +329,7 @@ def answers(federation: Federation, client: int, state) -> bytes:
     work = workload(federation.task, [client], [Key(9)], STEPS)
     plan = federation.asked[client]
     args = (federation.contract, federation.model, federation.public[client], {}, plan, (client,), [state], work)
-    return cohort_round(*args, "loop").messages[0] + version.to_bytes(2, "little")
+    return bytes(cohort_round(*args, "loop").messages[0]) + version.to_bytes(2, "little")
 
 
 def drifting() -> Federation:

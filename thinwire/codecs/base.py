@@ -110,16 +110,15 @@ class Raw:
         """Cut the bytes at the sizes that the specification gives."""
         if len(data) != spec.nbytes:
             raise WireError(f"expected {spec.nbytes} bytes of raw numbers, got {len(data)}")
-        out: Tree = {}
-        position = 0
         there = np.frombuffer(data, np.uint8)
         # bytes that nobody may write to, or that lie at odd places, cannot be numbers of torch
-        whole = torch.from_numpy(there if there.flags.writeable and not there.ctypes.data % 8 else there.copy())
-        kinds = {block.dtype for block in spec}
-        if (
-            len(kinds) == 1 and torch.bool not in kinds and data and sys.byteorder == "little"
-        ):  # the common case: cut once
-            return cut(whole.view(kinds.pop()), spec.names, spec.like)
+        place, fixed = there.__array_interface__["data"]
+        whole = torch.from_numpy(there.copy() if fixed or place % 8 else there)
+        kind = spec.dtype
+        if kind not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: cut once
+            return cut(whole.view(kind), spec.names, spec.like)
+        out: Tree = {}
+        position = 0
         for block in spec:
             out[block.name] = _from_bytes(whole[position : position + block.nbytes], block)
             position += block.nbytes

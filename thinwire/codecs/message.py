@@ -52,6 +52,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -92,6 +93,11 @@ class Schema:
     digest: bytes  # eight bytes
     blocks: tuple[str, ...]
 
+    @cached_property
+    def everything(self) -> frozenset[str]:
+        """The plan of all blocks."""
+        return frozenset(self.blocks)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -101,6 +107,7 @@ class Message:
     version: int
     behind: int  # how many versions the receiver is behind; 0 in what a client sends
     bodies: Sequence[memoryview]
+    first: Body | None  # the first of them, read: messages from clients have no other
 
 
 class _Bodies(Sequence[memoryview]):
@@ -130,7 +137,7 @@ def pack_body(body: Body, schema: Schema) -> bytes:
 
 def body_parts(body: Body, schema: Schema) -> list[Bytes]:
     """A body as pieces of bytes, for whoever joins them with others: payloads may be long."""
-    everything = body.plan is None or body.plan == frozenset(schema.blocks)
+    everything = body.plan is None or body.plan == schema.everything
     out: list[Bytes] = [
         b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks),
         varint(len(body.lanes)),
@@ -187,18 +194,22 @@ def length(pieces: Pieces) -> int:
     return sum(map(len, pieces))
 
 
-def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray]) -> memoryview:
-    """A long message in one piece.
+def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray] | None = None) -> Bytes:
+    """A message in one piece; of a long one, a view.
 
     Args:
         pieces: of the message.
-        room: gives so many bytes to write it to, at an address that 8 divides.
+        room: for messages of megabytes: gives so many bytes to write it to, at an address that 8 divides.
 
     The longest piece, which holds the numbers, is put where they can be read without another copy. numpy lets other
-    threads work while it copies; `bytes.join` does not.
+    threads work while it copies; Python's `join`, which is quick to begin, does not.
     """
+    if length(pieces) < _LONG:
+        return b"".join(pieces)
     longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
     position = -length(pieces[:longest]) % 8
+    if room is None:
+        return memoryview(bytearray().join((bytes(position), *pieces)))[position:]
     message = room(position + length(pieces))
     start = position
     for piece in pieces:
@@ -233,15 +244,17 @@ def unpack(data: Bytes, schema: Schema) -> Message:
             raise WireError(f"a message to version {version} cannot start {behind} versions before it")
     least, most = {UP: (1, 1), STEPS: (min(behind, 1) + 1, behind + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
     ends = array("I" if len(payload) < 1 << 32 else "Q", [position])
+    first = None
     while position < len(payload) and len(ends) - 1 <= most:  # one too many is enough to know
-        _, _, position = _read_body(payload, position, schema)
+        plan, lanes, position = _read_body(payload, position, schema)
+        first = first or Body(plan, lanes)
         ends.append(position)
     bodies = _Bodies(payload, ends)
     if not least <= len(bodies) <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}"
         found = f"{len(bodies)}" + (" or more" if len(bodies) > most else "")
         raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {found}")
-    return Message(kind, version, behind, bodies)
+    return Message(kind, version, behind, bodies, first)
 
 
 def _read_body(

@@ -32,6 +32,9 @@ _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers and Weyl increments of the published algorithm
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
+_LOW, _SHIFT = np.full((1, 1), _MASK, np.uint64), np.full((1, 1), 32, np.uint64)  # arrays: quicker than single numbers
+_MULTIPLIERS = np.array([[_M0], [_M1]], np.uint64)
+_WEYL = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * np.array([[_W0], [_W1]], np.uint64)  # of each round
 _CHUNK = 1 << 15  # counters at a time: working arrays stay in the cache, and threads seldom ask for Python's lock
 
 # A normal is Bin(32, 1/2) - 16 plus a triangular number of 16 fractional bits, an integer below 2**21 in size: exact in
@@ -39,67 +42,81 @@ _CHUNK = 1 << 15  # counters at a time: working arrays stay in the cache, and th
 NORMAL_SCALE = float(np.float32(1 / math.sqrt((8 + 1 / 6) * 2.0**32 - 1 / 6)))
 
 
-def philox_numpy(counter: np.ndarray, key: tuple[int, int] | np.ndarray) -> np.ndarray:
+def philox_numpy(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Philox4x32-10 of each row of counters, in numpy.
 
     Args:
         counter: (n, 4) integers below 2**32.
-        key: two integers below 2**32, or (2, n) of them, two for each row.
+        key: two integers below 2**32.
 
     Returns:
         (n, 4) uint32.
     """
-    state = np.ascontiguousarray(counter.T, np.uint64)
-    if state.base is counter or state is counter:
-        state = state.copy()
-    out = np.empty(counter.shape, np.uint32)
-    _philox_in_place(state, *key)
-    out[:] = state.T
+    upper, lower = (np.ascontiguousarray(counter.T[i::2], np.uint64).copy() for i in range(2))
+    _philox_in_place(upper, lower, *key)
+    return _interleaved(upper, lower)
+
+
+def _interleaved(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """The words of each counter side by side, from its first and third word and from the others."""
+    out = np.empty((upper.shape[1], 4), np.uint32)
+    out[:, 0::2], out[:, 1::2] = upper.T, lower.T
     return out
 
 
-def _philox_in_place(state: np.ndarray, k0: Any, k1: Any, rounds: int = _ROUNDS) -> None:
-    """Rounds of Philox on four rows of counters. In place: on new arrays most of the time is spent on memory."""
-    upper, lower = state[0::2], state[1::2]
-    products = np.empty(upper.shape, np.uint64)
-    mask, shift = np.uint64(_MASK), np.uint64(32)
-    multipliers, steps = np.array([[_M0], [_M1]], np.uint64), np.array([[_W0], [_W1]], np.uint64)
-    keys = np.stack((np.atleast_1d(k0), np.atleast_1d(k1))).astype(np.uint64)
+def _philox_in_place(upper: np.ndarray, lower: np.ndarray, k0: Any, k1: Any, done: int = 0) -> None:
+    """Philox on counters, of which two rows hold the first and third words, and two the others.
+
+    In place: on new arrays most of the time is spent on memory. So many rounds were done otherwise.
+    """
+    products = np.empty_like(upper)
     crossed = products[::-1]  # each half goes on with what the other made
-    for _ in range(rounds):
-        np.multiply(upper, multipliers, out=products)
-        np.right_shift(crossed, shift, out=upper)
-        np.bitwise_xor(upper, lower, out=upper)
-        np.bitwise_xor(upper, keys, out=upper)
-        np.bitwise_and(crossed, mask, out=lower)
-        keys = keys + steps & mask
+    for keys in np.array([k0, k1], np.uint64).reshape(2, -1) + _WEYL[done:] & _LOW:
+        np.multiply(upper, _MULTIPLIERS, products)
+        np.right_shift(crossed, _SHIFT, upper)
+        np.bitwise_xor(upper, lower, upper)
+        np.bitwise_xor(upper, keys, upper)
+        np.bitwise_and(crossed, _LOW, lower)
 
 
 def _philox_counted(first: int, last: int, k0: int, k1: int) -> np.ndarray:
-    """Philox4x32-10 of the counters first .. last - 1, as four rows.
-
-    Their upper words are all alike, so that half of the first two rounds is the arithmetic of single numbers.
-    """
+    """Philox4x32-10 of the counters first .. last - 1, as (n, 4) uint32."""
     high, border = first >> 32, (first >> 32) + 1 << 32
     if last > border:
-        return np.concatenate((_philox_counted(first, border, k0, k1), _philox_counted(border, last, k0, k1)), 1)
-    state = np.empty((4, last - first), np.uint64)
-    c0, c1, c2, c3 = state
-    mask, shift = np.uint64(_MASK), np.uint64(32)
-    np.multiply(np.arange(first & _MASK, last - (high << 32), dtype=np.uint64), np.uint64(_M0), out=c3)
-    np.right_shift(c3, shift, out=c2)
-    np.bitwise_xor(c2, np.uint64(k1), out=c2)
-    np.bitwise_and(c3, mask, out=c3)
-    product = (high ^ k0) * _M0  # the second round: here c0 and c1 are the same for all
-    k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    np.multiply(c2, np.uint64(_M1), out=c1)
-    np.right_shift(c1, shift, out=c0)
-    np.bitwise_xor(c0, np.uint64(k0), out=c0)
-    np.bitwise_and(c1, mask, out=c1)
-    np.bitwise_xor(c3, np.uint64(product >> 32 ^ k1), out=c2)
-    c3.fill(product & _MASK)
-    _philox_in_place(state, (k0 + _W0) & _MASK, (k1 + _W1) & _MASK, _ROUNDS - 2)
-    return state
+        return np.concatenate((_philox_counted(first, border, k0, k1), _philox_counted(border, last, k0, k1)))
+    low = np.arange(first & _MASK, last - (high << 32), dtype=np.uint64)
+    return _interleaved(*_philox_alike(low, high, np.uint64(k0), np.uint64(k1)))
+
+
+def _philox_alike(low: np.ndarray, high: int, k0: Any, k1: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Philox4x32-10 of counters with the same second word, and 0 in the third and fourth.
+
+    Half of the first two rounds is then the arithmetic of single numbers, or of one for each key.
+
+    Args:
+        low: the first word of each counter.
+        high: the second word of all.
+        k0: the first word of the key, or of each counter's own key.
+        k1: the second.
+
+    Returns:
+        the first and third words as two rows, and the others.
+    """
+    upper, lower = np.empty((2, len(low)), np.uint64), np.empty((2, len(low)), np.uint64)
+    (c0, c2), (c1, c3) = upper, lower
+    np.multiply(low, np.uint64(_M0), c3)
+    np.right_shift(c3, _SHIFT[0], c2)
+    np.bitwise_xor(c2, k1, c2)
+    np.bitwise_and(c3, _LOW[0], c3)
+    product = (k0 ^ np.uint64(high)) * np.uint64(_M0)  # the second round: here c0 and c1 are alike
+    np.multiply(c2, np.uint64(_M1), c1)
+    np.right_shift(c1, _SHIFT[0], c0)
+    np.bitwise_xor(c0, k0 + _WEYL[1, 0] & _LOW[0], c0)
+    np.bitwise_and(c1, _LOW[0], c1)
+    np.bitwise_xor(c3, product >> _SHIFT[0] ^ k1 + _WEYL[1, 1] & _LOW[0], c2)
+    c3[:] = product & _LOW[0]
+    _philox_in_place(upper, lower, k0, k1, done=2)
+    return upper, lower
 
 
 def philox_torch(counter: Tensor, key: tuple[int, int]) -> Tensor:
@@ -153,9 +170,7 @@ class Key:
         first, last = start // 4, -(-(start + n) // 4)
         out = np.empty((last - first, 4), np.uint32)
         for lo in range(first, last, _CHUNK):
-            part = out[lo - first : lo - first + _CHUNK]
-            for word, row in enumerate(_philox_counted(lo, min(lo + _CHUNK, last), *self._halves())):
-                part[:, word] = row
+            out[lo - first : lo - first + _CHUNK] = _philox_counted(lo, min(lo + _CHUNK, last), *self._halves())
         return out.reshape(-1)[start - 4 * first :][:n]
 
     def words(self, n: int, start: int = 0, device: Device = None) -> Tensor:
@@ -208,13 +223,15 @@ class Key:
         """+1 or -1 as float32; number i is bit i % 32 of word i // 32, so one Philox block makes 128 of them."""
         n = math.prod(shape)
         first, last = start // 32, -(-(start + n) // 32)
+        if torch.device(device or "cpu").type == "cpu":
+            drawn = self.words_numpy(last - first, first).astype("<u4", copy=False)
+            bits = np.unpackbits(drawn.view(np.uint8), bitorder="little").astype(np.float32)
+            bits *= 2
+            bits -= 1
+            return torch.from_numpy(bits[start - 32 * first :][:n].reshape(shape))
         words = self.words(last - first, first, device)
-        if words.device.type == "cpu":
-            bits = np.unpackbits(words.numpy().astype("<u4").view(np.uint8), bitorder="little")
-            flat = torch.from_numpy(bits.astype(np.float32))
-        else:
-            shifts = torch.arange(32, dtype=torch.int64, device=words.device)
-            flat = ((words[:, None] >> shifts) & 1).to(torch.float32).view(-1)
+        shifts = torch.arange(32, dtype=torch.int64, device=words.device)
+        flat = ((words[:, None] >> shifts) & 1).to(torch.float32).view(-1)
         return flat.mul_(2).sub_(1)[start - 32 * first :][:n].view(shape)
 
     def normal(self, *shape: int, start: int = 0, device: Device = None) -> Tensor:
@@ -246,17 +263,36 @@ def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:
     """
     blocks = [-(-2 * n // 4) for n in sizes]  # two words a number, four words a block
     ends = np.cumsum(blocks)
-    counter = np.zeros((sum(blocks), 4), np.uint64)
-    counter[:, 0] = np.arange(len(counter)) - np.repeat(ends - blocks, blocks)
-    halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2), blocks, axis=0).T
-    words = np.empty((len(counter), 4), np.uint32)
+    counter = np.arange(sum(blocks), dtype=np.uint64) - np.repeat(ends - blocks, blocks).astype(np.uint64)
+    halves = np.repeat(np.array([key._halves() for key in keys], np.uint64).reshape(-1, 2).T, blocks, axis=1)
+    order = np.empty((len(counter), 2), np.int64)
     for lo in range(0, len(counter), _CHUNK):
         part = slice(lo, lo + _CHUNK)
-        words[part] = philox_numpy(counter[part], halves[:, part])
-    pairs = words.reshape(-1, 2).astype(np.int64)
-    order = (pairs[:, 0] << 31) | (pairs[:, 1] >> 1)
-    starts = 2 * (ends - blocks)
-    return [np.argsort(order[at : at + n], kind="stable") for at, n in zip(starts, sizes, strict=True)]
+        upper, lower = _philox_alike(counter[part], 0, *halves[:, part])
+        order[part] = (upper.view(np.int64) << 31 | lower.view(np.int64) >> 1).T
+    if len(set(sizes)) == 1:  # the common case: all in one go
+        return list(_sorted_places(order.reshape(len(keys), -1)[:, : sizes[0]]))
+    flat, starts = order.reshape(-1), 2 * (ends - blocks)
+    return [_sorted_places(flat[at : at + n]) for at, n in zip(starts, sizes, strict=True)]
+
+
+def _sorted_places(numbers: np.ndarray) -> np.ndarray:
+    """`np.argsort(numbers, kind="stable")` of whole numbers from 0 to 2**63 - 1, faster where they are many.
+
+    The place of each stands in its own last bits, so that numbers alone are sorted. Where two differ in nothing but
+    these bits, which among random numbers hardly ever happens, it is done the long way.
+
+    >>> _sorted_places(np.array([5, 3, 1 << 62])).tolist(), _sorted_places(np.array([7, 3, 7])).tolist()
+    ([1, 0, 2], [1, 0, 2])
+    """
+    n = numbers.shape[-1]
+    bits = n.bit_length()
+    ranked: np.ndarray = np.sort(numbers >> bits << bits | np.arange(n))
+    ranks = ranked >> bits
+    if (ranks[..., 1:] == ranks[..., :-1]).any():
+        return np.argsort(numbers, kind="stable")
+    ranked &= (1 << bits) - 1
+    return ranked
 
 
 @lru_cache(maxsize=1 << 12, typed=True)  # both ends of a round ask for the same keys

@@ -86,6 +86,11 @@ class Spec:
         return tuple(block.name for block in self.blocks)
 
     @cached_property
+    def named(self) -> frozenset[str]:
+        """The same without an order."""
+        return frozenset(self.names)
+
+    @cached_property
     def size(self) -> int:
         """How many numbers in all."""
         return sum(block.numel for block in self.blocks)
@@ -98,7 +103,14 @@ class Spec:
     def restrict(self, names: Iterable[str]) -> Spec:
         """Only the named blocks, in this order."""
         wanted = set(names)
-        return Spec(tuple(block for block in self.blocks if block.name in wanted))
+        kept = tuple(block for block in self.blocks if block.name in wanted)
+        return self if len(kept) == len(self.blocks) else Spec(kept)
+
+    @cached_property
+    def dtype(self) -> torch.dtype | None:
+        """The number type of all blocks, if they share one."""
+        kinds = {block.dtype for block in self.blocks}
+        return kinds.pop() if len(kinds) == 1 else None
 
     @cached_property
     def like(self) -> tuple[Tensor, ...]:

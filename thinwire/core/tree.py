@@ -32,17 +32,25 @@ def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[
 
 def add(a: Tree, b: Tree) -> Tree:
     """a + b, block by block."""
-    return tmap(torch.add, a, b)
+    return _number_by_number(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """a - b, block by block."""
-    return tmap(torch.sub, a, b)
+    return _number_by_number(torch.sub, a, b)
 
 
 def scale(tree: Tree, factor: float) -> Tree:
     """factor * tree."""
-    return tmap(lambda x: x * factor, tree)
+    return _number_by_number(lambda x: x * factor, tree)
+
+
+def _number_by_number(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """`tmap` of a function that looks at no number's neighbours: trees that lie in one vector each take one call."""
+    cuts = [tree for tree in trees if isinstance(tree, Cut)]
+    if len(cuts) < len(trees) or any(list(tree) != list(cuts[0]) for tree in cuts[1:]):
+        return tmap(fn, *trees)
+    return cut(fn(*(tree.vector for tree in cuts)), cuts[0].names, cuts[0].like)
 
 
 def zeros_like(tree: Tree) -> Tree:
@@ -71,13 +79,13 @@ def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callabl
     device = torch.device(device)
     away: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tree in trees:
-        for block in tree.values():
+        for block in [tree.vector] if isinstance(tree, Cut) else tree.values():
             if block.device.type != device.type or device.index not in (None, block.device.index):
                 away.setdefault((block.dtype, block.device), []).append(block)
     arrived: dict[int, Tensor] = {}
     events: list[torch.cuda.Event] = []
     for (_, source), blocks in away.items():
-        flat = torch.cat([block.reshape(-1) for block in blocks])
+        flat = torch.cat([block.reshape(-1) for block in blocks]) if len(blocks) > 1 else blocks[0].reshape(-1)
         if source.type == "cuda" and device.type == "cpu":  # into pinned memory, which a GPU can write to by itself
             flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
             events.append(torch.cuda.current_stream(source).record_event())
@@ -85,7 +93,7 @@ def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callabl
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])
         arrived |= {id(block): piece.view(block.shape) for block, piece in zip(blocks, pieces, strict=True)}
-    there = [{name: arrived.get(id(block), block) for name, block in tree.items()} for tree in trees]
+    there = [_arrived(tree, arrived) for tree in trees]
 
     def wait() -> list[Tree]:
         for event in events:
@@ -95,9 +103,18 @@ def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callabl
     return wait
 
 
+def _arrived(tree: Tree, arrived: Mapping[int, Tensor]) -> Tree:
+    """A tree with blocks that are elsewhere now, by the ids of those that they stand for."""
+    if isinstance(tree, Cut):
+        return cut(arrived.get(id(tree.vector), tree.vector), tree.names, tree.like)
+    return {name: arrived.get(id(block), block) for name, block in tree.items()}
+
+
 def restrict(tree: Tree, names: Iterable[str]) -> Tree:
     """Only the named blocks, in the tree's own order."""
     wanted = set(names)
+    if isinstance(tree, Cut) and wanted.issuperset(tree.names):
+        return tree
     return {name: block for name, block in tree.items() if name in wanted}
 
 
@@ -118,6 +135,8 @@ def unstack(tree: Tree, client: int) -> Tree:
 
 def flatten(tree: Tree) -> Tensor:
     """All blocks as one vector, in the tree's order, each row-major."""
+    if isinstance(tree, Cut):
+        return tree.vector
     blocks = [block.reshape(-1) for block in tree.values()]
     return torch.cat(blocks) if blocks else torch.zeros(0)
 
@@ -281,7 +300,8 @@ def grand_total(*trees: Tree) -> Tensor:
     >>> grand_total({"a": torch.ones(2)}, {"b": torch.ones(3)}).item()
     5.0
     """
-    sums = [block.sum().double() for tree in trees for block in tree.values() if block.is_floating_point()]
+    blocks = [block for tree in trees for block in ([tree.vector] if isinstance(tree, Cut) else tree.values())]
+    sums = [block.sum().double() for block in blocks if block.is_floating_point()]
     return torch.stack([one.to(sums[0].device) for one in sums]).sum() if sums else torch.zeros((), dtype=torch.float64)
 
 

@@ -56,8 +56,13 @@ class Ahead:
         return None if self.stream is None else torch.cuda.current_stream(self.device).record_event()
 
     @contextmanager
-    def beside(self, since: torch.cuda.Event | None) -> Iterator[None]:
-        """Let the GPU do what follows beside a cohort that it trains early, if it does, once `since` is there."""
+    def beside(self, since: torch.cuda.Event | None = None) -> Iterator[None]:
+        """Let the GPU do what follows beside a cohort that it trains early, if it does.
+
+        Args:
+            since: when what it needs is there; by default when that cohort could begin.
+        """
+        since = since or (self.early.ready if self.early else None)
         if self.early is None or self.stream is None or since is None:
             yield
             return

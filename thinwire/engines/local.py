@@ -18,11 +18,11 @@ from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
 
 from thinwire.codecs.message import Pieces, length
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
+from thinwire.core.room import sent
 from thinwire.core.threads import on_one_core
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
@@ -341,7 +341,7 @@ class Simulation:
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
         if self._tested(number):
-            with self._kernels(state.onednn):
+            with self._kernels(state.onednn), self.ahead.beside():
                 test_loss, accuracy = self._test(server.public)
                 own_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
@@ -506,8 +506,8 @@ class Simulation:
             self._look_ahead(state, down)
 
         contract, number = self.contract.at(state.server.public.version), state.round + 1
-        # the first round shows whether this way of training works; a test would wait for what was begun before it
-        may = self.ahead.on and self._whole(state) and 1 < number < self.job.rounds and not self._tested(number)
+        # the first round shows whether this way of training works
+        may = self.ahead.on and self._whole(state) and 1 < number < self.job.rounds
         may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
         trained, work = (early.trained, early.work) if early else (None, None)
         return Haste(meanwhile, trained, work, partial(self._go_on, state, plan) if may else None)
@@ -599,18 +599,12 @@ class Simulation:
         drawn, self._next = self._next, None
         batches = drawn[2] if drawn and drawn[:2] == (number, clients) else self._batches(number, clients)
         return Workload(
-            self._sent(torch.from_numpy(batches.index)),
+            sent(batches.index, self.device),
             batches.rows,
             tuple(len(self.job.task.clients.client(i)) for i in clients),
             tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),
             self.train.gather,
         )
-
-    def _sent(self, numbers: Tensor) -> Tensor:
-        """Numbers on the device, which need not have finished what it does to take them."""
-        if self.device.type != "cuda":
-            return numbers.to(self.device)
-        return numbers.pin_memory().to(self.device, non_blocking=True)
 
     def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:
         """The same as numbers on the host."""

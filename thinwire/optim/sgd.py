@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.core.registry import register
-from thinwire.core.tree import Tree, tmap
+from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ class SGD:
         if self.weight_decay:
             grads = tmap(lambda g, w: g + self.weight_decay * w, grads, coords)
         if not self.momentum:
-            return tmap(lambda g: g * -self.lr, grads), state
+            return scale(grads, -self.lr), state
         speed = {name: self.momentum * state[f"momentum/{name}"] + g for name, g in grads.items()}
         way = tmap(lambda g, v: g + self.momentum * v, grads, speed) if self.nesterov else speed
-        return tmap(lambda v: v * -self.lr, way), {f"momentum/{name}": v for name, v in speed.items()}
+        return scale(way, -self.lr), {f"momentum/{name}": v for name, v in speed.items()}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from thinwire.codecs.base import Raw
-from thinwire.core.tree import Cut, Tree, add, cut, flatten, grand_total, same, scale, weighted_mean
+from thinwire.core.tree import Tree, add, cut, flatten, grand_total, same, scale, weighted_mean
 from thinwire.optim.corrections import FedProx, NoCorrection
 from thinwire.privacy.base import NoPrivacy
 from thinwire.rounds.lanes import heard_weight
@@ -34,8 +34,7 @@ class Foreseen(NamedTuple):
 
     def confirmed(self, code: Tree) -> bool:
         """Whether the server's own step is this one, bit for bit."""
-        theirs = code.vector if isinstance(code, Cut) else flatten(code)
-        return same({"": theirs}, {"": self.step})
+        return same({"": flatten(code)}, {"": self.step})
 
 
 def foreseeable(contract: Contract, server: ServerState, plan: Plan) -> bool:
@@ -56,13 +55,13 @@ def foreseeable(contract: Contract, server: ServerState, plan: Plan) -> bool:
         and method.say == "delta"
         and not (method.secure or method.budget.tiers or method.then)
         and not (server.opt or contract.buffers.blocks or contract.remembers)
-        and plan.names == frozenset(contract.coords.names)
+        and plan.names == contract.coords.named
         and contract.window(version) == contract.window(version + 1)
     )
 
 
 def foresee(
-    contract: Contract, public: Public, clients: Sequence[int], samples: Sequence[int], codes: Tensor, like: Tree
+    contract: Contract, public: Public, clients: Sequence[int], samples: Sequence[int], codes: Tensor
 ) -> Foreseen:
     """What `close_round` will make of these clients' numbers, in the same order of the same operations.
 
@@ -72,12 +71,13 @@ def foresee(
         clients: their numbers.
         samples: how many examples each has.
         codes: what each says, one row a client.
-        like: names and shapes of the blocks.
     """
-    method, names, shapes = contract.method, list(like), list(like.values())
+    method, names, shapes = contract.method, contract.coords.names, contract.coords.like
     order = sorted(range(len(clients)), key=lambda i: clients[i])
     weights = [heard_weight(method, samples[i]) for i in order]
     mean = cut(weighted_mean([{"": codes[i]} for i in order], weights)[""], names, shapes)
-    change, _ = method.server_opt_at(public.version).update(scale(mean, -1.0), {}, public.coords)
-    coords = {**public.coords, **add(public.coords, change)}
+    # blocks in one vector: a handful of kernels, not some for each block
+    now = cut(flatten(public.coords), names, shapes)
+    change, _ = method.server_opt_at(public.version).update(scale(mean, -1.0), {}, now)
+    coords = add(now, change)
     return Foreseen(flatten(change), coords, grand_total(coords))

@@ -2,8 +2,8 @@
 
 A small model's step is a hundred short kernels, and starting them one by one from Python takes far longer than running
 them. A graph starts all of them at once. What it reads and writes must always lie in the same place: coordinates,
-optimiser state, buffers, the correction's memories, base and frame are copied there when a round begins, the numbers
-of the next batch before each step; examples are fetched by these numbers inside the graph.
+optimiser state, buffers, the correction's memories, base and frame are copied there when a round begins, and so are the
+numbers of the examples of all batches; a graph counts the steps, and fetches the examples of the next one.
 
 There are two recordings of a step: one for batches that count in full, and one with a mask, for short batches and for
 clients that are done before others. On the CPU nothing is recorded: the very same step is called instead.
@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from thinwire.core.room import sent
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.optim.rates import Constant
@@ -58,7 +59,7 @@ class _Recording:
         method, public, frame, start, work = lesson.method, lesson.public, lesson.frame, lesson.start, lesson.work
         self.method, self.learner, self.gather = method, lesson.learner, work.gather  # held, so that ids stay theirs
         self.device = device = work.index.device
-        clients, _, width = work.index.shape
+        clients, steps, width = work.index.shape
         if any(block.device != device for tree in (frame, public.base) for block in tree.values()):
             raise Unsuited(f"{method.space!r} looks at numbers on the host in every step")
         changing = method.rate != Constant()
@@ -71,8 +72,9 @@ class _Recording:
         self.coords, self.start, self.mine, self.opt, self.buffers = (
             _places(tree) for tree in (start, start, lesson.mine, self.first_opt, repeat(public.buffers, clients))
         )
-        self.batch = torch.zeros((clients, width + 1), dtype=torch.int64, device=device)
-        self.batch[:, -1] = width  # the last column says how many of the others count
+        self.batches = torch.zeros((steps, clients, width + 1), dtype=torch.int64, device=device)
+        self.batches[..., -1] = width  # the last column says how many of the others count
+        self.done = torch.zeros(1, dtype=torch.int64, device=device)  # steps, of those whose batches lie there
         self.loss = torch.zeros(clients, device=device)
         private = method.schedule.never(Spec.of(public.coords))
         known = Public(0, self.base, {}, self.shared, {})
@@ -104,11 +106,14 @@ class _Recording:
         if self.factor is not None:
             self.factor.fill_(self.method.rate.factor(public.version))
         self.loss.zero_()
-        rows = torch.from_numpy(work.rows).to(self.device)
-        batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1).contiguous()
-        for s in range(steps):
-            self.batch.copy_(batches[s])
-            self.replay[masked[s]]()
+        rows = sent(work.rows, self.device)
+        batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1)
+        for first in range(0, steps, len(self.batches)):  # more than once where there are more than in the first round
+            part = batches[first : first + len(self.batches)]
+            self.batches[: len(part)].copy_(part)
+            self.done.zero_()
+            for kind in masked[first : first + len(part)]:
+                self.replay[kind]()
         coords, buffers, opt = (tmap(torch.clone, tree) for tree in (self.coords, self.buffers, self.opt))
         return Trained(coords, buffers, self.loss / rows.sum(1), work.steps, opt)
 
@@ -125,6 +130,7 @@ class _Recording:
         def step() -> None:
             self._step(masked)
 
+        self.done.zero_()
         if self.device.type != "cuda":
             with no_chance(self.device):
                 step()
@@ -136,6 +142,7 @@ class _Recording:
                 for _ in range(WARM):  # a replay would draw random numbers from another place
                     with no_chance(self.device):
                         step()
+                    self.done.zero_()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # recordings share memory for what lives within a step: nothing in it is read after the step is done
@@ -145,7 +152,8 @@ class _Recording:
 
     def _step(self, masked: bool) -> None:
         """One step from the places to the places."""
-        index, rows = self.batch[:, :-1], self.batch[:, -1]
+        batch = self.batches.index_select(0, self.done)[0]
+        index, rows = batch[:, :-1], batch[:, -1]
         inputs, targets = self.gather(index)
         mask = None
         if masked:
@@ -156,6 +164,7 @@ class _Recording:
             new = [where(rows > 0, after, before) for after, before in zip(new, now, strict=True)]
         _copy(now, new)
         self.loss.add_(loss.detach() * rows)
+        self.done.add_(1)
 
 
 def _places(tree: Tree) -> Tree:

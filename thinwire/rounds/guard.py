@@ -28,7 +28,7 @@ import torch
 from thinwire.codecs.bits import Bytes
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, to_device
 from thinwire.errors import Drifted
 from thinwire.rounds.lanes import raw, unraw
 from thinwire.rounds.state import Contract, Public
@@ -36,6 +36,7 @@ from thinwire.rounds.state import Contract, Public
 TOLERANCE = 1e-4
 _NUMBER = Spec.of({"guard": torch.zeros(())})
 _WIDE = 4096
+_FEW = 1 << 17  # numbers that are fetched from a GPU sooner than it is told what to do with them
 
 
 def pack_guard(contract: Contract, public: Public) -> Bytes:
@@ -61,8 +62,10 @@ def project(tree: Tree, key: Key) -> tuple[float, float]:
     The blocks are one vector, cut into rows; its signs are products of those of a row and of a column, so that few are
     drawn, and a device has a handful of kernels to run, not some for each block.
     """
+    size = sum(block.numel() for block in tree.values())
+    if size <= _FEW:
+        tree = to_device(tree, "cpu")
     blocks = [block.reshape(-1).to(torch.float32) for block in tree.values()]
-    size = sum(map(len, blocks))
     flat = torch.cat([*blocks, blocks[0].new_zeros(-size % _WIDE)])
     signs = key.signs(_WIDE + len(flat) // _WIDE).to(flat.device)
     sums = flat.view(-1, _WIDE) @ signs[:_WIDE]

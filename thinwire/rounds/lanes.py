@@ -56,11 +56,11 @@ class Said(NamedTuple):
 def answer(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> wire.Body:
     """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
     message = wire.unpack(data, contract.schema)
-    if message.kind != wire.UP:
+    body = message.first
+    if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
     if message.version != version:
         raise WireError(f"client {client} trained version {message.version}, the round is at {version}")
-    body = wire.unpack_body(message.bodies[0], contract.schema)
     if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} answered for other blocks than the round asked for")
     return body
@@ -181,8 +181,8 @@ def as_heard(contract: Contract, public: Public, down: Codec) -> Public:
 
 def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:
     """The blocks of a body's plan; refuses private ones, so that nobody can ask for them or overwrite them."""
-    names = frozenset(contract.coords.names) if body.plan is None else body.plan
-    if private := names - frozenset(contract.sendable.names):
+    names = contract.coords.named if body.plan is None else body.plan
+    if private := names - contract.sendable.named:
         raise WireError(f"the message is about block {min(private)!r}, which is private and never travels")
     return names
 

@@ -7,6 +7,7 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -120,12 +121,12 @@ class Method:
         other = {name: part for name in names if (part := getattr(self.then, name)) is not None}
         return replace(self, then=None, **other)
 
-    @property
+    @cached_property
     def ups(self) -> tuple[Codec, ...]:
         """The up codec of each tier; one where all clients are alike."""
         return tuple(tier.up or self.up for tier in self.budget.tiers) or (self.up,)
 
-    @property
+    @cached_property
     def downs(self) -> tuple[Codec, ...]:
         """The down codec of each tier."""
         return tuple(tier.down or self.down for tier in self.budget.tiers) or (self.down,)

@@ -170,7 +170,7 @@ def _agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Cont
 def _check_bounded(contract: Contract) -> None:
     """Raise IncompatibleParts if clients would reach the server beside, or unseen by, what bounds them."""
     method = contract.method
-    plan = Plan(frozenset(contract.sendable.names))
+    plan = Plan(contract.sendable.named)
     for clash, part, instead in (
         (method.say == "value", "say = 'value', which is no change", "Write say = 'delta'"),
         (method.weigh.sent, f"{method.weigh!r}, by which some count more", "Write weigh = 'uniform'"),
@@ -205,7 +205,7 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     contract = contract.at(server.public.version)
     method = contract.method
     plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
-    silent = frozenset(contract.coords.names) - plan.names
+    silent = contract.coords.named - plan.names
     if silent and method.space.fresh_every:
         raise _held_in_lost_frame(method, silent)
     _check_codes(contract, server, plan.names)
@@ -327,7 +327,7 @@ def cohort_round(
     sums = {"loss": trained.loss, "all": grand_total(all_codes, all_noted, trained.buffers)}
     foreseen = None
     if haste.go_on is not None and matrix is not None:
-        foreseen = foresee(contract, public, clients, work.samples, matrix, dict(zip(names, like, strict=True)))
+        foreseen = foresee(contract, public, clients, work.samples, matrix)
     ahead = {"step": foreseen.step, "total": foreseen.total} if foreseen else {}
     arrive = begin_to_bring(
         [all_codes, all_noted, silent, moved, trained.buffers, public.shared, sums, opts, ahead], "cpu"
@@ -367,7 +367,7 @@ def cohort_round(
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
         pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema)
-        message = wire.laid_out(pieces, where) if wire.length(pieces) >= LEAST else b"".join(pieces)
+        message = wire.laid_out(pieces, where if wire.length(pieces) >= LEAST else None)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
         mine_after = ClientState(public.version, held, memory, codec, opt)
@@ -486,7 +486,7 @@ def close_round(
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
-    silent = frozenset(contract.code.names) - mean.keys()
+    silent = contract.code.named - mean.keys()
     mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
         mean, method.mean.of([one.report for one in said], weights), fraction, mine

@@ -46,7 +46,7 @@ def check_secure(contract: Contract) -> None:
             f"secure = true adds up float32 numbers, but {odd[0]!r} is of another type. Train it in float32, "
             "keep it at home (schedule.private), or write secure = false"
         )
-    plan = Plan(frozenset(contract.sendable.names))
+    plan = Plan(contract.sendable.named)
     for seen, part, instead in (
         (contract.report.blocks, method.correction, "Take a correction that reports nothing"),
         (noted(contract, plan).blocks, method.schedule, "Take a schedule that reports nothing"),

@@ -99,7 +99,7 @@ class Contract:
     @cached_property
     def sendable(self) -> Spec:
         """The coordinates that are ever sent: all but the private ones."""
-        return self.coords.restrict(frozenset(self.coords.names) - self.method.schedule.never(self.coords))
+        return self.coords.restrict(self.coords.named - self.method.schedule.never(self.coords))
 
     @cached_property
     def report(self) -> Spec:
@@ -171,7 +171,12 @@ class Contract:
 
     def tier(self, client: int) -> int:
         """The number of that client's tier."""
-        return self.method.budget.tier(client, self.key.fold("tier"))
+        return self.method.budget.tier(client, self._tiers)
+
+    @cached_property
+    def _tiers(self) -> Key:
+        """The key from which tiers are drawn."""
+        return self.key.fold("tier")
 
     def up(self, client: int) -> Codec:
         """The codec of that client's messages."""

@@ -34,7 +34,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     contract, method = simulation.contract, job.method
     state = simulation.start()
     plan_round(contract, state.server)  # refuses what cannot be
-    plan = Plan(frozenset(contract.sendable.names))
+    plan = Plan(contract.sendable.named)
     planned = Spec.of(restrict(simulation.public.coords, plan.names))
     code = method.sketch.spec(planned)
     sizes = job.task.clients.sizes()

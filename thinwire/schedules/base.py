@@ -82,7 +82,7 @@ class Every:
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
         """All blocks but the private ones."""
-        return Plan(frozenset(coords.names) - self.never(coords))
+        return Plan(coords.named - self.never(coords))
 
     def resamples(self, version: int) -> bool:
         """Always."""

@@ -156,7 +156,7 @@ class FedLAMA:
 
     def _sent(self, coords: Spec) -> Spec:
         """The blocks that are ever sent."""
-        return coords.restrict(frozenset(coords.names) - self.never(coords))
+        return coords.restrict(coords.named - self.never(coords))
 
     def _layers(self, sent: Spec) -> dict[str, Layer]:
         """The layers of all blocks that are ever sent, in the order of the model."""
