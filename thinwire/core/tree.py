@@ -310,7 +310,11 @@ def same(a: Tree, b: Tree) -> bool:
     return list(a) == list(b) and all(_same_bits(a[name], b[name]) for name in a)
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers of so many bytes
+
+
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.reshape(-1).contiguous().view(torch.uint8), b.reshape(-1).contiguous().view(torch.uint8))
+    kind = _BITS.get(a.element_size(), torch.uint8)  # whole numbers are equal where all bits are, also of a NaN
+    return torch.equal(*(one.reshape(-1).contiguous().view(kind) for one in (a, b)))
