@@ -37,7 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.engines.local import RoundRecord
+from thinwire.engines.job import RoundRecord
 from thinwire.run.app import write_app
 from thinwire.run.apps import deployable
 from thinwire.run.config import Experiment, resolve

@@ -36,7 +36,8 @@ from thinwire.engines.flower.client import Client
 from thinwire.engines.flower.grid import GridTransport, pack, unpack
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Heard
-from thinwire.engines.local import LocalEngine, RoundRecord, Simulation
+from thinwire.engines.job import RoundRecord
+from thinwire.engines.local import LocalEngine, Simulation
 from thinwire.rounds.protocol import begin, close_round, plan_round
 from thinwire.run.apps import MakeJob, deployable, job_of
 from thinwire.run.config import Experiment, resolve

@@ -73,10 +73,11 @@ from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Drifted, WireError
 from thinwire.optim.corrections import FedDyn, Scaffold
 from thinwire.rounds import Budget, Method, Tier
+from thinwire.rounds.agree import plan_round
+from thinwire.rounds.close import masks_of
 from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.lanes import unpack_up
 from thinwire.rounds.mask import Prune, Select
-from thinwire.rounds.protocol import masks_of, plan_round
 from thinwire.rounds.secure import secure_mean
 from thinwire.rounds.weigh import Uniform
 from thinwire.schedules import Every, FedLAMA

@@ -51,7 +51,7 @@ def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
     import torch
 
     from thinwire.core.registry import lookup
-    from thinwire.engines.local import Job
+    from thinwire.engines.job import Job
     from thinwire.optim import SGD
     from thinwire.rounds import Local, Method
     from thinwire.tasks.base import Task
@@ -81,7 +81,7 @@ def lay_out(model: str, examples: int, rounds: int, folder: Path) -> int:
     cohorts = [tuple(simulation.key.fold("cohort", r).choice(CLIENTS, COHORT)) for r in range(rounds)]
     orders = []
     for number, cohort in enumerate(cohorts):
-        work = simulation._workload(number, cohort)
+        work = simulation.draws.workload(number, cohort)
         if (work.rows[:, :-1] != BATCH).any():
             raise SystemExit("batches must be full but for the last")
         orders.append(work.index.numpy().reshape(COHORT, -1)[:, :examples])

@@ -31,7 +31,8 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
     from torch import nn
 
     from thinwire.core.rng import Key
-    from thinwire.engines.local import Job, LocalEngine
+    from thinwire.engines.job import Job
+    from thinwire.engines.local import LocalEngine
     from thinwire.engines.roster import Roster
     from thinwire.rounds import Local
     from thinwire.rounds.state import ClientState

@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.core.registry import lookup
-from thinwire.engines.local import Job, LocalEngine, Simulation
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine, Simulation
 from thinwire.optim import SGD
 from thinwire.rounds import Local, Method
 from thinwire.run.build import build_job
@@ -116,7 +117,7 @@ def wait(device: torch.device) -> None:
 
 def plain(simulation: Simulation, cohort: tuple[int, ...], lr: float) -> tuple[dict[str, torch.Tensor], int]:
     """What anybody would write: one model, one optimiser, one client after another. The mean weights, and the steps."""
-    work = simulation._workload(0, cohort)
+    work = simulation.draws.workload(0, cohort)
     start = copy.deepcopy(simulation.model.module).train()
     total = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
     steps = 0
@@ -144,7 +145,7 @@ def compare(model: str, cohort: int, device: torch.device, rounds: int, ways: li
     chosen = tuple(base.key.fold("cohort", 0).choice(len(task.clients), cohort))
     plain(base, chosen[:1], lr)
     plain_ms = clock(lambda: plain(base, chosen[:clients], lr), device, 2) / clients * 1e3
-    with base._kernels(None):
+    with base.kernels(None):
         expected, steps = plain(base, chosen, lr)
     first = {name: p.detach() for name, p in base.model.module.named_parameters()}
     change = distance(expected, first)

@@ -12,7 +12,8 @@ from thinwire import models
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.optim import SGD
 from thinwire.rounds import Local, Method
 from thinwire.rounds.down import open_round, receive

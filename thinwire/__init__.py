@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from thinwire.core.registry import register as register
     from thinwire.core.rng import Key as Key
     from thinwire.core.spec import Spec as Spec
-    from thinwire.engines.local import Job as Job
+    from thinwire.engines.job import Job as Job
+    from thinwire.engines.job import RoundRecord as RoundRecord
     from thinwire.engines.local import LocalEngine as LocalEngine
-    from thinwire.engines.local import RoundRecord as RoundRecord
     from thinwire.errors import CheckpointError as CheckpointError
     from thinwire.errors import ConfigError as ConfigError
     from thinwire.errors import DataError as DataError

@@ -14,7 +14,7 @@ from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thinwire.engines.local import RoundRecord
+    from thinwire.engines.job import RoundRecord
     from thinwire.run.config import Experiment
     from thinwire.run.folder import Summary
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from thinwire.run.units import human_bytes, human_seconds, percent
 
 if TYPE_CHECKING:
-    from thinwire.engines.local import RoundRecord
+    from thinwire.engines.job import RoundRecord
     from thinwire.run.compare import Row, Spread
     from thinwire.run.grid import Progress
     from thinwire.run.watch import Standing

@@ -12,12 +12,13 @@ from torch import nn
 
 from tests.federation import SIZES, digits_task, perceptron, same_public
 from tests.parts import Drift, Half, Project, Remember, Turns
+from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.tree import same
 from thinwire.engines import Job, LocalEngine
 from thinwire.errors import ConfigError, Diverged
 from thinwire.optim import SGD, Scaffold
-from thinwire.rounds import Local, Method, Uniform, protocol
+from thinwire.rounds import Local, Method, Uniform, answer
 from thinwire.rounds.down import receive
 from thinwire.rounds.graphed import Recorder
 from thinwire.schedules import Every
@@ -493,10 +494,12 @@ def test_where_halves_cannot_help_one_line_says_what_can(most, chunk, says, monk
 @pytest.mark.parametrize("name", METHODS)
 def test_long_messages_are_the_same_bytes_and_read_to_the_same_numbers(name, monkeypatch):
     runs = []
-    for least in (protocol.LEAST, 1):  # below, messages are joined; from there on, written to one place and read in it
-        monkeypatch.setattr(protocol, "LEAST", least)
+    # messages are joined, joined where their numbers can be read, or written there by numpy
+    for long, least in ((wire._LONG, answer.LEAST), (1, answer.LEAST), (1, 1)):
+        monkeypatch.setattr(wire, "_LONG", long)
+        monkeypatch.setattr(answer, "LEAST", least)
         seen: list = []
         records = list(LocalEngine(vectorise="vmap").run(job(METHODS[name]), lambda *said, to=seen: to.append(said)))
         assert all(type(message) is bytes for *_, message in seen)
         runs.append((seen, bits(records)))
-    assert runs[0] == runs[1]
+    assert runs[0] == runs[1] == runs[2]

@@ -11,7 +11,8 @@ import thinwire as tw
 from tests.federation import Federation, digits_task
 from thinwire.core.registry import entries
 from thinwire.core.tree import flatten, same
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.optim.rates import at_rate
 from thinwire.rounds import Local

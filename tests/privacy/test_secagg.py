@@ -8,7 +8,8 @@ import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task, perceptron
 from tests.parts import Clip, Half, Turns
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantise, RandomK, Raw, TopK
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.privacy.secagg import hidden_size, hide, reveal
 from thinwire.rounds import Budget, Method, Tier, Uniform

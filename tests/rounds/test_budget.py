@@ -8,7 +8,8 @@ from tests.federation import SIZES, Federation, digits_task, perceptron, same_pu
 from thinwire.codecs import ErrorFeedback, Quantise, RankSlice, Raw, TopK
 from thinwire.core.rng import Key
 from thinwire.core.tree import same
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts, WireError
 from thinwire.rounds import Budget, Local, Method, Tier
 from thinwire.rounds.down import open_round, receive

@@ -9,7 +9,8 @@ import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task
 from thinwire.codecs.sparse import kept
 from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError
 from thinwire.rounds import Local
 from thinwire.rounds.lanes import unpack_up

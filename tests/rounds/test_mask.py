@@ -10,7 +10,8 @@ import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task
 from thinwire.codecs import message as wire
 from thinwire.core.tree import flatten, same
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.rounds import Local
 from thinwire.rounds.lanes import unpack_up

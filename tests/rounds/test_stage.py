@@ -9,7 +9,8 @@ import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
 from thinwire.core.rng import Key
 from thinwire.core.tree import flatten, same, sub
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.rounds import Local
 from thinwire.run.checkpoint import load_checkpoint, save_checkpoint

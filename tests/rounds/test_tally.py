@@ -6,7 +6,8 @@ from tests.federation import digits_task
 from tests.parts import Pool, Turns
 from thinwire.codecs import Raw, TopK
 from thinwire.codecs import message as wire
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.rounds import Budget, Local, Method, Tier
 from thinwire.schedules import Every, FedLAMA
 from thinwire.sketches import Identity

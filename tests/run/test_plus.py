@@ -10,7 +10,8 @@ import torch
 
 import thinwire as tw
 from thinwire.core.rng import Key
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
 from thinwire.run.build import build_task
 from thinwire.run.config import from_table, resolve, to_table

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from thinwire.core.tree import same
-from thinwire.engines.local import RunState
+from thinwire.engines.job import RunState
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState

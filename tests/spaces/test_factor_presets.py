@@ -12,7 +12,8 @@ from tests.federation import Federation, digits, digits_task
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.tree import same
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.models.mlp import mlp
 from thinwire.run.config import from_table, method_from, resolve, to_table
 from thinwire.run.presets import preset

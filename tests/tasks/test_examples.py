@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.engines.local import Job, LocalEngine
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError
 from thinwire.run.build import prepared
 from thinwire.run.config import resolve

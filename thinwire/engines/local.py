@@ -12,140 +12,52 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, get_args
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from thinwire.codecs.message import Pieces, length
 from thinwire.core.gpu import has_triton
 from thinwire.core.rng import Key
-from thinwire.core.room import sent
 from thinwire.core.threads import on_one_core
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.engines import probe
 from thinwire.engines.ahead import Ahead, Early
+from thinwire.engines.arithmetic import Precision, kernels, onednn_as_a_rule
+from thinwire.engines.draws import Draws
+from thinwire.engines.job import Job, RoundRecord, RunState
 from thinwire.engines.later import Later
 from thinwire.engines.probe import Way, first_line
 from thinwire.engines.roster import Roster
 from thinwire.engines.training import for_training
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
-from thinwire.rounds.batches import Batches, Local, plan_batches
+from thinwire.rounds.agree import agree, begin, plan_round
+from thinwire.rounds.answer import NO_HASTE, Haste, Reply, cohort_round, forget, fresh_client, make_lesson
+from thinwire.rounds.close import close_round
 from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.foresight import Foreseen, foreseeable
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
 from thinwire.rounds.local import Unsuited, Vectorise, Workload
-from thinwire.rounds.method import Method
-from thinwire.rounds.protocol import (
-    NO_HASTE,
-    Haste,
-    Reply,
-    agree,
-    begin,
-    close_round,
-    cohort_round,
-    forget,
-    fresh_client,
-    make_lesson,
-    plan_round,
-)
 from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.rounds.tally import Tally
 from thinwire.rounds.threaded import Crew
 from thinwire.schedules.base import Plan
 from thinwire.spaces.base import in_use
-from thinwire.tasks.base import Task
 from thinwire.tasks.columns import by_columns
-from thinwire.tasks.examples import Examples, Shifted
+from thinwire.tasks.examples import Examples
 from thinwire.tasks.functional import Functional
 
 Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
-Precision = Literal["float32", "tf32", "bf16"]
 Conv = Literal["auto", "grouped", "im2col", "fused"]
 _Chunk = tuple[Public, Tree, Plan, tuple[int, ...], list[ClientState], Workload]  # what `cohort_round` wants to know
 _NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
-
-
-class RoundRecord(NamedTuple):
-    """What is known after a round; bytes are lengths of messages that were made."""
-
-    round: int  # from 1
-    loss: float  # mean training loss of the cohort, weighted by examples
-    accuracy: float | None  # on the test examples; None where the round was not evaluated
-    test_loss: float | None
-    bytes_up: int
-    bytes_down: int
-    bytes_catchup: int
-    clients: int
-    seconds: float
-    own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
-    rate: float | None = None  # the clients' step size in this round
-    drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
-    refused: int = 0  # clients whose message could not be used; in a simulation all can
-    absent: int = 0  # clients of the cohort that did not answer in time
-    epsilon: float | None = None  # what differential privacy has cost so far; None without it, or where nobody can tell
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A run, but for the machine that does it.
-
-    Args:
-        task: model and data.
-        method: how it is learnt.
-        rounds: how many rounds.
-        cohort: clients in a round.
-        local: how much a client trains in a round.
-        seed: the root of all randomness.
-        eval_every: rounds between two evaluations; the last round is always evaluated.
-    """
-
-    task: Task
-    method: Method = field(default_factory=Method)
-    rounds: int = 10
-    cohort: int = 10
-    local: Local = field(default_factory=Local)
-    seed: int = 0
-    eval_every: int = 1
-
-    def __post_init__(self) -> None:
-        clients = len(self.task.clients)
-        if not 1 <= self.cohort <= clients:
-            raise ConfigError(f"cohort must be from 1 to the number of clients, {clients}, not {self.cohort}")
-        if self.rounds < 1:
-            raise ConfigError(f"rounds must be 1 or more, not {self.rounds}")
-        if self.eval_every < 1:
-            raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
-        self.method.budget.check(clients)
-        if self.method.then is not None and self.method.then.at >= self.rounds:
-            raise ConfigError(
-                f"the second stage begins after {self.method.then.at} rounds, but the run has {self.rounds}; write for "
-                f"example --set method.then.at={max(1, self.rounds // 4)}, or more rounds"
-            )
-        if self.method.secure and self.cohort < 2:
-            raise ConfigError("secure = true hides a client among others: cohort must be 2 or more, not 1")
-
-
-class RunState(NamedTuple):
-    """All that a run needs to go on after any round."""
-
-    round: int  # rounds that are done
-    server: ServerState
-    clients: Mapping[int, ClientState]  # only those that were ever asked
-    cohort: tuple[int, ...]
-    how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
-    why: str  # why not by the fastest, if so
-    tally: Tally  # how often each block spoke
-    chunk: int = 0  # clients trained together, where the memory of a GPU decided it
-    onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
 
 
 class _Down(NamedTuple):
@@ -256,8 +168,6 @@ class Simulation:
         self.columns = self.device.type == "cpu" and engine.conv != "grouped" and by_columns(self.model.module)
         self.recorder, self.crew = Recorder(), Crew()
         self.ahead = Ahead(self.device, on=self.device.type == "cuda" and not engine.workers)
-        self._next: tuple[int, tuple[int, ...], Batches] | None = None  # batches of a round, by its number and clients
-        self._drawn = lru_cache(maxsize=4)(self._draw)  # asked for when looking ahead, and again when it is time
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key = Key(job.seed)
@@ -269,6 +179,7 @@ class Simulation:
         self.asked = [i for i in everybody if not tiers or tiers[self.contract.tier(i)].asked]
         if not self.asked:
             raise ConfigError("no client is in a tier that is asked; give it a larger share, or list budget.clients")
+        self.draws = Draws(self.key, self.asked, job.cohort, job.local, self.train, job.task.clients, self.device)
 
     @torch.no_grad()
     def try_on(self) -> None:
@@ -323,7 +234,7 @@ class Simulation:
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         try:
             state = self._settled(state, plan, cohort, known, down)
-            with self._kernels(state.onednn):
+            with self.kernels(state.onednn):
                 state, replies, loss = self._train(state, plan, cohort, known, down, early)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
@@ -341,7 +252,7 @@ class Simulation:
         clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         test_loss = accuracy = own_accuracy = None
         if self._tested(number):
-            with self._kernels(state.onednn), self.ahead.beside():
+            with self.kernels(state.onednn), self.ahead.beside():
                 test_loss, accuracy = self._test(server.public)
                 own_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
@@ -368,9 +279,9 @@ class Simulation:
 
     def _go_on(self, state: RunState, plan: Plan, foreseen: Foreseen) -> None:
         """Ask the GPU to train the next cohort from the state that this round will lead to."""
-        ready, number, clients = self.ahead.now(), state.round + 1, self._drawn(state.round + 1)
+        ready, number, clients = self.ahead.now(), state.round + 1, self.draws.cohort(state.round + 1)
         public = state.server.public._replace(version=state.server.public.version + 1, coords=foreseen.coords)
-        work, frame = self._workload(number, clients), self.contract.frame(public.version, self.device)
+        work, frame = self.draws.workload(number, clients), self.contract.frame(public.version, self.device)
         blank = [ClientState(public.version)] * len(clients)
         training = self.training.at(public.version)
         lesson = make_lesson(training, self.model, public, frame, plan, blank, work, {})
@@ -386,12 +297,7 @@ class Simulation:
         plan = plan_round(self.contract, state.server)
         if state.cohort and not plan.resample:
             return plan, state.cohort
-        return plan, self._drawn(state.round)
-
-    def _draw(self, number: int) -> tuple[int, ...]:
-        """The clients of a round that draws anew."""
-        drawn = self.key.fold("cohort", number).choice(len(self.asked), min(self.job.cohort, len(self.asked)))
-        return tuple(self.asked[i] for i in drawn)
+        return plan, self.draws.cohort(state.round)
 
     def _tested(self, number: int) -> bool:
         """Whether the model is tested after this round."""
@@ -416,13 +322,13 @@ class Simulation:
         if not undecided or self.device.type != "cpu" or not probe.wanted():
             return state
         chunk, seen = next(self._chunks(cohort, state.server.public, known, down, state.chunk))
-        work, frame = self._workload(state.round, chunk), self.contract.frame(seen.version, self.device)
+        work, frame = self.draws.workload(state.round, chunk), self.contract.frame(seen.version, self.device)
 
         def run(way: Way, clients: int) -> None:
             some = chunk[:clients]
             part = (seen, frame, plan, some, [known[i] for i in some], work.first(clients, probe.STEPS))
             circle = Circle(cohort, self._secret) if self.job.method.secure else None
-            with self._kernels(way.onednn):
+            with self.kernels(way.onednn):
                 self._cohort(way.how, part, circle)
 
         method, contract = self.job.method, self.contract
@@ -437,7 +343,7 @@ class Simulation:
         )
         # on one core threads are a loop
         hows: tuple[Vectorise, ...] = ("threads", "vmap", *(("loop",) if self.crew.workers > 1 else ()))
-        (how, onednn), why = probe.choose(what, hows, _onednn(), len(chunk), run)
+        (how, onednn), why = probe.choose(what, hows, onednn_as_a_rule(), len(chunk), run)
         return state._replace(how=how, why=why, onednn=onednn)
 
     def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None, haste: Haste = NO_HASTE) -> Reply:
@@ -445,11 +351,15 @@ class Simulation:
         model = self.alone if how in ("loop", "threads") else self.model
         return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew, haste)
 
+    def kernels(self, onednn: bool | None = None) -> AbstractContextManager[None]:
+        """The kernels to compute with, oneDNN's as chosen."""
+        return kernels(self.device, self.engine.precision, onednn)
+
     def convolutions(self, state: RunState) -> str:
         """How convolutions are done in training."""
         if state.how not in ("loop", "threads"):
             return self.model.products or "torch"
-        onednn = _onednn() if state.onednn is None else state.onednn
+        onednn = onednn_as_a_rule() if state.onednn is None else state.onednn
         return "columns" if self.columns and not onednn and not self.model.half else "torch"
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
@@ -566,7 +476,7 @@ class Simulation:
         """Train some clients of a cohort from the public state that they received."""
         circle = Circle(cohort, self._secret) if self.job.method.secure else None
         frame = self.contract.frame(seen.version, self.device)
-        work = haste.work or self._workload(number, chunk)
+        work = haste.work or self.draws.workload(number, chunk)
         return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, haste)
 
     def _chunks(
@@ -594,32 +504,6 @@ class Simulation:
         """What two clients share. The simulator deals secrets; clients of their own would agree on them."""
         return hashlib.blake2b(f"{i} {j}".encode(), key=self.key.fold("secret").value.to_bytes(8, "little")).digest()
 
-    def _workload(self, number: int, clients: tuple[int, ...]) -> Workload:
-        """The examples of some clients in a round, by their numbers in the pool."""
-        drawn, self._next = self._next, None
-        batches = drawn[2] if drawn and drawn[:2] == (number, clients) else self._batches(number, clients)
-        return Workload(
-            sent(batches.index, self.device),
-            batches.rows,
-            tuple(len(self.job.task.clients.client(i)) for i in clients),
-            tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),
-            self.train.gather,
-        )
-
-    def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:
-        """The same as numbers on the host."""
-        own = [self.job.task.clients.client(i) for i in clients]
-        keys = [self.key.fold("batches", number, i) for i in clients]
-        batches = plan_batches([len(mine) for mine in own], keys, self.job.local)
-        index = batches.index
-        for i, mine in enumerate(own):
-            index[i] = mine[index[i]]
-        if isinstance(self.train, Shifted):
-            for i, key in enumerate(keys):
-                forms = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
-                index[i] += len(self.train) * forms.reshape(index[i].shape)
-        return batches
-
     def _whole(self, state: RunState) -> bool:
         """Whether all clients of a cohort are trained together."""
         return not (state.chunk or self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
@@ -632,28 +516,8 @@ class Simulation:
         down.result()
         number = state.round + 1
         busy = self.device.type == "cuda"  # with training; a CPU has nothing left to look ahead with
-        if busy and self._whole(state) and number < self.job.rounds and self._next is None:
-            clients = self._drawn(number)
-            self._next = (number, clients, self._batches(number, clients))
-
-    @contextmanager
-    def _kernels(self, chosen: bool | None = None) -> Iterator[None]:
-        """The kernels to compute with, oneDNN's as chosen; what was set before is set again afterwards."""
-        onednn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
-        settings: list[tuple[Any, str, Any]] = [(onednn, "enabled", _onednn() if chosen is None else chosen)]
-        if self.device.type == "cuda":
-            kind = "ieee" if self.engine.precision == "float32" else "tf32"
-            products: Any = (torch.backends.cuda.matmul, cudnn.conv)  # type: ignore[attr-defined]
-            settings += [(part, "fp32_precision", kind) for part in products]
-            settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
-        before = [getattr(part, name) for part, name, _ in settings]
-        try:
-            for part, name, value in settings:
-                setattr(part, name, value)
-            yield
-        finally:
-            for (part, name, _), value in zip(settings, before, strict=True):
-                setattr(part, name, value)
+        if busy and self._whole(state) and number < self.job.rounds:
+            self.draws.plan(number)
 
 
 def show(tap: Tap, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
@@ -668,12 +532,3 @@ def _short_of_memory(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def _onednn() -> bool:
-    """Whether oneDNN is the better choice as a rule.
-
-    It is left out on 64-bit ARM, where its backward convolution falls to a reference kernel. Measured on two
-    Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
-    """
-    return bool(torch.backends.mkldnn.enabled) and platform.machine() not in ("aarch64", "arm64")

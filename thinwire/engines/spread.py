@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from thinwire.core.tree import to_device
-from thinwire.engines.local import Job, LocalEngine, RunState, Simulation
+from thinwire.engines.job import Job, RunState
+from thinwire.engines.local import LocalEngine, Simulation
 from thinwire.errors import ConfigError
+from thinwire.rounds.answer import Haste, Reply
 from thinwire.rounds.local import Vectorise
-from thinwire.rounds.protocol import Haste, Reply
 from thinwire.rounds.state import ClientState, Public
 from thinwire.schedules.base import Plan
 
@@ -115,7 +116,7 @@ class Worker:
     ) -> Reply:
         """Train a chunk."""
         here = self.simulation
-        with here._kernels(onednn):
+        with here.kernels(onednn):
             reply = here.train_chunk(number, how, plan, cohort, _on(seen, here.device), chunk, states)
         return reply._replace(messages=list(map(bytes, reply.messages)))  # a view does not travel
 

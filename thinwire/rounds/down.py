@@ -21,6 +21,7 @@ from thinwire.codecs.bits import Bytes
 from thinwire.core.tree import all_finite, bring, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.rounds.advance import advance, moved
+from thinwire.rounds.agree import plan_round
 from thinwire.rounds.guard import check_guard, pack_guard
 from thinwire.rounds.lanes import (
     EVERYONE,
@@ -33,7 +34,6 @@ from thinwire.rounds.lanes import (
     read_stretch,
     unraw,
 )
-from thinwire.rounds.protocol import plan_round
 from thinwire.rounds.state import Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
 

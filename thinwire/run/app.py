@@ -57,7 +57,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from thinwire.engines.local import Job
+from thinwire.engines.job import Job
 from thinwire.run.apps import job_of, read_experiment
 
 EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))

@@ -11,7 +11,7 @@ from torch import nn
 
 from thinwire.core.registry import lookup
 from thinwire.core.rng import Key
-from thinwire.engines.local import Job
+from thinwire.engines.job import Job
 from thinwire.errors import ConfigError
 from thinwire.run.config import Experiment, TaskChoice
 from thinwire.tasks.base import Task, hold_out

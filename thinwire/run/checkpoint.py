@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 
 from thinwire.core.rng import Device
 from thinwire.core.tree import Tree
-from thinwire.engines.local import RunState
+from thinwire.engines.job import RunState
 from thinwire.errors import CheckpointError
 from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save
 
 from thinwire.core.tree import Tree
-from thinwire.engines.local import RoundRecord, RunState
+from thinwire.engines.job import RoundRecord, RunState
 from thinwire.errors import CheckpointError
 from thinwire.run.checkpoint import load_checkpoint, save_checkpoint
 from thinwire.run.config import Experiment, digest, from_table, to_table

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from thinwire.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from thinwire.engines.local import RoundRecord
+    from thinwire.engines.job import RoundRecord
 
 TRACKERS = ("tensorboard",)
 

@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.engines.local import RoundRecord
+from thinwire.engines.job import RoundRecord
 from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.run.build import build_job

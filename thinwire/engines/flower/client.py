@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from thinwire.codecs import message as wire
 from thinwire.engines.flower.kept import Answer, Ask, Kept, Place
-from thinwire.engines.local import Job, LocalEngine, Simulation
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine, Simulation
 from thinwire.errors import Drifted, ThinwireError
 from thinwire.rounds.down import receive, say_lost
 from thinwire.rounds.protocol import cohort_round, forget, fresh_client
@@ -71,8 +72,8 @@ class Client(Simulation):
             public, touched, plan = receive(self.contract, known, ask.data, client)
         except Drifted:
             return Answer(say_lost(self.contract, start)), Kept((place,))
-        with self._kernels():
-            work = self._workload(version, (client,))
+        with self.kernels():
+            work = self.draws.workload(version, (client,))
             reply = cohort_round(
                 self.training,
                 replace(self.model, products=None),

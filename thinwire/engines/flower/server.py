@@ -28,11 +28,12 @@ from thinwire.core.rng import Key
 from thinwire.core.tree import Tree
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
-from thinwire.engines.local import Job, LocalEngine, RoundRecord, RunState, Simulation, Tap, show
+from thinwire.engines.job import Job, RoundRecord, RunState
+from thinwire.engines.local import LocalEngine, Simulation, Tap, show
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.rounds.close import close_round, masks_of
 from thinwire.rounds.down import open_round, repair, split_down
 from thinwire.rounds.lanes import unpack_up
-from thinwire.rounds.protocol import close_round, masks_of
 from thinwire.rounds.state import ClientState, Contract, ServerState
 from thinwire.schedules.base import Plan
 
@@ -151,7 +152,7 @@ class Served(Simulation):
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         test_loss = accuracy = None
         if self._tested(number):
-            with self._kernels():
+            with self.kernels():
                 test_loss, accuracy = self._test(after.public)
         record = RoundRecord(
             number,

@@ -1,0 +1,174 @@
+"""On the server: from the clients' messages to the next version, and the entry of the ledger that leads to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import message as wire
+from thinwire.codecs.bits import Bytes
+from thinwire.core.rng import Key
+from thinwire.core.threads import each
+from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, sub, tmap, to_device
+from thinwire.errors import Diverged, WireError
+from thinwire.rounds.advance import advance, moved, switched
+from thinwire.rounds.agree import begin
+from thinwire.rounds.foresight import Foreseen
+from thinwire.rounds.lanes import Said, Step, Stretch, as_heard, pack_end, pack_step, read_step, read_stretch, unpack_up
+from thinwire.rounds.ledger import Ledger
+from thinwire.rounds.mask import NoMask
+from thinwire.rounds.secure import secure_mean
+from thinwire.rounds.state import Contract, Public, ServerState, device_of
+from thinwire.schedules.base import Plan
+from thinwire.sketches.base import Identity
+
+
+def close_round(
+    contract: Contract,
+    server: ServerState,
+    plan: Plan,
+    messages: Mapping[int, Bytes],
+    registered: int,
+    noise: Key | None = None,
+    foreseen: Foreseen | None = None,
+) -> ServerState:
+    """Average what the clients said and make the next version.
+
+    Args:
+        contract: the contract.
+        server: the server's state.
+        plan: the plan that the round was opened with.
+        messages: one message a client, not trusted.
+        registered: how many clients there are in all.
+        noise: where privacy takes its noise from; by default the seed, which clients know.
+        foreseen: the next version as the clients' device made it; taken if it is the one that their messages make.
+
+    The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
+    device of the public state.
+    """
+    whole, contract = contract, contract.at(server.public.version)
+    method, public = contract.method, server.public
+    device = device_of(public)
+    if not messages:
+        raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
+    coords = to_device(restrict(public.coords, plan.names), "cpu")
+    if method.secure:
+        mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
+        weights = [1.0] * len(messages)
+    else:
+        masks = masks_of(contract, public, messages)
+        said = each(
+            lambda client: unpack_up(
+                contract, plan, public.version, client, messages[client], masks[contract.tier(client)]
+            ),
+            sorted(messages),
+            contract.code.nbytes,
+        )
+        factors = [method.correction.factor(one.report) for one in said]
+        codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
+        codes = [method.privacy.accept(code) for code in codes]
+        codes, weights = method.mean.admit(codes, [one.weight for one in said])
+        mean = method.mean.of(codes, weights)
+    mean = method.privacy.release(mean, len(said), noise or contract.key.fold("release", public.version))
+    if method.say == "value":
+        mean = sub(mean, coords)
+    planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
+    decoded = mean
+    if not isinstance(method.sketch, Identity):
+        decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
+    schedule = method.schedule.observe(
+        server.schedule, plan, decoded, method.mean.of([one.noted for one in said], weights)
+    )
+    fraction = len(said) / registered
+    # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
+    silent = contract.code.named - mean.keys()
+    mine = _of_blocks(server.correction, silent)
+    mean, shared, mine = method.correction.server(
+        mean, method.mean.of([one.report for one in said], weights), fraction, mine
+    )
+    moving = method.server_opt_at(public.version)
+    change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
+    if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), public.version + 1)):
+        change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
+        opt = {name: _under(block, left.get(name.split("/", 1)[-1])) for name, block in opt.items()}
+    if moving_at := restrict(contract.moving, change.keys()) if contract.moving else {}:
+        change = tmap(lambda step, moves: torch.where(moves, step, 0), change, moving_at)  # noise, too, stays out
+        opt = {name: _under(block, moving_at.get(name.split("/", 1)[-1])) for name, block in opt.items()}
+    opt = {**server.opt, **opt}
+    step = Step(plan.names, change)
+    codec = server.codec
+    body = b""
+    if method.link == "ledger":
+        body, codec = pack_step(contract, step, public.version, server.codec)
+        step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, torch.device("cpu"))
+    if foreseen is not None and not foreseen.confirmed(step.code):
+        foreseen = None
+    buffers = method.mean.of([one.buffers for one in said], weights)
+    if foreseen is not None:
+        reached = foreseen.coords
+    else:
+        code, shared, buffers = bring((step.code, shared, buffers), device)
+        reached = moved(contract, public, Step(step.names, code))
+    end = None
+    if method.link == "ledger" and public.version + 1 == contract.window_end(public.version):
+        values = to_device(restrict(reached, plan.names), "cpu")
+        end = pack_end(contract, Stretch(plan.names, values), public.version + 1)
+        if contract.settles:  # everybody merges what the codec leaves, also those who followed every entry
+            settled = read_stretch(contract, wire.unpack_body(end, contract.schema), device, public.version + 1)
+            reached, body = {**reached, **settled.values}, end
+        elif method.space.fresh_every == 1:
+            end = body  # one entry says it all
+    after = advance(contract, public, reached, public.version + 1)._replace(
+        shared={**public.shared, **add(restrict(public.shared, shared), shared)}, buffers=buffers or public.buffers
+    )
+    fine = foreseen is not None and math.isfinite(foreseen.total.item())
+    if not fine and not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
+        raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
+    if (next_stage := whole.at(after.version)) is not contract:
+        return begin(next_stage, switched(contract, next_stage, after))
+    if contract.window(after.version) != contract.window(public.version):
+        # what was remembered of the old coordinates means nothing in the new ones
+        opt, codec = moving.init(contract.code.zeros()), method.down.init(contract.code)
+    return ServerState(
+        after,
+        opt=opt,
+        correction={**server.correction, **mine},
+        schedule=schedule,
+        codec=codec,
+        ledger=_append(contract, server, plan, body, end),
+    )
+
+
+def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
+    """The ledger with one more entry, and where its window ended if it did."""
+    if contract.method.link == "snapshot":  # nobody replays: it only remembers when each block was synchronised
+        return server.ledger.append(b"", plan.names, limit=-1, longest=-1)
+    # what is longer than the state that it makes serves nobody; after a merge that state holds the whole base
+    return server.ledger.append(
+        body,
+        plan.names,
+        limit=contract.coords.nbytes + contract.weights.nbytes,
+        longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
+        end=end,
+    )
+
+
+def masks_of(contract: Contract, public: Public, clients: Iterable[int]) -> dict[int, Tree]:
+    """Which numbers clients of each tier train: what they receive decides it."""
+    downs = {contract.tier(client): contract.down(client) for client in clients}
+    if isinstance(contract.method.mask, NoMask):
+        return {tier: {} for tier in downs}
+    return {tier: contract.trained(as_heard(contract, public, down)) for tier, down in downs.items()}
+
+
+def _under(block: Tensor, mask: Tensor | None) -> Tensor:
+    """An optimiser's memory without what belongs to numbers that are gone."""
+    return block if mask is None or mask.shape != block.shape else torch.where(mask, block, 0)
+
+
+def _of_blocks(state: Tree, silent: frozenset[str]) -> Tree:
+    """A state without what belongs to silent blocks: `fc.weight`, or `momentum/fc.weight`."""
+    return {name: value for name, value in state.items() if not {name, name.split("/", 1)[-1]} & silent}
