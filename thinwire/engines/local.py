@@ -42,7 +42,7 @@ from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.foresight import Foreseen, foreseeable
 from thinwire.rounds.graphed import Recorder
 from thinwire.rounds.lanes import as_heard
-from thinwire.rounds.local import Unsuited, Vectorise, Workload
+from thinwire.rounds.local import Unsuited, Vectorise
 from thinwire.rounds.secure import Circle
 from thinwire.rounds.state import ClientState, Contract, Public, ServerState
 from thinwire.rounds.tally import Tally
@@ -55,7 +55,6 @@ from thinwire.tasks.functional import Functional
 
 Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
 Conv = Literal["auto", "grouped", "im2col", "fused"]
-_Chunk = tuple[Public, Tree, Plan, tuple[int, ...], list[ClientState], Workload]  # what `cohort_round` wants to know
 _NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
 Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
@@ -71,6 +70,33 @@ class _Down(NamedTuple):
     def of(cls, opening: Opening, versions: Mapping[int, int]) -> _Down:
         messages = opening.messages(versions)
         return cls(messages, *opening.split([length(pieces) for pieces in messages.values()]))
+
+
+class _Open(NamedTuple):
+    """A round that is open."""
+
+    plan: Plan  # what it wants to hear
+    cohort: tuple[int, ...]  # from whom
+    known: dict[int, ClientState]  # what these know
+    down: Later[_Down]  # what they are sent
+
+
+class Portion(NamedTuple):
+    """Some clients of a cohort that are trained together: all that one has to know of them but the public state."""
+
+    number: int  # rounds that were done before
+    how: Vectorise
+    onednn: bool | None
+    plan: Plan
+    cohort: tuple[int, ...]
+    clients: tuple[int, ...]
+    states: list[ClientState]
+
+    @classmethod
+    def of(cls, state: RunState, opened: _Open, clients: tuple[int, ...]) -> Portion:
+        """These clients, trained as it was settled."""
+        states = [opened.known[i] for i in clients]
+        return cls(state.round, state.how, state.onednn, opened.plan, opened.cohort, clients, states)
 
 
 @dataclass(frozen=True)
@@ -232,10 +258,11 @@ class Simulation:
         ready = early.ready if early else self.ahead.now()
         down = Later(lambda: _Down.of(opening, versions), self.ahead.stream, ready)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
+        opened = _Open(plan, cohort, known, down)
         try:
-            state = self._settled(state, plan, cohort, known, down)
+            state = self._settled(state, opened)
             with self.kernels(state.onednn):
-                state, replies, loss = self._train(state, plan, cohort, known, down, early)
+                state, replies, loss = self._train(state, opened, early)
             if not math.isfinite(loss):
                 raise Diverged(f"the training loss is {loss}; try a smaller learning rate")
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
@@ -309,27 +336,19 @@ class Simulation:
             return None, None
         return self.model.evaluate(self.weights(public), public.buffers, self.test)
 
-    def _settled(
-        self,
-        state: RunState,
-        plan: Plan,
-        cohort: tuple[int, ...],
-        known: dict[int, ClientState],
-        down: Later[_Down],
-    ) -> RunState:
+    def _settled(self, state: RunState, opened: _Open) -> RunState:
         """The state with the fastest way to train, if it is still open: before the first round, on a CPU."""
         undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
         if not undecided or self.device.type != "cpu" or not probe.wanted():
             return state
-        chunk, seen = next(self._chunks(cohort, state.server.public, known, down, state.chunk))
-        work, frame = self.draws.workload(state.round, chunk), self.contract.frame(seen.version, self.device)
+        chunk, seen = next(self._chunks(state, opened))
+        work = self.draws.workload(state.round, chunk)
 
         def run(way: Way, clients: int) -> None:
-            some = chunk[:clients]
-            part = (seen, frame, plan, some, [known[i] for i in some], work.first(clients, probe.STEPS))
-            circle = Circle(cohort, self._secret) if self.job.method.secure else None
+            tried = state._replace(how=way.how, onednn=way.onednn)
+            some = Portion.of(tried, opened, chunk[:clients])
             with self.kernels(way.onednn):
-                self._cohort(way.how, part, circle)
+                self.train_portion(some, seen, Haste(work=work.first(clients, probe.STEPS)))
 
         method, contract = self.job.method, self.contract
         parts = (method.space, method.client_opt, method.correction, method.penalty, method.sketch)
@@ -345,11 +364,6 @@ class Simulation:
         hows: tuple[Vectorise, ...] = ("threads", "vmap", *(("loop",) if self.crew.workers > 1 else ()))
         (how, onednn), why = probe.choose(what, hows, onednn_as_a_rule(), len(chunk), run)
         return state._replace(how=how, why=why, onednn=onednn)
-
-    def _cohort(self, how: Vectorise, args: _Chunk, circle: Circle | None, haste: Haste = NO_HASTE) -> Reply:
-        """The replies of some clients."""
-        model = self.alone if how in ("loop", "threads") else self.model
-        return cohort_round(self.training, model, *args, how, self.recorder, circle, self.crew, haste)
 
     def kernels(self, onednn: bool | None = None) -> AbstractContextManager[None]:
         """The kernels to compute with, oneDNN's as chosen."""
@@ -381,22 +395,16 @@ class Simulation:
         return sum(shares) / len(shares) if shares else None
 
     def _train(
-        self,
-        state: RunState,
-        plan: Plan,
-        cohort: tuple[int, ...],
-        known: dict[int, ClientState],
-        down: Later[_Down],
-        early: Early | None,
+        self, state: RunState, opened: _Open, early: Early | None
     ) -> tuple[RunState, list[tuple[Reply, tuple[int, ...]]], float]:
         """Train the cohort chunk by chunk, unless it was trained early."""
         replies: list[tuple[Reply, tuple[int, ...]]] = []
         while True:
-            chunks = list(self._chunks(cohort, state.server.public, known, down, state.chunk))
-            haste = self._haste(state, plan, down, early)
+            chunks = list(self._chunks(state, opened))
+            portions = [(Portion.of(state, opened, chunk), seen) for chunk, seen in chunks]
+            haste = self._haste(state, opened, early)
             try:
-                made = self._replies(state, plan, cohort, known, chunks, haste)
-                for (chunk, _), reply in zip(chunks, made, strict=True):
+                for (chunk, _), reply in zip(chunks, self._replies(portions, haste), strict=True):
                     replies.append((reply, chunk))
                 break
             except Exception as error:  # training is pure, so nothing is half-done
@@ -409,18 +417,18 @@ class Simulation:
                 loss, examples = loss + value * count, examples + count
         return state, replies, loss / examples
 
-    def _haste(self, state: RunState, plan: Plan, down: Later[_Down], early: Early | None) -> Haste:
+    def _haste(self, state: RunState, opened: _Open, early: Early | None) -> Haste:
         """What is done ahead of its time in the next round."""
 
         def meanwhile() -> None:
-            self._look_ahead(state, down)
+            self._look_ahead(state, opened.down)
 
         contract, number = self.contract.at(state.server.public.version), state.round + 1
         # the first round shows whether this way of training works
         may = self.ahead.on and self._whole(state) and 1 < number < self.job.rounds
-        may = may and state.how == "graph" and foreseeable(contract, state.server, plan)
+        may = may and state.how == "graph" and foreseeable(contract, state.server, opened.plan)
         trained, work = (early.trained, early.work) if early else (None, None)
-        return Haste(meanwhile, trained, work, partial(self._go_on, state, plan) if may else None)
+        return Haste(meanwhile, trained, work, partial(self._go_on, state, opened.plan) if may else None)
 
     def _other_way(self, state: RunState, error: Exception, size: int, begun: bool) -> RunState:
         """How to train where one way failed, with so many clients at a time: fewer of them, or the next way."""
@@ -448,40 +456,22 @@ class Simulation:
         why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
         return state._replace(how=_NEXT[state.how], why=why)
 
-    def _replies(
-        self,
-        state: RunState,
-        plan: Plan,
-        cohort: tuple[int, ...],
-        known: dict[int, ClientState],
-        chunks: list[tuple[tuple[int, ...], Public]],
-        haste: Haste,
-    ) -> Iterator[Reply]:
-        """What the clients of each chunk give back."""
-        for chunk, seen in chunks:
-            states = [known[i] for i in chunk]
-            yield self.train_chunk(state.round, state.how, plan, cohort, seen, chunk, states, haste)
+    def _replies(self, portions: list[tuple[Portion, Public]], haste: Haste) -> Iterator[Reply]:
+        """What the clients of each portion give back, from the public state that they received."""
+        for portion, seen in portions:
+            yield self.train_portion(portion, seen, haste)
 
-    def train_chunk(
-        self,
-        number: int,
-        how: Vectorise,
-        plan: Plan,
-        cohort: tuple[int, ...],
-        seen: Public,
-        chunk: tuple[int, ...],
-        states: list[ClientState],
-        haste: Haste = NO_HASTE,
-    ) -> Reply:
+    def train_portion(self, portion: Portion, seen: Public, haste: Haste = NO_HASTE) -> Reply:
         """Train some clients of a cohort from the public state that they received."""
+        number, how, _, plan, cohort, clients, states = portion
         circle = Circle(cohort, self._secret) if self.job.method.secure else None
         frame = self.contract.frame(seen.version, self.device)
-        work = haste.work or self.draws.workload(number, chunk)
-        return self._cohort(how, (seen, frame, plan, chunk, states, work), circle, haste)
+        work = haste.work or self.draws.workload(number, clients)
+        model = self.alone if how in ("loop", "threads") else self.model
+        told = (seen, frame, plan, clients, states, work, how)
+        return cohort_round(self.training, model, *told, self.recorder, circle, self.crew, haste)
 
-    def _chunks(
-        self, cohort: tuple[int, ...], public: Public, known: dict[int, ClientState], down: Later[_Down], chunk: int
-    ) -> Iterator[tuple[tuple[int, ...], Public]]:
+    def _chunks(self, state: RunState, opened: _Open) -> Iterator[tuple[tuple[int, ...], Public]]:
         """Cut the cohort into chunks of clients that start from the same public state.
 
         On link 'ledger' every client reaches the server's own, bit for bit, so nothing is replayed here; on 'snapshot'
@@ -489,14 +479,15 @@ class Simulation:
         """
         snapshot = self.job.method.link == "snapshot"
         groups: dict[int, list[int]] = {}
-        for i in cohort:
+        for i in opened.cohort:
             groups.setdefault(self.contract.tier(i) if snapshot else 0, []).append(i)
         for ids in groups.values():
-            seen = public
+            seen = state.server.public
             if snapshot:
-                before = self.public._replace(version=known[ids[0]].version)
-                seen = receive(self.contract, before, b"".join(down.result().messages[ids[0]]), ids[0]).public
-            size = chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
+                before = self.public._replace(version=opened.known[ids[0]].version)
+                told = b"".join(opened.down.result().messages[ids[0]])
+                seen = receive(self.contract, before, told, ids[0]).public
+            size = state.chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for start in range(0, len(ids), size):
                 yield tuple(ids[start : start + size]), seen
 

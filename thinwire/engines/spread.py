@@ -19,13 +19,11 @@ from typing import Any
 import torch
 
 from thinwire.core.tree import to_device
-from thinwire.engines.job import Job, RunState
-from thinwire.engines.local import LocalEngine, Simulation
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine, Portion, Simulation
 from thinwire.errors import ConfigError
 from thinwire.rounds.answer import Haste, Reply
-from thinwire.rounds.local import Vectorise
-from thinwire.rounds.state import ClientState, Public
-from thinwire.schedules.base import Plan
+from thinwire.rounds.state import Public
 
 INSTALL = "pip install 'thinwire[ray]'"
 PATIENCE = 300.0  # seconds until all workers must have started
@@ -66,22 +64,12 @@ class Spread(Simulation):
         if set(found) != {self.contract.schema.digest}:
             raise ConfigError("workers made another model or method of this job; give all machines the same versions")
 
-    def _replies(
-        self,
-        state: RunState,
-        plan: Plan,
-        cohort: tuple[int, ...],
-        known: dict[int, ClientState],
-        chunks: list[tuple[tuple[int, ...], Public]],
-        haste: Haste,
-    ) -> Iterator[Reply]:
-        """What the clients of each chunk give back; chunk k is trained by worker k, and round again."""
-        sent = {id(seen): self.ray.put(_on(seen, "cpu")) for _, seen in chunks}
+    def _replies(self, portions: list[tuple[Portion, Public]], haste: Haste) -> Iterator[Reply]:
+        """What the clients of each portion give back; number k is trained by worker k, and round again."""
+        sent = {id(seen): self.ray.put(_on(seen, "cpu")) for _, seen in portions}
         jobs = []
-        for k, (chunk, seen) in enumerate(chunks):
-            states = [known[i] for i in chunk]
-            ask = (state.onednn, sent[id(seen)], state.round, state.how, plan, cohort, chunk, states)
-            jobs.append(self.workers[k % len(self.workers)].train.remote(*ask))
+        for k, (portion, seen) in enumerate(portions):
+            jobs.append(self.workers[k % len(self.workers)].train.remote(portion, sent[id(seen)]))
         try:
             if haste.meanwhile is not None:
                 haste.meanwhile()
@@ -103,21 +91,11 @@ class Worker:
         """What both ends must have agreed on."""
         return self.simulation.contract.schema.digest
 
-    def train(
-        self,
-        onednn: bool | None,
-        seen: Public,
-        number: int,
-        how: Vectorise,
-        plan: Plan,
-        cohort: tuple[int, ...],
-        chunk: tuple[int, ...],
-        states: list[ClientState],
-    ) -> Reply:
-        """Train a chunk."""
+    def train(self, portion: Portion, seen: Public) -> Reply:
+        """Train some clients."""
         here = self.simulation
-        with here.kernels(onednn):
-            reply = here.train_chunk(number, how, plan, cohort, _on(seen, here.device), chunk, states)
+        with here.kernels(portion.onednn):
+            reply = here.train_portion(portion, _on(seen, here.device))
         return reply._replace(messages=list(map(bytes, reply.messages)))  # a view does not travel
 
 
