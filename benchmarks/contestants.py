@@ -24,6 +24,7 @@ import numpy as np
 
 Weights = dict[str, np.ndarray]
 ANSWERS: IO[str] = sys.stdout
+CLIENTS = 100
 # channels, size, convolutions, hidden
 SHAPES: dict[str, tuple[int, int, tuple[int, ...], int]] = {
     "cnn2": (1, 28, (8, 16), 0),
@@ -157,12 +158,31 @@ def loop(work: Work) -> None:
     work.play(one_round)
 
 
+def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
+    """The work as a job of thinwire."""
+    import torch
+
+    from thinwire.core.registry import lookup
+    from thinwire.engines.job import Job
+    from thinwire.optim import SGD
+    from thinwire.rounds import Local, Method
+    from thinwire.tasks.base import Task
+    from thinwire.tasks.examples import Arrays
+    from thinwire.tasks.partition import Assignment
+
+    torch.manual_seed(0)
+    x, y = (torch.from_numpy(np.load(folder / name)) for name in ("x.npy", "y.npy"))
+    each = len(x) // CLIENTS
+    dealt = Assignment(np.arange(len(x)), np.arange(CLIENTS + 1) * each)
+    task = Task(lookup("model", model).make(), Arrays(x, y), dealt)
+    return Job(task, Method(client_opt=SGD(lr)), 10**6, cohort, Local(batch=batch), eval_every=10**6)
+
+
 def ours(work: Work) -> None:
     """Whole rounds of thinwire: training, messages and server."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from benchmarks.peers import job_of
     from thinwire.engines.local import LocalEngine
 
     simulation = LocalEngine("cpu").prepare(job_of(work.model, work.lr, work.batch, len(work.cohorts[0]), work.folder))

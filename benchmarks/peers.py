@@ -33,10 +33,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.contestants import SHAPES
+from benchmarks.contestants import CLIENTS, SHAPES, job_of
 from benchmarks.page import write_part
 
-CLIENTS, COHORT, BATCH, LR = 100, 10, 32, 0.01
+COHORT, BATCH, LR = 10, 32, 0.01
 EXAMPLES = {"cnn2": 600, "cnn-cifar": 500}
 ROUNDS = {"cnn2": 7, "cnn-cifar": 2}
 FAR = 0.03  # a step left out would be 0.05 or more; rounding alone moves the plain loop by 0.018 (CIFAR, no oneDNN)
@@ -44,26 +44,6 @@ NAMES = ("loop", "loop-off", "loop-channels-last", "pfl", "pfl-off", "flower", "
 LONG = ("loop", "loop-off", "pfl-off", "flower-off", "fedjax", "ours")  # where a round takes minutes
 # by model: the rival, and by how much ours must be faster than the best of its forms
 BARS = {"cnn2": {"loop": 1 / 0.55, "pfl": 1.4, "flower": 1.15}, "cnn-cifar": {"loop": 1 / 0.68}}
-
-
-def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
-    """The work as a job of thinwire."""
-    import torch
-
-    from thinwire.core.registry import lookup
-    from thinwire.engines.job import Job
-    from thinwire.optim import SGD
-    from thinwire.rounds import Local, Method
-    from thinwire.tasks.base import Task
-    from thinwire.tasks.examples import Arrays
-    from thinwire.tasks.partition import Assignment
-
-    torch.manual_seed(0)
-    x, y = (torch.from_numpy(np.load(folder / name)) for name in ("x.npy", "y.npy"))
-    each = len(x) // CLIENTS
-    dealt = Assignment(np.arange(len(x)), np.arange(CLIENTS + 1) * each)
-    task = Task(lookup("model", model).make(), Arrays(x, y), dealt)
-    return Job(task, Method(client_opt=SGD(lr)), 10**6, cohort, Local(batch=batch), eval_every=10**6)
 
 
 def lay_out(model: str, examples: int, rounds: int, folder: Path) -> int:
