@@ -1,17 +1,24 @@
 """Replayed steps: the same training as by vmap, also where batches are short, clients end early and frames change."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from tests.engines.test_local import METHODS, job, play
-from tests.federation import digits_task, same_public
+from tests.federation import SIZES, digits_task, same_public, workload
+from thinwire.core.rng import Key
+from thinwire.core.tree import repeat
 from thinwire.engines import LocalEngine
 from thinwire.errors import ConfigError
 from thinwire.optim import SGD, Adam
 from thinwire.rounds import Local, Method
-from thinwire.rounds.graphed import KEPT
+from thinwire.rounds.graphed import KEPT, Recorder
+from thinwire.rounds.local import Lesson, local_train
+from thinwire.rounds.protocol import agree
 from thinwire.spaces import MAPO, FedPara
+from thinwire.tasks.functional import Functional
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
 MORE = {
@@ -76,3 +83,21 @@ def test_a_model_that_draws_random_numbers_is_not_recorded():
     simulation = LocalEngine(DEVICE).prepare(job(task=task))
     state, _ = simulation.round(simulation.start()._replace(how="graph"))
     assert (state.how, state.why) == ("vmap", "graph failed: the model draws random numbers while it trains")
+
+
+def test_a_later_round_may_have_more_steps_than_the_one_that_was_recorded():
+    task, recorder, steps = digits_task(), Recorder(), []
+    model = Functional.of(task.model, task.loss, DEVICE)
+    _, public = agree(Method(), model.weights(), model.buffers(), Key(0))
+    method, gather = Method(), task.train.to(DEVICE).gather
+    by_size = sorted(range(len(SIZES)), key=SIZES.__getitem__)
+    for client in (by_size[0], by_size[-1], by_size[0]):
+        work = workload(task, (client,), [Key(client)], Local(batch=4))
+        work = replace(work, index=work.index.to(DEVICE), gather=gather)
+        lesson = Lesson(method, model, public, {}, repeat(public.coords, 1), {}, work)
+        ours, theirs = recorder.train(lesson), local_train(lesson, "vmap")
+        for name, block in ours.coords.items():
+            assert float((block - theirs.coords[name]).abs().max()) < 1e-5
+        steps.append(work.rows.shape[1])
+    assert len(recorder._kept) == 1
+    assert steps[0] * 2 < steps[1], "so that the batches of one round lie there in several portions"
