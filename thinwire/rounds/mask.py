@@ -43,10 +43,8 @@ class Mask(Protocol):
         ...
 
 
-@register("mask", "none")
-@dataclass(frozen=True)
-class NoMask:
-    """Train all numbers."""
+class _PrunesNothing:
+    """What most masks have in common: the server keeps all numbers; which are trained is not known beforehand."""
 
     @property
     def prunes(self) -> bool:
@@ -58,18 +56,24 @@ class NoMask:
         """No."""
         return False
 
-    def trained(self, coords: Tree, version: int) -> Tree:
+    def left(self, before: Tree, after: Tree, version: int) -> Tree:
         """All."""
         return {}
 
-    def left(self, before: Tree, after: Tree, version: int) -> Tree:
+
+@register("mask", "none")
+@dataclass(frozen=True)
+class NoMask(_PrunesNothing):
+    """Train all numbers."""
+
+    def trained(self, coords: Tree, version: int) -> Tree:
         """All."""
         return {}
 
 
 @register("mask", "select", paper="Federated Select (Charles et al., 2022)")
 @dataclass(frozen=True)
-class Select:
+class Select(_PrunesNothing):
     """Train the largest numbers of what was received; the server keeps all, and the choice is made anew every round.
 
         M = the k largest of |P|,    k = max(1, floor(density n)),    of all blocks together
@@ -90,23 +94,9 @@ class Select:
         if not 0 < self.density <= 1:
             raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.25")
 
-    @property
-    def prunes(self) -> bool:
-        """No."""
-        return False
-
-    @property
-    def fixed(self) -> bool:
-        """No."""
-        return False
-
     def trained(self, coords: Tree, version: int) -> Tree:
         """The largest."""
         return {} if self.density == 1 else _the_largest(coords, self.density)
-
-    def left(self, before: Tree, after: Tree, version: int) -> Tree:
-        """All."""
-        return {}
 
 
 @register("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")
@@ -178,7 +168,7 @@ class Prune:
 
 @register("mask", "pick", paper="SLoRA (Babakniya et al., 2023)")
 @dataclass(frozen=True)
-class Pick:
+class Pick(_PrunesNothing):
     """Train some numbers picked at random, the same in every round; the others stay as they are, on clients and server.
 
         M = the k largest of n random numbers,    k = max(1, floor(density n)),    drawn from `seed` alone
@@ -202,11 +192,6 @@ class Pick:
             raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.1")
 
     @property
-    def prunes(self) -> bool:
-        """No."""
-        return False
-
-    @property
     def fixed(self) -> bool:
         """Yes."""
         return True
@@ -214,10 +199,6 @@ class Pick:
     def trained(self, coords: Tree, version: int) -> Tree:
         """Those that were picked."""
         return {} if self.density == 1 else dict(_picked(Spec.of(coords), self.density, self.seed))
-
-    def left(self, before: Tree, after: Tree, version: int) -> Tree:
-        """All."""
-        return {}
 
 
 @lru_cache(maxsize=2)
