@@ -221,8 +221,9 @@ def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
     targets = Key(6).integers(600, 10)
     clients = [(pictures[i::12], targets[i::12]) for i in range(12)]
     method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5))
-    task = Task(models.build(model), *pool_clients(clients))
-    job = Job(task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=20)
+    train, dealt = pool_clients(clients)
+    task = Task(models.build(model), train, dealt, test=train)
+    job = Job(task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=3)  # tests run beside training
     ends = []
     for hasty in (False, True, True):
         simulation = LocalEngine("cuda", "graph").prepare(job)
@@ -230,7 +231,7 @@ def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
         state, losses, early = simulation.start(), [], 0
         for _ in range(20):
             state, record = simulation.round(state)
-            losses.append(record.loss)
+            losses.append((record.loss, record.test_loss, record.accuracy))
             early += simulation.ahead.early is not None
         assert simulation.ahead.on is hasty, "the server's step was not the one that was foreseen"
         assert early > 10 if hasty else not early
