@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.rng import Key, philox_numpy, philox_torch
+from thinwire.core.rng import Key, _sorted_places, permutations, philox_numpy, philox_torch
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ONES = 0xFFFFFFFF
@@ -196,3 +196,15 @@ def test_impossible_draws_are_refused():
         Key(0).integers(3, 0)
     with pytest.raises(ValueError, match="below"):
         Key(0).integers(3, (1 << 31) + 1)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3, 600, 17], [5] * 4, [33_000, 70_000]], ids=str)
+def test_many_permutations_at_once_are_those_of_each_key(sizes):
+    keys = [Key(i).fold("order") for i in range(len(sizes))]
+    for key, n, made in zip(keys, sizes, permutations(keys, sizes), strict=True):
+        assert made.tolist() == key.permutation(n).tolist()
+
+
+def test_equal_numbers_are_sorted_by_their_place_also_among_many():
+    numbers = np.array([[7 << 40, 7 << 40, 3, 1 << 62], [5, 4, 4, 5]])
+    assert _sorted_places(numbers).tolist() == np.argsort(numbers, kind="stable").tolist()
