@@ -37,7 +37,8 @@ from thinwire.engines.flower.grid import GridTransport, pack, unpack
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Heard
 from thinwire.engines.job import RoundRecord
-from thinwire.engines.local import LocalEngine, Simulation
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.simulation import Simulation
 from thinwire.rounds.protocol import begin, close_round, plan_round
 from thinwire.run.apps import MakeJob, deployable, job_of
 from thinwire.run.config import Experiment, resolve

@@ -112,7 +112,8 @@ _HOMES = {
     "thinwire.core.registry": ("register",),
     "thinwire.core.rng": ("Key",),
     "thinwire.core.spec": ("Spec",),
-    "thinwire.engines.local": ("Job", "LocalEngine", "RoundRecord"),
+    "thinwire.engines.job": ("Job", "RoundRecord"),
+    "thinwire.engines.local": ("LocalEngine",),
     "thinwire.errors": (
         "CheckpointError",
         "ConfigError",

@@ -20,7 +20,6 @@ from thinwire.errors import ConfigError, Diverged
 from thinwire.optim import SGD, Scaffold
 from thinwire.rounds import Local, Method, Uniform, answer
 from thinwire.rounds.down import receive
-from thinwire.rounds.graphed import Recorder
 from thinwire.schedules import Every
 from thinwire.tasks.base import Task, pool_clients
 from thinwire.tasks.examples import Arrays
@@ -444,51 +443,6 @@ def test_cohorts_are_drawn_evenly():
     for r in range(600):
         counts[Key(0).fold("cohort", r).choice(6, 3)] += 1
     assert abs(counts - 300).max() < 60
-
-
-def small_gpu(monkeypatch, most: int):
-    """A device that cannot hold more than so many clients."""
-    train = Recorder.train
-
-    def short(self, lesson):
-        if len(lesson.work) <= most:
-            return train(self, lesson)
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    monkeypatch.setattr(Recorder, "train", short)
-
-
-@pytest.mark.parametrize("vectorise", ["auto", "graph"])
-def test_clients_that_do_not_fit_into_memory_are_trained_in_halves(vectorise, monkeypatch):
-    _, chunked, records = play(job(cohort=6), LocalEngine(vectorise="graph", chunk=2))
-    small_gpu(monkeypatch, 2)
-    simulation = LocalEngine(vectorise=vectorise).prepare(job(cohort=6))
-    state = simulation.start()._replace(how="graph", why="asked for")  # as on a GPU
-    again = []
-    for _ in range(3):
-        state, record = simulation.round(state)
-        again.append(record)
-    assert (state.how, state.chunk) == ("graph", 2)
-    assert state.why.count("clients at a time are more than the memory of cpu holds") == 2, "6, and 3"
-    assert bits(records) == bits(again)
-    assert same_public(state.server.public, chunked[-1].server.public)
-
-
-@pytest.mark.parametrize(
-    ("most", "chunk", "says"),
-    [
-        (2, 3, "cpu has too little memory to train 3 clients at a time; write for example engine.chunk = 1"),
-        (0, 0, "cpu has too little memory to train one client at a time; write for example local.batch = 8"),
-    ],
-)
-def test_where_halves_cannot_help_one_line_says_what_can(most, chunk, says, monkeypatch):
-    small_gpu(monkeypatch, most)
-    with pytest.raises(ConfigError) as refused:
-        play(job(cohort=6), LocalEngine(vectorise="graph", chunk=chunk))
-    assert str(refused.value) == says
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -116,6 +116,6 @@ def test_training_with_corrections_beside_is_training_with_them_built_in(monkeyp
         return tw.simulate(net, clients, method, rounds=3, local=tw.Local(batch=4), vectorise="vmap").weights
 
     ours = train()
-    monkeypatch.setattr("thinwire.engines.local.for_training", lambda contract: contract)
+    monkeypatch.setattr("thinwire.engines.simulation.for_training", lambda contract: contract)
     for name, block in train().items():
         torch.testing.assert_close(ours[name], block, rtol=1e-5, atol=1e-6)

@@ -79,7 +79,7 @@ def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callabl
     device = torch.device(device)
     away: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tree in trees:
-        for block in [tree.vector] if isinstance(tree, Cut) else tree.values():
+        for block in _tensors(tree):
             if block.device.type != device.type or device.index not in (None, block.device.index):
                 away.setdefault((block.dtype, block.device), []).append(block)
     arrived: dict[int, Tensor] = {}
@@ -233,6 +233,11 @@ def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> Cut:
     return Cut(vector, names, like)
 
 
+def _tensors(tree: Tree) -> Iterable[Tensor]:
+    """All numbers of a tree, in as few tensors as hold them."""
+    return (tree.vector,) if isinstance(tree, Cut) else tree.values()
+
+
 def as_matrix(tree: Tree) -> Tensor | None:
     """A stacked tree as one matrix with a row for each client, by a copy; None if its number types differ.
 
@@ -281,9 +286,7 @@ def _mean_by_slices(vectors: Sequence[Tensor], shares: Sequence[float]) -> Tenso
 
 def all_finite(tree: Tree) -> bool:
     """Whether no block holds a NaN or an infinity."""
-    blocks = [
-        block for block in ([tree.vector] if isinstance(tree, Cut) else tree.values()) if block.is_floating_point()
-    ]
+    blocks = [block for block in _tensors(tree) if block.is_floating_point()]
     if not blocks:
         return True
     # a sum is finite only if all its terms are; if it is not, it may have been too large, so look at each number
@@ -300,8 +303,7 @@ def grand_total(*trees: Tree) -> Tensor:
     >>> grand_total({"a": torch.ones(2)}, {"b": torch.ones(3)}).item()
     5.0
     """
-    blocks = [block for tree in trees for block in ([tree.vector] if isinstance(tree, Cut) else tree.values())]
-    sums = [block.sum().double() for block in blocks if block.is_floating_point()]
+    sums = [block.sum().double() for tree in trees for block in _tensors(tree) if block.is_floating_point()]
     return torch.stack([one.to(sums[0].device) for one in sums]).sum() if sums else torch.zeros((), dtype=torch.float64)
 
 

@@ -14,16 +14,19 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from thinwire.core.tree import to_device
 from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine, Portion, Simulation
+from thinwire.engines.simulation import Portion, Simulation
 from thinwire.errors import ConfigError
 from thinwire.rounds.answer import Haste, Reply
 from thinwire.rounds.state import Public
+
+if TYPE_CHECKING:
+    from thinwire.engines.local import LocalEngine
 
 INSTALL = "pip install 'thinwire[ray]'"
 PATIENCE = 300.0  # seconds until all workers must have started

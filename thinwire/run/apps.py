@@ -25,7 +25,8 @@ from thinwire.engines.flower.client import Client
 from thinwire.engines.flower.kept import Answer, Ask, Kept
 from thinwire.engines.flower.server import Patience, Served
 from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine, Tap
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.simulation import Tap
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
 from thinwire.rounds.state import Contract
 from thinwire.run.build import build_job

@@ -11,7 +11,8 @@ import numpy as np
 from thinwire.codecs import message as wire
 from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict
-from thinwire.engines.local import LocalEngine, Simulation
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.simulation import Simulation
 from thinwire.rounds.batches import plan_batches
 from thinwire.rounds.down import open_round
 from thinwire.rounds.protocol import begin, plan_round

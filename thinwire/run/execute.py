@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinwire.core.spec import Spec
 from thinwire.engines.job import RoundRecord, RunState
-from thinwire.engines.local import Simulation, Tap
+from thinwire.engines.simulation import Simulation, Tap
 from thinwire.errors import CheckpointError, Diverged
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job

@@ -23,7 +23,8 @@ from torch import nn
 from thinwire.core.tree import Tree
 from thinwire.engines.arithmetic import Precision
 from thinwire.engines.job import Job, RoundRecord
-from thinwire.engines.local import LocalEngine, Mode, Simulation, Tap
+from thinwire.engines.local import LocalEngine, Mode
+from thinwire.engines.simulation import Simulation, Tap
 from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method

@@ -14,7 +14,8 @@ from dataclasses import replace
 from thinwire.codecs import message as wire
 from thinwire.engines.flower.kept import Answer, Ask, Kept, Place
 from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine, Simulation
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.simulation import Simulation
 from thinwire.errors import Drifted, ThinwireError
 from thinwire.rounds.down import receive, say_lost
 from thinwire.rounds.protocol import cohort_round, forget, fresh_client

@@ -29,7 +29,8 @@ from thinwire.core.tree import Tree
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
 from thinwire.engines.job import Job, RoundRecord, RunState
-from thinwire.engines.local import LocalEngine, Simulation, Tap, show
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.simulation import Simulation, Tap, show
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.rounds.close import close_round, masks_of
 from thinwire.rounds.down import open_round, repair, split_down
