@@ -101,8 +101,8 @@ def saboteur(job: MakeJob, seed: int, books: Path, seconds: float) -> Callable[.
             time.sleep(seconds + 2)
         (who, loss, examples, error), said = unpack(reply.content, client=int, loss=float, examples=int, error=str)
         answer = Answer(said, loss, examples, error)
-        if fault in (SPOILT | LIES) and answer.data and wire.unpack(said, client.contract.schema).kind == wire.UP:
-            answer = (SPOILT | LIES)[fault](client, answer)
+        if fault in (SPOILT | LIES) and answer.data and said[3] == wire.UP:
+            answer = (SPOILT | LIES)[fault](client, number, answer)
         _first(books / "sent" / f"{version}-{number}-{digest(answer.data)}-{fault or 'sound'}", "")
         fields = {"client": who, "loss": answer.loss, "examples": answer.examples, "error": answer.error}
         return Message(pack(fields, answer.data), reply_to=message)

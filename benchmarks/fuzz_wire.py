@@ -221,19 +221,19 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
 
     model = contract.weights.nbytes + contract.shared.nbytes + contract.buffers.nbytes
     draws = most_memory(lambda: _draw(contract, version))
-    lost = say_lost(contract, seen[2].version)
     for client in (0, 1):  # they differ where there are tiers
         who = f"{name}, client {client}"
         read = partial(read_up, client=client)
-        yield Door(f"{who}: up", model, (ups[client],), read, contract.schema, draws)
+        yield Door(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws)
+        lost = say_lost(contract, seen[2].version, client)
         whole = repair(contract, server, lost, client)
         downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
         for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
             kind = wire.KINDS[data[3]]
             read = partial(_read_down, contract, held, client=client)
             yield Door(f"{who}: {kind} from {held.version}", model, (data,), read, contract.schema, draws)
-    read = partial(_read_lost, contract, server)
-    yield Door(f"{name}: lost", model, (lost,), read, contract.schema, most_memory(lambda: read(lost)))
+    lost, read = say_lost(contract, seen[2].version, 0), partial(_read_lost, contract, server)
+    yield Door(f"{name}: lost", model, (lost,), read, contract.schema.sent_by(0), most_memory(lambda: read(lost)))
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
@@ -320,7 +320,7 @@ def damaged(rng: random.Random, data: bytes, others: list[bytes], front: int = 0
 
 def sealed(data: bytes, schema: wire.Schema) -> bytes:
     """With a checksum that fits."""
-    return data + zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
+    return data + zlib.crc32(data, zlib.crc32(schema.digest + schema.sender)).to_bytes(4, "little")
 
 
 def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], level: str) -> bytes:

@@ -9,20 +9,20 @@ from thinwire.engines.flower.client import Client
 from thinwire.engines.flower.kept import Answer
 
 
-def cut(client: Client, answer: Answer) -> Answer:
+def cut(client: Client, number: int, answer: Answer) -> Answer:
     """Three bytes short."""
     return answer._replace(data=answer.data[:-3])
 
 
-def flipped(client: Client, answer: Answer) -> Answer:
+def flipped(client: Client, number: int, answer: Answer) -> Answer:
     """One bit is wrong."""
     middle = len(answer.data) // 2
     return answer._replace(data=answer.data[:middle] + bytes([answer.data[middle] ^ 1]) + answer.data[middle + 1 :])
 
 
-def repacked(client: Client, answer: Answer, lane: int, payload: bytes, later: int = 0) -> Answer:
+def repacked(client: Client, number: int, answer: Answer, lane: int, payload: bytes, later: int = 0) -> Answer:
     """The same message with a valid checksum and another lane: what a liar sends."""
-    schema = client.contract.schema
+    schema = client.contract.schema.sent_by(number)
     message = wire.unpack(answer.data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
     lanes = {**body.lanes, lane: payload or body.lanes[lane]}
@@ -30,61 +30,61 @@ def repacked(client: Client, answer: Answer, lane: int, payload: bytes, later: i
     return answer._replace(data=wire.pack(wire.UP, message.version + later, [body], schema))
 
 
-def not_finite(client: Client, answer: Answer) -> Answer:
+def not_finite(client: Client, number: int, answer: Answer) -> Answer:
     """Numbers that are none."""
     size = client.contract.code.size
-    return repacked(client, answer, wire.COORDS, torch.full((size,), torch.nan).numpy().tobytes())
+    return repacked(client, number, answer, wire.COORDS, torch.full((size,), torch.nan).numpy().tobytes())
 
 
-def exploded(client: Client, answer: Answer) -> Answer:
+def exploded(client: Client, number: int, answer: Answer) -> Answer:
     """An update a million times too long, the wrong way: finite, so it is accepted; the method's mean must bear it."""
-    return rescaled(client, answer, wire.COORDS, -1e6)
+    return rescaled(client, number, answer, wire.COORDS, -1e6)
 
 
-def many_examples(client: Client, answer: Answer) -> Answer:
+def many_examples(client: Client, number: int, answer: Answer) -> Answer:
     """A client that says it has a billion times as many examples: accepted, as above."""
-    return rescaled(client, answer, wire.WEIGHT, 1e9)
+    return rescaled(client, number, answer, wire.WEIGHT, 1e9)
 
 
-def rescaled(client: Client, answer: Answer, lane: int, factor: float) -> Answer:
+def rescaled(client: Client, number: int, answer: Answer, lane: int, factor: float) -> Answer:
     """The same message with one lane of raw numbers times a factor."""
-    schema = client.contract.schema
+    schema = client.contract.schema.sent_by(number)
     lanes = wire.unpack_body(wire.unpack(answer.data, schema).bodies[0], schema).lanes
     numbers = torch.frombuffer(bytearray(lanes[lane]), dtype=torch.float32) * factor
-    return repacked(client, answer, lane, numbers.numpy().tobytes())
+    return repacked(client, number, answer, lane, numbers.numpy().tobytes())
 
 
-def endless_weight(client: Client, answer: Answer) -> Answer:
+def endless_weight(client: Client, number: int, answer: Answer) -> Answer:
     """A client that counts infinitely."""
-    return repacked(client, answer, wire.WEIGHT, torch.tensor([torch.inf]).numpy().tobytes())
+    return repacked(client, number, answer, wire.WEIGHT, torch.tensor([torch.inf]).numpy().tobytes())
 
 
-def from_the_future(client: Client, answer: Answer) -> Answer:
+def from_the_future(client: Client, number: int, answer: Answer) -> Answer:
     """Of a version that there is not yet."""
-    return repacked(client, answer, wire.COORDS, b"", later=1)
+    return repacked(client, number, answer, wire.COORDS, b"", later=1)
 
 
-def other_format(client: Client, answer: Answer) -> Answer:
+def other_format(client: Client, number: int, answer: Answer) -> Answer:
     """A message of a format that does not exist yet."""
     return answer._replace(data=answer.data[:2] + b"\x07" + answer.data[3:])
 
 
-def nonsense(client: Client, answer: Answer) -> Answer:
+def nonsense(client: Client, number: int, answer: Answer) -> Answer:
     """No message at all."""
     return Answer(b"hello", 1.0, 1)
 
 
-def too_long(client: Client, answer: Answer) -> Answer:
+def too_long(client: Client, number: int, answer: Answer) -> Answer:
     """Ten times as long as it may be."""
     return answer._replace(data=answer.data * 10)
 
 
-def absurd_loss(client: Client, answer: Answer) -> Answer:
+def absurd_loss(client: Client, number: int, answer: Answer) -> Answer:
     """A training loss that is no number."""
     return answer._replace(loss=float("nan"))
 
 
-def crashed(client: Client, answer: Answer) -> Answer:
+def crashed(client: Client, number: int, answer: Answer) -> Answer:
     """An error instead of an answer."""
     return Answer(b"", error="it ran out of memory")
 

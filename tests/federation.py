@@ -7,6 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, same
 from thinwire.errors import Drifted
@@ -16,7 +17,7 @@ from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.local import Workload
 from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
 from thinwire.rounds.secure import Circle
-from thinwire.rounds.state import Public
+from thinwire.rounds.state import Contract, Public
 from thinwire.schedules.base import Plan
 from thinwire.tasks.base import Task
 from thinwire.tasks.examples import Arrays
@@ -60,6 +61,11 @@ def workload(task: Task, clients, keys, local: Local) -> Workload:
     )
 
 
+def schema_of(contract: Contract, data: bytes, client: int = 0) -> wire.Schema:
+    """The schema with which a message is read: of what clients send, that of the client."""
+    return contract.schema.sent_by(client) if data[3] in wire.FROM_CLIENTS else contract.schema
+
+
 def same_public(a: Public, b: Public) -> bool:
     """Whether two public states are equal bit for bit."""
     return a.version == b.version and all(same(x, y) for x, y in zip(a[1:], b[1:], strict=True))
@@ -91,7 +97,7 @@ class Federation:
             heard = receive(self.contract, self.public[client], data, client)
         except Drifted:
             self.drifted.append(client)
-            answer = repair(self.contract, self.server, say_lost(self.contract, held), client)
+            answer = repair(self.contract, self.server, say_lost(self.contract, held, client), client)
             heard = receive(self.contract, self.first._replace(version=held), answer, client)
         self.public[client], touched, self.asked[client] = heard
         self.states[client] = forget(self.states[client], touched)

@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from hashlib import blake2b
 
 MAX = {"f2": 65504.0, "b2": 255 * 2.0**120, "f4": (2 - 2.0**-23) * 2.0**127, "f8": (2 - 2.0**-52) * 2.0**1023}
@@ -46,12 +47,13 @@ class Cursor:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def read_message(data, digest, blocks):
+def read_message(data, digest, blocks, client=0):
     """Kind, version, versions behind it, and bodies; a body is its plan (names of blocks) and lanes (payload by id)."""
-    assert zlib.crc32(digest + data[:-4]) == struct.unpack("<I", data[-4:])[0], "checksum"
+    sender = client.to_bytes(8, "little") if data[3] in (1, 4) else b""
+    assert zlib.crc32(digest + sender + data[:-4]) == struct.unpack("<I", data[-4:])[0], "checksum"
     c = Cursor(data[:-4])
     assert c.take(2) == b"TW"
-    assert c.byte() == 1
+    assert c.byte() == 2
     kind = {1: "up", 2: "steps", 3: "state", 4: "lost"}[c.byte()]
     assert c.take(4) == digest[:4]
     version, bodies = c.v(), []
@@ -341,10 +343,14 @@ def _read_quantise(codec, data, blocks, key):
 
 
 def guard(trees, key):
-    """The sum of all numbers of some trees, each with a random sign."""
+    """The exact sum of all values of some trees, each with a random sign: the float32 value of a drift check."""
     numbers = [value for tree in trees for block in tree.values() for value in block]
     drawn = signs(key, 4096 + -(-len(numbers) // 4096))
-    return sum(value * drawn[i % 4096] * drawn[4096 + i // 4096] for i, value in enumerate(numbers))
+    exponent, bits = max(math.frexp(value)[1] for value in numbers if value), (len(numbers) - 1).bit_length()
+    digits = min(40, 62 - bits)
+    whole = [round(Fraction(value) * Fraction(2) ** (digits - exponent)) for value in numbers]
+    total = sum(value * drawn[i % 4096] * drawn[4096 + i // 4096] for i, value in enumerate(whole))
+    return struct.unpack("<f", struct.pack("<f", math.ldexp(float(total), exponent - digits - bits - 1)))[0]
 
 
 # -- what both ends draw -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from thinwire.codecs.bits import read_varint, varint
 from thinwire.codecs.message import (
     BUFFERS,
     COORDS,
+    FROM_CLIENTS,
     LOST,
     STATE,
     STEPS,
@@ -30,16 +31,21 @@ from thinwire.errors import WireError
 
 BLOCKS = tuple(f"block{i}" for i in range(11))
 SCHEMA = Schema(bytes(range(1, 9)), BLOCKS)
-GOLDEN = "5457010101020304ac02010502010301020302040000803fe5a1e3b8"
+GOLDEN = "5457020101020304ac02010502010301020302040000803f1f503beb"
 
 plans = st.one_of(st.none(), st.frozensets(st.sampled_from(BLOCKS)))
 lanes = st.dictionaries(st.integers(0, 255), st.binary(max_size=300), max_size=6)
 bodies = st.builds(Body, plans, lanes)
 
 
+def of(kind: int) -> Schema:
+    """The schema with which a message of this kind is written and read: what clients send names the client."""
+    return SCHEMA.sent_by(5) if kind in FROM_CLIENTS else SCHEMA
+
+
 def sealed(data: bytes, schema: Schema = SCHEMA) -> bytes:
     """The same bytes with a checksum that fits: what an attacker can send."""
-    return data + zlib.crc32(data, zlib.crc32(schema.digest)).to_bytes(4, "little")
+    return data + zlib.crc32(data, zlib.crc32(schema.digest + schema.sender)).to_bytes(4, "little")
 
 
 def example() -> bytes:
@@ -63,8 +69,8 @@ def test_a_message_comes_back(content, version, behind):
     packed = [pack_body(body, SCHEMA) for body in content]
     for kind, least, most in ((UP, 1, 1), (STEPS, min(behind, 1) + 1, behind + 1), (STATE, 2, 2), (LOST, 0, 0)):
         if least <= len(packed) <= most:
-            data = pack(kind, version, packed, SCHEMA, behind)
-            message = unpack(data, SCHEMA)
+            data = pack(kind, version, packed, of(kind), behind)
+            message = unpack(data, of(kind))
             assert (message.kind, message.version, list(message.bodies)) == (kind, version, packed)
             assert message.behind == (behind if kind in (STEPS, STATE) else 0)
 
@@ -96,7 +102,7 @@ def test_a_plan_of_all_blocks_is_written_as_all():
 
 
 def test_the_format_never_changes():
-    schema = Schema(bytes(range(1, 9)), ("a", "b", "c"))
+    schema = Schema(bytes(range(1, 9)), ("a", "b", "c")).sent_by(3)
     body = Body(frozenset({"a", "c"}), {COORDS: b"\x01\x02\x03", WEIGHT: b"\x00\x00\x80\x3f"})
     data = pack(UP, 300, [pack_body(body, schema)], schema)
     assert data.hex() == GOLDEN
@@ -132,13 +138,13 @@ def test_trailing_bytes_are_refused():
     with pytest.raises(WireError, match="end inside a length"):
         unpack(sealed(data[:-4] + b"\0"), SCHEMA)
     with pytest.raises(WireError, match="has 1 bodies, this one has 2"):
-        unpack(sealed(pack(UP, 0, [pack_body(Body(), SCHEMA)], SCHEMA)[:-4] + b"\0\0"), SCHEMA)
+        unpack(sealed(pack(UP, 0, [pack_body(Body(), SCHEMA)], of(UP))[:-4] + b"\0\0", of(UP)), of(UP))
     with pytest.raises(WireError, match="2 bytes follow the end of a body"):
         unpack_body(pack_body(Body(None, {COORDS: b"a"}), SCHEMA) + b"\0\0", SCHEMA)
 
 
 def test_splices_of_two_messages_are_refused():
-    first, second = example(), pack(UP, 7, [pack_body(Body(None, {COORDS: b"other bytes"}), SCHEMA)], SCHEMA)
+    first, second = example(), pack(UP, 7, [pack_body(Body(None, {COORDS: b"other bytes"}), SCHEMA)], of(UP))
     for cut in range(1, min(len(first), len(second))):
         for spliced in (first[:cut] + second[cut:], second[:cut] + first[cut:]):
             if spliced not in (first, second):
@@ -150,7 +156,7 @@ def test_splices_of_two_messages_are_refused():
 
 @given(st.binary(max_size=80))
 def test_random_bytes_are_refused(data):
-    for bad in (data, b"TW\x01\x01\x01\x02\x03\x04" + data, sealed(b"TW\x01\x01\x01\x02\x03\x04" + data)):
+    for bad in (data, b"TW\x02\x02\x01\x02\x03\x04" + data, sealed(b"TW\x02\x02\x01\x02\x03\x04" + data)):
         try:
             unpack(bad, SCHEMA)
         except WireError:
@@ -162,7 +168,7 @@ def test_random_bytes_are_refused(data):
     ("change", "says"),
     [
         (lambda d: b"XX" + d[2:], "not a thinwire message"),
-        (lambda d: d[:2] + b"\x02" + d[3:], "message format 2 is not known"),
+        (lambda d: d[:2] + b"\x03" + d[3:], "message format 3 is not known"),
         (lambda d: d[:3] + b"\x09" + d[4:], "message kind 9 is not known"),
         (lambda d: d[:4] + b"\0\0\0\0" + d[8:], "another method or model"),
         (lambda d: d[:10], "10 bytes are too few"),
@@ -171,6 +177,24 @@ def test_random_bytes_are_refused(data):
 def test_the_refusal_says_what_is_wrong(change, says):
     with pytest.raises(WireError, match=says):
         unpack(sealed(change(example()[:-4])) if says[:2] != "10" else change(example()), SCHEMA)
+
+
+@pytest.mark.parametrize("kind", [UP, LOST])
+def test_what_another_client_sent_is_refused(kind):
+    bodies = [pack_body(Body(None, {COORDS: b"abcd"}), SCHEMA)] if kind == UP else []
+    data = pack(kind, 7, bodies, SCHEMA.sent_by(1))
+    assert unpack(data, SCHEMA.sent_by(1)).version == 7
+    with pytest.raises(WireError, match="was sent by another client"):
+        unpack(data, SCHEMA.sent_by(2))
+
+
+@pytest.mark.parametrize("kind", [UP, STEPS, STATE, LOST])
+def test_the_kind_is_looked_at_before_the_bodies(kind):
+    """A message that goes the wrong way is refused by its kind, whatever follows."""
+    wrong = SCHEMA if kind in FROM_CLIENTS else SCHEMA.sent_by(0)
+    data = sealed(b"TW\x02" + bytes([kind]) + SCHEMA.digest[:4] + b"\xff" * 50, wrong)
+    with pytest.raises(WireError, match="which never sends it"):
+        unpack(data, wrong)
 
 
 def test_another_schema_is_refused_even_if_its_first_half_agrees():
@@ -187,7 +211,7 @@ def test_another_schema_is_refused_even_if_its_first_half_agrees():
 def test_every_kind_has_its_number_of_bodies(kind, behind, count):
     body = pack_body(Body(), SCHEMA)
     with pytest.raises(WireError, match=f"bodies, this one has {count}"):
-        unpack(pack(kind, 9, [body] * count, SCHEMA, behind), SCHEMA)
+        unpack(pack(kind, 9, [body] * count, of(kind), behind), of(kind))
 
 
 @pytest.mark.parametrize("behind", [3, 1 << 20])
@@ -281,5 +305,5 @@ def test_a_long_message_is_laid_out_so_that_its_numbers_can_be_read_where_they_a
         there = np.frombuffer(made, np.uint8)[5:]
         assert there.ctypes.data % 8 == 0
         assert there.flags.writeable, "torch takes no other"
-    lane = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], SCHEMA), SCHEMA).bodies[0], SCHEMA).lanes[COORDS]
+    lane = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).lanes[COORDS]
     assert isinstance(lane, memoryview), "nothing is copied to be read"

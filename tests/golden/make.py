@@ -189,7 +189,7 @@ def answer(contract: Contract, plan: Plan, version: int) -> bytes:
     if contract.shared.blocks:
         lanes[wire.SHARED] = raw(eighths(contract.shared, key))
     body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-    return wire.pack(wire.UP, version, [body], contract.schema)
+    return wire.pack(wire.UP, version, [body], contract.schema.sent_by(0))
 
 
 def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], list[bytes]]:
@@ -235,11 +235,11 @@ def messages() -> Iterator[tuple[str, dict]]:
         for version in (3, 2, 0):
             data = open_round(contract, servers[3], {0: version})[0]
             yield f"message-{wire.KINDS[data[3]]}-{name}-from-{version}", about | heard_of(contract, servers, data)
-        lost = say_lost(contract, 1)
+        lost = say_lost(contract, 1, 0)
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}
         if method.link == "ledger":
-            answer_to = repair(contract, servers[3], lost)
+            answer_to = repair(contract, servers[3], lost, 0)
             yield f"message-state-{name}-from-1", about | heard_of(contract, servers, answer_to)
 
 

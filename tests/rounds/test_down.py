@@ -245,8 +245,8 @@ def test_what_a_lost_client_held_back_of_silent_blocks_stays():
 def test_the_answer_to_a_lost_client_says_how_it_is_read():
     one = federation(MAPO(k=8))
     one.round((0,))
-    answer = repair(one.contract, one.server, say_lost(one.contract, 1))
-    assert len(say_lost(one.contract, 1)) == 13
+    answer = repair(one.contract, one.server, say_lost(one.contract, 1, 0), 0)
+    assert len(say_lost(one.contract, 1, 0)) == 13
     assert same_public(receive(one.contract, one.first._replace(version=1), answer).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]
     with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* ask for the whole state"):

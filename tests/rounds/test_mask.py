@@ -32,7 +32,7 @@ def named(name: str, **changes) -> tw.Method:
 def values(federation: Federation, data: bytes) -> int:
     """How many numbers a message carries."""
     schema = federation.contract.schema
-    return len(wire.unpack_body(wire.unpack(data, schema).bodies[0], schema).lanes[wire.COORDS]) // 4
+    return len(wire.unpack_body(wire.unpack(data, schema.sent_by(0)).bodies[0], schema).lanes[wire.COORDS]) // 4
 
 
 def supports(method: tw.Method, rounds: int):

@@ -19,11 +19,11 @@ def run(method: Method, rounds: int = 6):
     contract, heard = simulation.contract, []
     state = simulation.start()
     for _ in range(rounds):
-        state, _ = simulation.round(state, lambda number, way, client, data: heard.append((number, way, data)))
+        state, _ = simulation.round(state, lambda number, way, client, data: heard.append((number, way, client, data)))
     syncs, sizes = set(), Counter()
-    for number, way, data in heard:
+    for number, way, client, data in heard:
         if way == "up":
-            body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
+            body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
             spec = contract.coords.restrict(contract.coords.names if body.plan is None else body.plan)
             syncs |= {(number, name) for name in spec.names}
             if set(method.ups) == {Raw()} and method.sketch == Identity():

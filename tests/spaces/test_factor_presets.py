@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import Federation, digits, digits_task
+from tests.federation import Federation, digits, digits_task, schema_of
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.tree import same
@@ -72,8 +72,8 @@ def test_bytes_are_four_a_number_plus_framing(name, network):
     federation = Federation(named(name), digits_task(network))
     contract = federation.contract
     assert contract.sendable.size == SENT[name]
-    for data in federation.round([0, 1]).values():
-        body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
+    for client, data in federation.round([0, 1]).items():
+        body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
         assert len(body.lanes[wire.COORDS]) == 4 * SENT[name]
         assert len(body.lanes[wire.WEIGHT]) == 4
         assert len(data) - 4 * SENT[name] <= 32
@@ -90,7 +90,8 @@ def test_private_blocks_never_travel(name, network):
         up = federation.round([0, 1])
         down = {client: federation.hear(client) for client in (0, 1, 2)}
         for client, data in (*up.items(), *down.items()):
-            body = wire.unpack_body(wire.unpack(data, federation.contract.schema).bodies[0], federation.contract.schema)
+            schema = schema_of(federation.contract, data, client)
+            body = wire.unpack_body(wire.unpack(data, schema).bodies[0], schema)
             assert not private & body.plan
             for block in federation.states[client].held.values():
                 assert block.contiguous().numpy().tobytes() not in data
@@ -126,7 +127,7 @@ def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(netwo
     up, rest = contract.up(0), 4810 - 74
     others = contract.sendable.size - rest
     for client, data in said.items():
-        body = wire.unpack_body(wire.unpack(data, contract.schema).bodies[0], contract.schema)
+        body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
         got = up.decode(body.lanes[wire.COORDS], contract.code, contract.peer(server.public.version - 1, client))
         mu = torch.cat([block.flatten() for name, block in got.items() if name.endswith("/mu")])
         sent = int(mu.count_nonzero())

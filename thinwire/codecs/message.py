@@ -2,13 +2,14 @@
 
     message                                        body
       2  magic "TW"                                  1  plan: 0 all blocks; 1 a bitmap of ceil(blocks / 8) bytes follows
-      1  format, now 1                               v  number of lanes
+      1  format, now 2                               v  number of lanes
       1  kind: 1 up, 2 steps, 3 state, 4 lost           per lane, ids ascending: 1 id, v length, payload
       4  schema: method and model, hashed
       v  version                                   v = unsigned LEB128 in its shortest form, at most 5 bytes;
       v  behind (steps and state only)             block i of the plan is bit i % 8 of byte i // 8;
          bodies, up to the checksum                raw = the blocks one after another, as they are, little endian
-      4  CRC-32 (that of zlib, little endian) of the full 8-byte schema and all that stands before
+      4  CRC-32 (that of zlib, little endian) of the full 8-byte schema, in what a client sends of its number
+         (8 bytes, little endian), and of all that stands before
 
 The schema is a hash of the method with all its settings, the names, shapes and types of all blocks, the initial weights
 and buffers, and the seed.
@@ -65,9 +66,10 @@ Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 MAGIC = b"TW"
 _LONG = 2048  # bytes of a part of a message that is worth to be left where it is
-FORMAT = 1
+FORMAT = 2
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
+FROM_CLIENTS = frozenset({UP, LOST})
 
 # Lanes: payloads of different meaning in one body. Their ids are part of the format.
 COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, GUARD = 1, 2, 3, 4, 5, 6, 7, 8
@@ -92,6 +94,18 @@ class Schema:
 
     digest: bytes  # eight bytes
     blocks: tuple[str, ...]
+    sender: bytes = b""  # the client that sends, eight bytes; empty for what the server sends
+
+    def sent_by(self, client: int) -> Schema:
+        """The schema of what this client sends: its number is part of the checksum, and costs no bytes.
+
+        >>> schema = Schema(b"12345678", ("w",))
+        >>> data = pack(LOST, 3, (), schema.sent_by(5))
+        >>> unpack(data, schema.sent_by(6))
+        Traceback (most recent call last):
+        thinwire.errors.WireError: checksum does not match: the message is damaged, or was sent by another client
+        """
+        return Schema(self.digest, self.blocks, client.to_bytes(8, "little", signed=True))
 
     @cached_property
     def everything(self) -> frozenset[str]:
@@ -159,8 +173,8 @@ def pack(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behin
     """A whole message as bytes.
 
     >>> schema = Schema(b"12345678", ("w",))
-    >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema)
-    >>> len(data), bytes(unpack_body(unpack(data, schema).bodies[0], schema).lanes[COORDS])
+    >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema.sent_by(0))
+    >>> len(data), bytes(unpack_body(unpack(data, schema.sent_by(0)).bodies[0], schema).lanes[COORDS])
     (21, b'abcd')
     """
     return b"".join(pack_pieces(kind, version, bodies, schema, behind))
@@ -232,9 +246,15 @@ def unpack(data: Bytes, schema: Schema) -> Message:
         raise WireError(
             f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}"
         )
+    if (data[3] in FROM_CLIENTS) is not bool(schema.sender):
+        raise WireError(
+            f"a message of kind {KINDS[data[3]]!r} came from {'a client' if schema.sender else 'the server'}, "
+            f"which never sends it"
+        )
     payload = memoryview(data)[:-4]
     if data[-4:] != _checksum([payload], schema):
-        raise WireError("checksum does not match: the message was damaged on its way")
+        other = "is damaged, or was sent by another client" if schema.sender else "was damaged on its way"
+        raise WireError(f"checksum does not match: the message {other}")
     kind = data[3]
     version, position = read_varint(payload, 8)
     behind = 0
@@ -301,7 +321,7 @@ def _merged(parts: Sequence[Bytes]) -> list[Bytes]:
 
 
 def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = zlib.crc32) -> bytes:
-    value = zlib.crc32(schema.digest)
+    value = zlib.crc32(schema.digest + schema.sender)
     for part in parts:
         if crc is not zlib.crc32 and len(part) >= _LONG:
             value = joined_crc(value, crc(part), len(part))

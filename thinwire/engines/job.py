@@ -31,6 +31,7 @@ class RoundRecord(NamedTuple):
     rate: float | None = None  # the clients' step size in this round
     drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
     refused: int = 0  # clients whose message could not be used; in a simulation all can
+    bounded: int = 0  # clients whose upload was far beyond the cohort's median and was scaled down
     absent: int = 0  # clients of the cohort that did not answer in time
     epsilon: float | None = None  # what differential privacy has cost so far; None without it, or where nobody can tell
 

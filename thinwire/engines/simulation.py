@@ -37,7 +37,7 @@ from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.privacy.base import spent
 from thinwire.rounds.agree import agree, begin, plan_round
 from thinwire.rounds.answer import NO_HASTE, Haste, Reply, cohort_round, forget, fresh_client, make_lesson
-from thinwire.rounds.close import close_round
+from thinwire.rounds.close import closed_round
 from thinwire.rounds.down import Opening, receive
 from thinwire.rounds.foresight import Foreseen, foreseeable
 from thinwire.rounds.graphed import Recorder
@@ -197,15 +197,16 @@ class Simulation:
             up = {i: message for reply, ids in replies for i, message in zip(ids, reply.messages, strict=True)}
             with self.ahead.beside(ready):
                 foreseen = replies[0][0].foreseen
-                server = close_round(self.contract, server, plan, up, len(job.task.clients), foreseen=foreseen)
-            server = self.ahead.settled(server)
+                closed = closed_round(self.contract, server, plan, up, len(job.task.clients), foreseen=foreseen)
+            server = self.ahead.settled(closed.server)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if tap:
             joined = {i: b"".join(pieces) for i, pieces in down.result().messages.items()}
             show(tap, number, joined, {i: bytes(message) for i, message in up.items()})
         roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
-        clients = roster.updated(pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
+        pairs = (pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
+        clients = roster.updated(pair for pair in pairs if pair[0] not in closed.refused)
         test_loss = accuracy = own_accuracy = None
         if self._tested(number):
             with self.kernels(state.onednn), self.ahead.beside():
@@ -223,6 +224,8 @@ class Simulation:
             time.perf_counter() - began,
             own_accuracy,
             contract.method.client_opt_at(state.server.public.version).lr,
+            refused=len(closed.refused),
+            bounded=len(closed.bounded),
             epsilon=(self.spent(number) or (None,))[0],
         )
         tally = state.tally.add(contract, plan, up)

@@ -53,7 +53,10 @@ class Correction(Protocol):
         ...
 
     def factor(self, report: Tree) -> float:
-        """By what the server multiplies a client's change before it averages; 1 for most. Reports are not trusted."""
+        """By what the server multiplies a client's change before it averages; 1 for most.
+
+        Reports are not trusted: raises WireError for one that no client sends.
+        """
         ...
 
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:

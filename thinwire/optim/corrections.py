@@ -195,8 +195,8 @@ class FedNova(NoCorrection):
     def factor(self, report: Tree) -> float:
         """The change of one step."""
         steps = float(report["steps"])
-        if not steps >= 0.999:  # one, or a rounding below
-            raise WireError(f"a client says that it took {steps} steps; expected 1 or more")
+        if not 0.999 <= steps <= 2**32:  # one, or a rounding below
+            raise WireError(f"a client says that it took {steps} steps; expected from 1 to 2**32")
         return 1 / steps
 
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:

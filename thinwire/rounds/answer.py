@@ -196,7 +196,7 @@ def cohort_round(
         if all_noted:
             lanes[wire.REPORT] = raw(unstack(all_noted, i))
         body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
-        pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema)
+        pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema.sent_by(client))
         message = wire.laid_out(pieces, where if wire.length(pieces) >= LEAST else None)
         # of its own: a view would keep all clients' blocks alive
         held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))

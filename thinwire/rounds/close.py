@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +17,24 @@ from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, su
 from thinwire.errors import Diverged, WireError
 from thinwire.rounds.advance import advance, moved, switched
 from thinwire.rounds.agree import begin
+from thinwire.rounds.bounds import bound_uploads
 from thinwire.rounds.foresight import Foreseen
 from thinwire.rounds.lanes import Said, Step, Stretch, as_heard, pack_end, pack_step, read_step, read_stretch, unpack_up
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.mask import NoMask
+from thinwire.rounds.method import NORM_BOUND
 from thinwire.rounds.secure import secure_mean
 from thinwire.rounds.state import Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
 from thinwire.sketches.base import Identity
+
+
+class Closed(NamedTuple):
+    """A closed round: the server's next state, and which clients did not count as they wanted, and why."""
+
+    server: ServerState
+    bounded: dict[int, str]  # scaled down: see `bounds`
+    refused: dict[int, str]  # left out, because the next state would not have been finite with them
 
 
 def close_round(
@@ -35,6 +46,19 @@ def close_round(
     noise: Key | None = None,
     foreseen: Foreseen | None = None,
 ) -> ServerState:
+    """The server's state after `closed_round`."""
+    return closed_round(contract, server, plan, messages, registered, noise, foreseen).server
+
+
+def closed_round(
+    contract: Contract,
+    server: ServerState,
+    plan: Plan,
+    messages: Mapping[int, Bytes],
+    registered: int,
+    noise: Key | None = None,
+    foreseen: Foreseen | None = None,
+) -> Closed:
     """Average what the clients said and make the next version.
 
     Args:
@@ -46,31 +70,66 @@ def close_round(
         noise: where privacy takes its noise from; by default the seed, which clients know.
         foreseen: the next version as the clients' device made it; taken if it is the one that their messages make.
 
-    The mean and the server's own memories lie on the CPU, where messages are decoded; the next version is made on the
-    device of the public state.
+    A message that cannot be decoded raises WireError. The whole next state is checked before it counts: if it is not
+    finite, clients far beyond the median are left out, and if that does not help, Diverged is raised. The mean and the
+    server's own memories lie on the CPU, where messages are decoded; the next version is made on the device of the
+    public state.
     """
+    now = contract.at(server.public.version)
+    method, public = now.method, server.public
+    if not messages:
+        raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
+    if method.secure:
+        mean = secure_mean(now, plan, public.version, messages)
+        said = [Said({}, 1.0, {}, {}, {})] * len(messages)
+        return Closed(_next_state(contract, server, plan, said, registered, noise, None, mean), {}, {})
+    clients, said = sorted(messages), read_uploads(now, server, plan, messages)
+    start = to_device(restrict(public.coords, plan.names), "cpu") if method.say == "value" else {}
+    buffers = to_device(public.buffers, "cpu")
+    limit = 0.0 if method.privacy.bounds else method.norm_bound
+    uploads, bounded = bound_uploads(clients, said, limit, start, buffers)
+    try:
+        return Closed(_next_state(contract, server, plan, uploads, registered, noise, foreseen), bounded, {})
+    except Diverged:
+        far = bound_uploads(clients, said, NORM_BOUND, start, buffers).why
+        left = [one for client, one in zip(clients, uploads, strict=True) if client not in far]
+        if not far or not left:
+            raise
+    refused = {client: f"the next state is not finite with it: {why}" for client, why in far.items()}
+    return Closed(_next_state(contract, server, plan, left, registered, noise), bounded, refused)
+
+
+def read_uploads(contract: Contract, server: ServerState, plan: Plan, messages: Mapping[int, Bytes]) -> list[Said]:
+    """What clients sent, decoded and checked, in the order of their numbers."""
+    version, masks = server.public.version, masks_of(contract, server.public, messages)
+    return each(
+        lambda client: unpack_up(contract, plan, version, client, messages[client], masks[contract.tier(client)]),
+        sorted(messages),
+        contract.code.nbytes,
+    )
+
+
+def _next_state(
+    contract: Contract,
+    server: ServerState,
+    plan: Plan,
+    said: list[Said],
+    registered: int,
+    noise: Key | None,
+    foreseen: Foreseen | None = None,
+    mean: Tree | None = None,
+) -> ServerState:
+    """The state that these uploads lead to, all of it finite; `mean` where only that is known."""
     whole, contract = contract, contract.at(server.public.version)
     method, public = contract.method, server.public
     device = device_of(public)
-    if not messages:
-        raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     coords = to_device(restrict(public.coords, plan.names), "cpu")
-    if method.secure:
-        mean, said = secure_mean(contract, plan, public.version, messages), [Said({}, 1.0, {}, {}, {})] * len(messages)
-        weights = [1.0] * len(messages)
-    else:
-        masks = masks_of(contract, public, messages)
-        said = each(
-            lambda client: unpack_up(
-                contract, plan, public.version, client, messages[client], masks[contract.tier(client)]
-            ),
-            sorted(messages),
-            contract.code.nbytes,
-        )
+    weights = [one.weight for one in said]
+    if mean is None:
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
         codes = [method.privacy.accept(code) for code in codes]
-        codes, weights = method.mean.admit(codes, [one.weight for one in said])
+        codes, weights = method.mean.admit(codes, weights)
         mean = method.mean.of(codes, weights)
     mean = method.privacy.release(mean, len(said), noise or contract.key.fold("release", public.version))
     if method.say == "value":
@@ -91,6 +150,8 @@ def close_round(
     )
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
+    if foreseen is None and not all_finite(change):  # before the codec: what it makes of a NaN is not defined
+        raise Diverged(f"the step to version {public.version + 1} is not finite; try a smaller learning rate")
     if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), public.version + 1)):
         change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
         opt = {name: _under(block, left.get(name.split("/", 1)[-1])) for name, block in opt.items()}
@@ -128,18 +189,24 @@ def close_round(
     if not fine and not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
         raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
     if (next_stage := whole.at(after.version)) is not contract:
-        return begin(next_stage, switched(contract, next_stage, after))
+        return _checked(begin(next_stage, switched(contract, next_stage, after)))
     if contract.window(after.version) != contract.window(public.version):
         # what was remembered of the old coordinates means nothing in the new ones
         opt, codec = moving.init(contract.code.zeros()), method.down.init(contract.code)
-    return ServerState(
-        after,
-        opt=opt,
-        correction={**server.correction, **mine},
-        schedule=schedule,
-        codec=codec,
-        ledger=_append(contract, server, plan, body, end),
-    )
+    ledger = _append(contract, server, plan, body, end)
+    return _checked(ServerState(after, opt, {**server.correction, **mine}, schedule, codec, ledger))
+
+
+def _checked(server: ServerState) -> ServerState:
+    """The same state; raises Diverged if a memory of the server, of the correction or a buffer is not finite."""
+    public = server.public
+    parts = (("optimizer", server.opt), ("correction", server.correction), ("correction", public.shared))
+    for part, tree in (*parts, ("schedule", server.schedule), ("codec", server.codec), ("buffers", public.buffers)):
+        if not all_finite(tree):
+            raise Diverged(
+                f"the state of the {part} of version {public.version} is not finite; try a smaller learning rate"
+            )
+    return server
 
 
 def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, end: bytes | None) -> Ledger:

@@ -59,17 +59,17 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
     return Opening(contract, server).split([len(data) for data in messages.values()])
 
 
-def repair(contract: Contract, server: ServerState, data: bytes, client: int = EVERYONE) -> bytes:
+def repair(contract: Contract, server: ServerState, data: bytes, client: int) -> bytes:
     """The whole state, for a client that said it was lost.
 
     Args:
         contract: the contract.
         server: the server's state.
         data: what the client said (`say_lost`), not trusted.
-        client: its number; needed where tiers of clients hear different codecs.
+        client: its number.
     """
     contract = contract.at(server.public.version)
-    message = wire.unpack(data, contract.schema)
+    message = wire.unpack(data, contract.schema.sent_by(client))
     if message.kind != wire.LOST:
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
     if message.version > server.public.version:
@@ -231,8 +231,6 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
     """
     message = wire.unpack(data, contract.schema)
     contract = contract.at(message.version)
-    if message.kind not in (wire.STEPS, wire.STATE):
-        raise WireError("a client's message was sent to a client")
     if (start := message.version - message.behind) != public.version:
         raise WireError(
             f"{wire.KINDS[message.kind]} from version {start} cannot continue version {public.version}, which we hold"
@@ -259,14 +257,15 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
     return Received(public, touched, Plan(names, contract.method.schedule.resamples(message.version)))
 
 
-def say_lost(contract: Contract, version: int) -> bytes:
+def say_lost(contract: Contract, version: int, client: int) -> bytes:
     """What a client says that holds a version which is not the server's.
 
     Args:
         contract: the contract.
         version: the version that it held before the message that it could not follow.
+        client: its number.
     """
-    return wire.pack(wire.LOST, version, (), contract.schema)
+    return wire.pack(wire.LOST, version, (), contract.schema.sent_by(client))
 
 
 def _expect_finite(before: Public, after: Public) -> None:

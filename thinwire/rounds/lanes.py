@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Set
 from functools import lru_cache
@@ -18,7 +19,7 @@ from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.codecs.bits import Bytes
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, bring, restrict, to_device
+from thinwire.core.tree import Tree, all_finite, bring, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import Contract, Public, device_of
@@ -27,6 +28,7 @@ from thinwire.schedules.base import Plan
 _RAW = Raw()
 _NOBODY = Peer(Key(0))  # Raw needs to know nothing of the other side
 EVERYONE = -1  # the peer of a broadcast
+MOST_EXAMPLES = 1 << 40  # a weight beyond it is no number of examples
 
 
 class Step(NamedTuple):
@@ -51,11 +53,12 @@ class Said(NamedTuple):
     buffers: Tree
     report: Tree
     noted: Tree
+    norm: float = 0.0  # of the code, as it came
 
 
 def answer(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> wire.Body:
     """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
-    message = wire.unpack(data, contract.schema)
+    message = wire.unpack(data, contract.schema.sent_by(client))
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
@@ -81,12 +84,25 @@ def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: B
         unraw(lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(lanes[wire.SHARED], report) if report.blocks else {},
         unraw(lanes[wire.REPORT], note) if note.blocks else {},
+        norm(code),
     )
-    if not (0 < weight < float("inf")):
-        raise WireError(f"client {client} says that it counts {weight}; expected a number above 0")
-    if not all(all_finite(tree) for tree in (said.code, said.buffers, said.report, said.noted) if tree):
-        raise WireError(f"client {client} sent a number that is not finite")
+    _check_ranges(contract, client, said)
     return said
+
+
+def _check_ranges(contract: Contract, client: int, said: Said) -> None:
+    """Refuse an upload with a field outside the range that it has by its meaning."""
+    if not 0 < said.weight <= MOST_EXAMPLES:
+        raise WireError(f"client {client} says that it counts {said.weight}; expected above 0, at most {MOST_EXAMPLES}")
+    if not (math.isfinite(said.norm) and all(map(all_finite, (said.buffers, said.report, said.noted)))):
+        raise WireError(f"client {client} sent a number that is not finite")
+    for name, block in said.buffers.items():
+        if name.endswith("running_var") and bool((block < 0).any()):
+            raise WireError(f"client {client} sent a negative running variance in {name!r}")
+    for name, block in said.noted.items():
+        if bool((block < 0).any()):
+            raise WireError(f"client {client} reports a negative size of {name!r}")
+    contract.method.correction.factor(said.report)  # refuses what is no report
 
 
 @lru_cache(maxsize=16)

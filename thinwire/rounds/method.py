@@ -6,6 +6,7 @@ True
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -36,6 +37,7 @@ from thinwire.spaces.full import Full
 Link = Literal["ledger", "snapshot"]
 Say = Literal["delta", "value"]
 Evaluate = Literal["server", "client"]
+NORM_BOUND = 10.0  # see `Method.norm_bound`
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Method:
         say: whether clients send their change or their value.
         weigh: how much a client counts in the mean.
         mean: how the server puts together what clients said. Clients need not know it.
+        norm_bound: the largest norm of a client's change, report or buffers that counts, in multiples of the median
+            client of the cohort; 0 for no bound. Clients need not know it. Under `privacy` that bounds clients itself
+            there is no other bound.
         client_opt: moves the coordinates on a client.
         server_opt: moves them on the server; its gradient is the negated mean change.
         rate: how the client's step size changes from round to round.
@@ -82,6 +87,7 @@ class Method:
     say: Say = "delta"
     weigh: Weigh = BySamples()
     mean: Mean = field(default=WeightedMean(), repr=False)  # so that it is no part of the schema
+    norm_bound: float = field(default=NORM_BOUND, repr=False)  # no message depends on it
     client_opt: Optimiser = SGD(0.1)
     server_opt: Optimiser = SGD(1.0)
     rate: Rate = Constant()
@@ -101,6 +107,8 @@ class Method:
             raise ConfigError(f"link must be one of {', '.join(get_args(Link))}, not {self.link!r}")
         if self.say not in get_args(Say):
             raise ConfigError(f"say must be one of {', '.join(get_args(Say))}, not {self.say!r}")
+        if not (self.norm_bound == 0 or 1 <= self.norm_bound < math.inf):
+            raise ConfigError(f"norm_bound must be 0 (no bound) or 1 and more, not {self.norm_bound}")
         if self.evaluate not in get_args(Evaluate):
             raise ConfigError(f"evaluate must be one of {', '.join(get_args(Evaluate))}, not {self.evaluate!r}")
 

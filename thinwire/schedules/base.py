@@ -48,7 +48,7 @@ class Schedule(Protocol):
         ...
 
     def report(self, delta: Tree, plan: Plan) -> Tree:
-        """A few numbers that a client sends along, measured before any codec; often none."""
+        """A few values that a client sends along, none negative, measured before any codec; often none."""
         ...
 
     def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:

@@ -53,7 +53,7 @@ class Faulty(InMemory):
                 self.late.append(heard)
                 continue
             if fault in SPOILT:
-                heard = heard._replace(answer=SPOILT[fault](self.client, heard.answer))
+                heard = heard._replace(answer=SPOILT[fault](self.client, number, heard.answer))
             yield heard
             if fault == "twice":
                 yield heard

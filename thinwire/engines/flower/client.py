@@ -72,7 +72,7 @@ class Client(Simulation):
         try:
             public, touched, plan = receive(self.contract, known, ask.data, client)
         except Drifted:
-            return Answer(say_lost(self.contract, start)), Kept((place,))
+            return Answer(say_lost(self.contract, start, client)), Kept((place,))
         with self.kernels():
             work = self.draws.workload(version, (client,))
             reply = cohort_round(
@@ -93,4 +93,4 @@ class Client(Simulation):
         """Ask for the whole state: from where we are, or, if the server is behind us, from the very beginning."""
         if kept.places[0].public.version > version:
             kept = self.fresh(client)
-        return Answer(say_lost(self.contract, kept.places[0].public.version)), kept
+        return Answer(say_lost(self.contract, kept.places[0].public.version, client)), kept

@@ -6,7 +6,8 @@ What goes wrong, and what then happens:
     fewer answered                             asked again (they repeat what they said), then the run stops: resume
     a message is damaged, far too long, of     refused and counted; the client stays where it was
       another version or method, or not finite
-    a client lies                              bounded, or outvoted, if the method says so (`rounds/mean.py`)
+    a client lies                              bounded by the median of the cohort (`rounds/bounds.py`); outvoted, if
+                                               the method says so (`rounds/mean.py`)
     an answer comes twice                      the first counts
     a client was away, or lost its state       the shortest way from its version; or the whole state, if it asks
     an answer was lost on its way              the client goes back to where it was before (`kept.py`)
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,9 +33,10 @@ from thinwire.engines.job import Job, RoundRecord, RunState
 from thinwire.engines.local import LocalEngine
 from thinwire.engines.simulation import Simulation, Tap, show
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
-from thinwire.rounds.close import close_round, masks_of
+from thinwire.rounds.bounds import WEIGHT_LIMIT, factors
+from thinwire.rounds.close import closed_round, masks_of
 from thinwire.rounds.down import open_round, repair, split_down
-from thinwire.rounds.lanes import unpack_up
+from thinwire.rounds.lanes import MOST_EXAMPLES, unpack_up
 from thinwire.rounds.state import ClientState, Contract, ServerState
 from thinwire.schedules.base import Plan
 
@@ -138,15 +140,18 @@ class Served(Simulation):
         down = open_round(contract, server, {i: max(0, version) for i, version in heard.items()})
         got = self._gather(asking, {i: Ask(down[i], heard[i]) for i in cohort})
         up = {i: got.accepted[i].data for i in cohort if i in got.accepted}
-        loss = examples = 0.0
-        for i in up:
-            answer = got.accepted[i]
-            loss, examples = loss + answer.loss * answer.examples, examples + answer.examples
         try:
             noise = Key(secrets.randbits(64))  # of the seed, which clients know, it would hide nothing from them
-            after = close_round(self.contract, server, plan, up, len(job.task.clients), noise)
+            closed = closed_round(self.contract, server, plan, up, len(job.task.clients), noise)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
+        after = closed.server
+        for i, why in closed.bounded.items():
+            self.log(f"round {number}: bounded client {i}: {why}")
+        for i, why in closed.refused.items():
+            self.log(f"round {number}: refused client {i}: {why}")
+            got.refused[i] = why
+            del up[i]
         if tap:
             show(tap, number, down, up)
         # all that the server knows of a client is from which version it last answered
@@ -157,7 +162,7 @@ class Served(Simulation):
                 test_loss, accuracy = self._test(after.public)
         record = RoundRecord(
             number,
-            loss / examples,
+            _training_loss([got.accepted[i] for i in up], contract.method.norm_bound),
             accuracy,
             test_loss,
             got.bytes_up,
@@ -168,6 +173,7 @@ class Served(Simulation):
             rate=contract.method.client_opt_at(server.public.version).lr,
             drifted=got.drifted,
             refused=len(got.refused),
+            bounded=len(closed.bounded.keys() & up.keys()),
             absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
             epsilon=(self.spent(number) or (None,))[0],
         )
@@ -237,10 +243,20 @@ class Served(Simulation):
             raise WireError(
                 f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
             )
-        if wire.unpack(answer.data, self.contract.schema).kind == wire.LOST:
+        if wire.unpack(answer.data, self.contract.schema.sent_by(client)).kind == wire.LOST:
             return repair(self.contract, asking.server, answer.data, client)
         version, mask = asking.server.public.version, asking.masks[self.contract.tier(client)]
         unpack_up(self.contract.at(version), asking.plan, version, client, answer.data, mask)
-        if not (math.isfinite(answer.loss) and answer.examples > 0):
+        if not (math.isfinite(answer.loss) and 0 < answer.examples <= MOST_EXAMPLES):
             raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")
         return None
+
+
+def _training_loss(answers: Sequence[Answer], limit: float) -> float:
+    """The mean loss over all examples, with loss and examples of each client bounded as its upload is."""
+    losses = [abs(one.loss) for one in answers]
+    examples = [float(one.examples) for one in answers]
+    by_loss = factors(losses, limit) if limit else [1.0] * len(losses)
+    shares = [count * by for count, by in zip(examples, factors(examples, WEIGHT_LIMIT), strict=True)]
+    total = sum(one.loss * by * share for one, by, share in zip(answers, by_loss, shares, strict=True))
+    return total / sum(shares)
