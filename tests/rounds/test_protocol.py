@@ -308,7 +308,10 @@ def test_half_precision_halves_the_bytes():
 
 def lanes_of(federation: Federation, data: bytes, client: int = 0) -> list[wire.Body]:
     schema = federation.contract.schema
-    return [wire.unpack_body(body, schema) for body in wire.unpack(data, schema_of(federation.contract, data, client)).bodies]
+    return [
+        wire.unpack_body(body, schema)
+        for body in wire.unpack(data, schema_of(federation.contract, data, client)).bodies
+    ]
 
 
 @pytest.mark.parametrize("link", ["ledger", "snapshot"])

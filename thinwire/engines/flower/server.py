@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -146,12 +146,14 @@ class Served(Simulation):
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         after = closed.server
-        for i, why in closed.bounded.items():
-            self.log(f"round {number}: bounded client {i}: {why}")
         for i, why in closed.refused.items():
             self.log(f"round {number}: refused client {i}: {why}")
             got.refused[i] = why
             del up[i]
+        loss, odd = _training_loss({i: got.accepted[i] for i in up}, contract.method.norm_bound)
+        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in up}
+        for i, why in bounded.items():
+            self.log(f"round {number}: bounded client {i}: {why}")
         if tap:
             show(tap, number, down, up)
         # all that the server knows of a client is from which version it last answered
@@ -162,7 +164,7 @@ class Served(Simulation):
                 test_loss, accuracy = self._test(after.public)
         record = RoundRecord(
             number,
-            _training_loss([got.accepted[i] for i in up], contract.method.norm_bound),
+            loss,
             accuracy,
             test_loss,
             got.bytes_up,
@@ -173,7 +175,7 @@ class Served(Simulation):
             rate=contract.method.client_opt_at(server.public.version).lr,
             drifted=got.drifted,
             refused=len(got.refused),
-            bounded=len(closed.bounded.keys() & up.keys()),
+            bounded=len(bounded),
             absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
             epsilon=(self.spent(number) or (None,))[0],
         )
@@ -252,11 +254,17 @@ class Served(Simulation):
         return None
 
 
-def _training_loss(answers: Sequence[Answer], limit: float) -> float:
-    """The mean loss over all examples, with loss and examples of each client bounded as its upload is."""
-    losses = [abs(one.loss) for one in answers]
-    examples = [float(one.examples) for one in answers]
+def _training_loss(answers: Mapping[int, Answer], limit: float) -> tuple[float, dict[int, str]]:
+    """The mean loss over all examples, with both bounded as uploads are; and which clients were, and why."""
+    losses = [abs(one.loss) for one in answers.values()]
+    examples = [float(one.examples) for one in answers.values()]
     by_loss = factors(losses, limit) if limit else [1.0] * len(losses)
-    shares = [count * by for count, by in zip(examples, factors(examples, WEIGHT_LIMIT), strict=True)]
-    total = sum(one.loss * by * share for one, by, share in zip(answers, by_loss, shares, strict=True))
-    return total / sum(shares)
+    by_count = factors(examples, WEIGHT_LIMIT)
+    shares = [count * by for count, by in zip(examples, by_count, strict=True)]
+    total = sum(one.loss * by * share for one, by, share in zip(answers.values(), by_loss, shares, strict=True))
+    why = {
+        client: f"it says that its loss is {one.loss:.3g} over {one.examples:.3g} examples, far beyond the median"
+        for client, one, *by in zip(answers, answers.values(), by_loss, by_count, strict=True)
+        if min(by) < 1
+    }
+    return total / sum(shares), why
