@@ -218,17 +218,23 @@ SETTINGS = {
 MADE_IN_A_CHILD = """
 import hashlib, torch
 from tests.golden import make
+from thinwire import models
+from thinwire.core.exact_init import exact_init
 from thinwire.core.rng import Key
 from thinwire.rounds.guard import project
 drawn = {"w": Key(1).normal(300_000) * torch.logspace(-30, 6, 300_000), "b": Key(2).normal(7)}
 checks = [project(drawn, Key(version))[0].hex() for version in range(5)]
+for name in ("mlp", "cnn2", "resnet20", "lstm-shakespeare", "transformer-sent140"):
+    with exact_init(Key(3)):
+        model = models.build(name)
+    checks += [make.as_hex(dict(model.named_parameters()))]
 files = "".join(make.as_text(content) for _, content in sorted(make.cases().items()))
 print(hashlib.sha256((files + str(checks)).encode()).hexdigest())
 """
 
 
 def test_the_same_bytes_with_any_threads_and_instructions():
-    """The golden files, and drift checks of a state that fills several threads, made in processes that differ."""
+    """Golden files, drift checks of a state that fills several threads, and initial weights of networks."""
     children = {
         name: subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", MADE_IN_A_CHILD], stdout=subprocess.PIPE, env={**os.environ, **env}

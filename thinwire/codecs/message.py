@@ -244,7 +244,8 @@ def unpack(data: Bytes, schema: Schema) -> Message:
         raise WireError(f"message kind {data[3]} is not known, expected one of {sorted(KINDS)}")
     if data[4:8] != schema.digest[:4]:
         raise WireError(
-            f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}"
+            f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}; method, "
+            "model, initial weights and seed must be the same on both sides"
         )
     if (data[3] in FROM_CLIENTS) is not bool(schema.sender):
         raise WireError(

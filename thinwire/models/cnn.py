@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from thinwire.core.exact_init import truncated_normal_
 from thinwire.core.registry import register
 from thinwire.models.checks import at_least, one_of, pictures
 
@@ -87,7 +88,7 @@ def lecun_(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             std = 1 / math.sqrt(math.prod(layer.weight.shape[1:])) / CUT
-            nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+            truncated_normal_(layer.weight, std)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from thinwire.core.exact_init import exact_init
 from thinwire.core.registry import lookup
 from thinwire.core.rng import Key
 from thinwire.engines.job import Job
@@ -77,7 +78,8 @@ def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
         given = options.setdefault("classes", source.classes)
         if given < source.classes:
             raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {source.classes} classes")
-    with torch.random.fork_rng(devices=[]):
+    # torch's own generator is seeded for what does not draw through it by fills
+    with torch.random.fork_rng(devices=[]), exact_init(key.fold("model")):
         torch.manual_seed(key.fold("model").value)
         model: nn.Module = make(**options)
     return model
