@@ -71,9 +71,23 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
             return type(value)(self._whole(one) for one in value)
         if id(value) not in self._of:
             return value
+        if not _runs_once():
+            return self._build(value)
         if id(value) not in self._built:
-            weight, (a, b, turned) = self._of[id(value)]
-            with torch.autocast(weight.device.type, enabled=False):
-                change = b @ a
-                self._built[id(value)] = weight + (change.mT if turned else change.reshape(weight.shape))
+            self._built[id(value)] = self._build(value)
         return self._built[id(value)]
+
+    def _build(self, value: Tensor) -> Tensor:
+        weight, (a, b, turned) = self._of[id(value)]
+        with torch.autocast(weight.device.type, enabled=False):
+            change = b @ a
+            return weight + (change.mT if turned else change.reshape(weight.shape))
+
+
+def _runs_once() -> bool:
+    """Whether this is no layer under gradient checkpointing, which must build the same tensors when it runs again."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    again = torch._C._current_graph_task_id() != -1  # in a backward pass
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return torch.is_grad_enabled() and not again and not hooked

@@ -3,6 +3,9 @@
 The module itself is copied once and never changed: weights and buffers enter through `functional_call`, so the same
 copy serves thousands of clients, alone or under vmap. Parameters with requires_grad=False stay as they are. A tied
 weight is one weight.
+
+Gradient checkpointing runs layers a second time during the backward pass. `Functional.gradient` therefore keeps the
+weights in the module until that pass is done; torch.func cannot, and refuses such models.
 """
 
 from __future__ import annotations
@@ -91,33 +94,70 @@ class Functional:
 
     def outputs(self, weights: Tree, buffers: Tree, inputs: Inputs) -> Tensor:
         """The module's output for these weights; writes its new running statistics into `buffers`."""
-        # whole-number buffers (counters) are cloned too, so that training leaves no trace in the module
-        counters = {name: b.clone() for name, b in self.module.named_buffers() if not b.is_floating_point()}
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
         weights, corrections = split(weights)
+        args, kwargs = _arguments(inputs)
         with corrected(weights, corrections) if corrections else nullcontext():
-            out: Any = functional_call(self.module, {**counters, **buffers, **weights}, args, kwargs)
-        out = getattr(out, "logits", out)  # Hugging Face models return a record
-        if not isinstance(out, Tensor):
-            raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
-        return out
+            out = functional_call(self.module, {**self._counters(), **buffers, **weights}, args, kwargs)
+        return _logits(out)
 
     def loss(
         self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:
         """Mean training loss over the examples that the mask counts, and the next buffers."""
-        if not self.module.training:  # it has no other users, so its parts are as it is
-            self.module.train()
+        self._train_mode()
         buffers = tmap(torch.clone, buffers)
         with self._arithmetic(targets.device):
             outputs = self.outputs(weights, buffers, inputs)
-            value = self.criterion(outputs, targets)
+            return self._mean(outputs, targets, mask), buffers
+
+    def gradient(
+        self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
+    ) -> tuple[Tree, tuple[Tensor, Tree]]:
+        """The gradient of `loss` by the weights that require one, then the loss and the next buffers; not for vmap.
+
+        >>> model = Functional.of(nn.Linear(2, 3))
+        >>> weights = {name: w.requires_grad_() for name, w in model.weights().items()}
+        >>> grads, (loss, _) = model.gradient(weights, {}, torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), None)
+        >>> {name: tuple(block.shape) for name, block in grads.items()}
+        {'weight': (3, 2), 'bias': (3,)}
+        """
+        self._train_mode()
+        leaves = {name: w.detach().requires_grad_(w.requires_grad) for name, w in weights.items()}
+        buffers = tmap(torch.clone, buffers)
+        plain, corrections = split(leaves)
+        args, kwargs = _arguments(inputs)
+
+        def descend() -> tuple[Tensor, Tree]:
+            with torch.enable_grad(), self._arithmetic(targets.device):
+                value = self._mean(_logits(self.module(*args, **kwargs)), targets, mask)
+            after = {name: b.detach().clone() for name, b in buffers.items()}  # what runs again writes them again
+            if value.requires_grad:
+                _backward(value)
+            return value.detach(), after
+
+        lent = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **plain}.items()}
+        with corrected(plain, corrections) if corrections else nullcontext():
+            out: tuple[Tensor, Tree] = functional_call(_Lent(self.module), lent, (descend,))
+        asked = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in asked.items()}, out
+
+    def _counters(self) -> Tree:
+        """Copies of the whole-number buffers, so that training leaves no trace in the module."""
+        return {name: b.clone() for name, b in self.module.named_buffers() if not b.is_floating_point()}
+
+    def _train_mode(self) -> None:
+        if not self.module.training:  # it has no other users, so its parts are as it is
+            self.module.train()
+
+    def _mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """The mean loss over the examples that the mask counts."""
+        value = self.criterion(outputs, targets)
         if mask is None:
-            return value.mean(), buffers
+            return value.mean()
         if value.dim() == 0:  # a criterion that averages: ask it about one example at a time
             value = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, targets)
         each = value.flatten(1).mean(1) if value.dim() > 1 else value
-        return (each * mask).sum() / mask.sum().clamp(min=1), buffers
+        return (each * mask).sum() / mask.sum().clamp(min=1)
 
     @contextmanager
     def _arithmetic(self, device: torch.device) -> Iterator[None]:
@@ -157,6 +197,37 @@ class Functional:
                 answers += targets.numel()
         accuracy = float(torch.stack(right).sum()) / answers if answers else None
         return float(loss) / len(numbers), accuracy
+
+
+def _backward(loss: Tensor) -> None:
+    """Gradients into the leaves. `Tensor.backward` would leave modes such as `corrected` for as long as it runs."""
+    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    one = torch.ones_like(loss)
+    engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+class _Lent(nn.Module):
+    """A module around another: `functional_call` on it lends the inner one its weights for as long as `do` runs."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, do: Callable[[], Any]) -> Any:
+        """What `do` returns."""
+        return do()
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with which the module is called."""
+    return ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+
+
+def _logits(out: Any) -> Tensor:
+    out = getattr(out, "logits", out)  # Hugging Face models return a record
+    if not isinstance(out, Tensor):
+        raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
+    return out
 
 
 def _at_a_time(examples: Examples, device: torch.device) -> int:
