@@ -33,14 +33,49 @@ from thinwire.tasks.examples import Examples, Inputs
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
+IGNORED = -100  # the label of what is not to be predicted, as in torch
+
+
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of each example, for class numbers as targets: (n, classes), or (n, length, classes) for sequences.
 
+        sum of -log softmax(output)[label] over the labels that are not -100 / how many these are;   0 if there is none
+
     >>> round(float(cross_entropy(torch.zeros(1, 10), torch.tensor([3]))), 4)
     2.3026
+    >>> outputs = torch.tensor([[[0.0, 0.0], [9.0, 0.0]]])
+    >>> [round(float(cross_entropy(outputs, torch.tensor([labels]))), 4) for labels in ([0, -100], [-100, -100])]
+    [0.6931, 0.0]
     """
+    targets = labels_for(outputs, targets)
     each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
-    return each.view(targets.shape).flatten(1).mean(1) if targets.dim() > 1 else each
+    if targets.dim() == 1:
+        return each
+    return each.view(targets.shape).flatten(1).sum(1) / _counted(targets).clamp(min=1)
+
+
+def labels_for(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The class numbers that belong to outputs (..., classes): (n, 1) becomes (n,); another shape is refused.
+
+    >>> labels_for(torch.zeros(2, 10), torch.tensor([[3], [4]]))
+    tensor([3, 4])
+    """
+    if outputs.dim() == 2 and targets.shape == (len(outputs), 1):
+        return targets[:, 0]
+    if outputs.dim() < 2 or outputs.shape[:-1] != targets.shape:
+        wanted, given = list(outputs.shape[:-1]), list(targets.shape)
+        raise ConfigError(
+            f"labels of shape {given} do not fit outputs of shape {list(outputs.shape)}; give class numbers of {wanted}"
+        )
+    return targets
+
+
+def _counted(targets: Tensor) -> Tensor:
+    """How many labels of each example count, (n,) in float32; one where targets are not class numbers."""
+    if targets.is_floating_point() or not targets.dtype.is_signed:
+        return torch.ones(len(targets), device=targets.device)
+    known = targets != IGNORED
+    return (known.flatten(1).sum(1) if targets.dim() > 1 else known).to(torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +84,8 @@ class Functional:
 
     Args:
         module: a private copy of the user's module, on the device where it computes.
-        criterion: `criterion(outputs, targets)`, either one number an example, or their mean.
+        criterion: `criterion(outputs, targets)`, either one number an example (or a label), or their mean. Examples
+            count by the number of their labels that are not -100.
         products: how training does convolutions as products of matrices, see `convolve`; None leaves them to torch.
         half: whether training computes in bfloat16; weights and their changes stay as they are.
 
@@ -150,14 +186,24 @@ class Functional:
             self.module.train()
 
     def _mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
-        """The mean loss over the examples that the mask counts."""
-        value = self.criterion(outputs, targets)
-        if mask is None:
-            return value.mean()
+        """The mean loss over the examples that the mask counts, each by the number of its labels."""
+        value, weights = self.criterion(outputs, targets), _counted(targets)
+        if mask is None and value.dim() == 0:
+            return torch.where(weights.sum() > 0, value, 0)  # torch's mean over no labels is not a number
+        each = self._each(value, outputs, targets)
+        weights = weights if mask is None else weights * mask
+        return (torch.where(weights > 0, each, 0) * weights).sum() / weights.sum().clamp(min=1)
+
+    def _each(self, value: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example, (n,), from what the criterion returned."""
         if value.dim() == 0:  # a criterion that averages: ask it about one example at a time
             value = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, targets)
-        each = value.flatten(1).mean(1) if value.dim() > 1 else value
-        return (each * mask).sum() / mask.sum().clamp(min=1)
+        if value.dim() == 1:
+            return value
+        if value.shape != targets.shape or targets.is_floating_point():
+            return value.flatten(1).mean(1)
+        value = torch.where(targets == IGNORED, 0, value)
+        return value.flatten(1).sum(1) / _counted(targets).clamp(min=1)
 
     @contextmanager
     def _arithmetic(self, device: torch.device) -> Iterator[None]:
@@ -173,7 +219,7 @@ class Functional:
     def evaluate(
         self, weights: Tree, buffers: Tree, examples: Examples, which: np.ndarray | None = None, batch: int = 0
     ) -> tuple[float, float | None]:
-        """Mean loss and share of right answers; no share where targets are not class numbers.
+        """Mean loss and share of right answers, over all labels but -100; no share where targets are not class numbers.
 
         Args:
             weights: the weights.
@@ -185,18 +231,33 @@ class Functional:
         numbers = torch.arange(len(examples)) if which is None else torch.from_numpy(which)
         device = next(iter(weights.values())).device
         self.module.eval()
-        loss = torch.zeros((), dtype=torch.float64, device=device)
-        right: list[Tensor] = []
-        answers = 0
+        # loss, labels that count; right answers, answers
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
         for index in torch.split(numbers.to(device), batch or _at_a_time(examples, device)):
             inputs, targets = examples.gather(index)
             outputs = self.outputs(weights, dict(buffers), inputs)
-            loss += self.criterion(outputs, targets).mean().double() * len(index)
-            if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
-                right.append((outputs.argmax(-1) == targets).sum())
-                answers += targets.numel()
-        accuracy = float(torch.stack(right).sum()) / answers if answers else None
-        return float(loss) / len(numbers), accuracy
+            sums += torch.stack((*self._sum(outputs, targets), *_answers(outputs, targets)))
+        loss, labels, right, answers = sums.tolist()
+        if not labels:
+            raise ConfigError(f"all labels of the {len(numbers):,} examples to be tested are {IGNORED}: none counts")
+        return loss / labels, right / answers if answers else None
+
+    def _sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of all labels that count, and how many these are."""
+        value, weights = self.criterion(outputs, targets), _counted(targets).double()
+        if value.dim() == 0:
+            return torch.where(weights.sum() > 0, value, 0).double() * weights.sum(), weights.sum()
+        each = self._each(value, outputs, targets).double()
+        return (torch.where(weights > 0, each, 0) * weights).sum(), weights.sum()
+
+
+def _answers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """How many labels are the largest of their outputs, and how many labels there are; none if they are no classes."""
+    if outputs.dim() == 2 and targets.shape == (len(outputs), 1):
+        targets = targets[:, 0]
+    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape or outputs.shape[-1] == 1:
+        return torch.zeros(2, dtype=torch.float64, device=outputs.device).unbind()  # type: ignore[return-value]
+    return (outputs.argmax(-1) == targets).sum().double(), _counted(targets).sum().double()
 
 
 def _backward(loss: Tensor) -> None:
