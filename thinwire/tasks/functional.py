@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.core.rng import Device
 from thinwire.core.tree import Tree, tmap
@@ -33,6 +34,7 @@ from thinwire.tasks.examples import Examples, Inputs
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
+ROOM = {"cpu": 1 << 28, "gpu": 1 << 31}  # bytes that the largest tensor of a test may take
 IGNORED = -100  # the label of what is not to be predicted, as in torch
 
 
@@ -88,6 +90,7 @@ class Functional:
             count by the number of their labels that are not -100.
         products: how training does convolutions as products of matrices, see `convolve`; None leaves them to torch.
         half: whether training computes in bfloat16; weights and their changes stay as they are.
+        sizes: by the shapes of an example, how many bytes it adds to the largest tensor of a test; kept as found.
 
     >>> model = Functional.of(nn.Linear(2, 3))
     >>> list(model.weights()), model.buffers()
@@ -98,6 +101,7 @@ class Functional:
     criterion: Loss
     products: Products | None = None
     half: bool = False
+    sizes: dict[tuple, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: nn.Module, criterion: Loss = cross_entropy, device: Device = None) -> Functional:
@@ -226,14 +230,15 @@ class Functional:
             buffers: the buffers.
             examples: the examples, on the weights' device.
             which: the numbers of those to take; all by default.
-            batch: how many at a time; 0 for 1,000, or more small ones on a GPU.
+            batch: how many at a time; 0 for 1,000 (more small ones on a GPU), or as many as memory has room for.
         """
         numbers = torch.arange(len(examples)) if which is None else torch.from_numpy(which)
         device = next(iter(weights.values())).device
         self.module.eval()
         # loss, labels that count; right answers, answers
         sums = torch.zeros(4, dtype=torch.float64, device=device)
-        for index in torch.split(numbers.to(device), batch or _at_a_time(examples, device)):
+        batch = batch or self._batch(weights, buffers, examples, numbers[:1].to(device))
+        for index in torch.split(numbers.to(device), batch):
             inputs, targets = examples.gather(index)
             outputs = self.outputs(weights, dict(buffers), inputs)
             sums += torch.stack((*self._sum(outputs, targets), *_answers(outputs, targets)))
@@ -241,6 +246,23 @@ class Functional:
         if not labels:
             raise ConfigError(f"all labels of the {len(numbers):,} examples to be tested are {IGNORED}: none counts")
         return loss / labels, right / answers if answers else None
+
+    def _batch(self, weights: Tree, buffers: Tree, examples: Examples, one: Tensor) -> int:
+        """How many examples to test at once, from the largest tensor that one of them needs."""
+        if not len(one):
+            return 1
+        inputs, targets = examples.gather(one)
+        shapes = [block.shape for block in (*(inputs.values() if isinstance(inputs, dict) else (inputs,)), targets)]
+        key = (tuple(shapes), one.device)
+        if key not in self.sizes:
+            seen = []
+            for times in (1, 2):  # what is as large for two examples as for one is made of weights
+                inputs, targets = examples.gather(one.repeat(times))
+                with _Sizes() as sizes:
+                    self.criterion(self.outputs(weights, dict(buffers), inputs), targets)
+                seen.append(sizes.found)
+            self.sizes[key] = max((b - a for a, b in zip(*seen, strict=False)), default=0)
+        return _at_a_time(examples.gather(one)[0], self.sizes[key], one.device)
 
     def _sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of the losses of all labels that count, and how many these are."""
@@ -291,11 +313,33 @@ def _logits(out: Any) -> Tensor:
     return out
 
 
-def _at_a_time(examples: Examples, device: torch.device) -> int:
-    """How many examples are tested at once: small pictures leave a GPU idle while the host asks for the next."""
-    if device.type == "cpu":
-        return 1000
-    inputs, _ = examples.gather(torch.zeros(1, dtype=torch.int64, device=device))
-    if isinstance(inputs, dict) or not inputs.is_floating_point():
-        return 1000
-    return max(1000, min(10_000, (1 << 23) // inputs.numel()))
+class _Sizes(TorchDispatchMode):
+    """Notes the size in bytes of every tensor that operations inside make, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation inside the context."""
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, Tensor):
+                self.found.append(made.numel() * made.element_size())
+        return out
+
+
+def _at_a_time(inputs: Inputs, largest: int, device: torch.device) -> int:
+    """How many examples are tested at once, where each adds `largest` bytes to the largest tensor.
+
+    1,000, or more small pictures on a GPU, which is idle while the host asks for the next; fewer where their largest
+    tensor, such as the outputs of a language model, would take more memory than `ROOM`.
+
+    >>> tokens = torch.zeros(1, 256, dtype=torch.int64)
+    >>> [_at_a_time(tokens, 256 * classes * 4, torch.device("cpu")) for classes in (100, 50_257)]
+    [1000, 5]
+    """
+    most = 1000
+    if device.type != "cpu" and isinstance(inputs, Tensor) and inputs.is_floating_point():
+        most = max(1000, min(10_000, (1 << 23) // max(1, inputs.numel())))
+    return max(1, min(most, ROOM["cpu" if device.type == "cpu" else "gpu"] // max(1, largest)))
