@@ -313,11 +313,11 @@ def _logits(out: Any) -> Tensor:
     return out
 
 
-class _Sizes(TorchDispatchMode):
+class _Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the size in bytes of every tensor that operations inside make, in order."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
