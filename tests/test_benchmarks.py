@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks import codecs, contestants, faults, fuzz_wire, page, peers
+from benchmarks import codecs, contestants, faults, fuzz_wire, page, peers, precision
 from thinwire.codecs import Quantise, TopK
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
+from thinwire.models import vgg
 
 
 def test_forged_messages_are_decoded_or_refused():
@@ -141,3 +143,28 @@ def test_no_spoilt_message_may_count():
     assert faults._sound({"exploded"}) == "exploded"
     with pytest.raises(AssertionError, match="only ever sent as"):
         faults._sound({"not_finite"})
+
+
+def test_layers_one_by_one_are_the_network(monkeypatch):
+    """The passes that are compared layer by layer make the very gradient that training takes."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(vgg, "STAGES", ((4,), (8,), (8,), (8,), (8,)))
+    module = vgg.vgg16_gn(groups=4).double()
+    x, targets = torch.randn(1, 2, 3, 32, 32, dtype=torch.float64), torch.tensor([[3, 5]])
+    weights = {name: p.detach()[None] for name, p in module.named_parameters()}
+    layers = precision.layers_of(module)
+    torch.nn.functional.cross_entropy(module(x[0]), targets[0]).backward()
+    for way in ("loop", "im2col"):
+        made = precision.through(way, layers, weights, x, targets)
+        for layer, passed in zip(layers, made, strict=True):
+            for name, grad in zip(layer.weights, passed.by_weights, strict=True):
+                assert torch.allclose(grad[0], module.get_parameter(name).grad, atol=1e-12), (way, name)
+    values = precision.outputs("loop", layers, weights, x)
+    still = precision.without_flips("loop", layers, weights, x, targets, values)
+    assert all(
+        torch.equal(a.by_input, b.by_input)
+        for a, b in zip(precision.through("loop", layers, weights, x, targets), still, strict=True)
+    )
+    relu = next(i for i, layer in enumerate(layers) if layer.kind == "relu")
+    turned = torch.where(values[relu] == values[relu].max(), -1.0, values[relu])
+    assert precision.flips(layers[relu], turned, values[relu]) == (1, values[relu].numel())

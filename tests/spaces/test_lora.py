@@ -15,13 +15,16 @@ from tests.federation import Federation, digits_task, perceptron, same_public
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, same, scale, sub, weighted_mean
+from thinwire.engines.draws import Draws
 from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.rounds import Local, Method
+from thinwire.rounds.agree import agree
 from thinwire.run.build import build_job
 from thinwire.run.config import resolve
 from thinwire.schedules import Every
 from thinwire.spaces import LoRA
+from thinwire.tasks.base import pool_clients
 from thinwire.tasks.functional import Functional
 from thinwire.testing import check_space
 
@@ -67,14 +70,50 @@ def test_the_first_a_is_kaiming_uniform_and_the_first_b_is_zero():
     assert not torch.equal(a, LoRA(rank=32).init(base, {}, Key(4))["fc.weight/a"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("freeze_a", [False, True])
-def test_corrections_have_the_type_of_their_weight(dtype, freeze_a):
-    space, base = LoRA(rank=2, freeze_a=freeze_a), {"w": torch.ones(4, 6, dtype=dtype)}
+def test_corrections_have_at_least_32_bits_and_weights_their_own_type(dtype, freeze_a):
+    base = {"w": torch.ones(4, 6, dtype=dtype), "head": torch.ones(4, dtype=dtype)}
+    space = LoRA(rank=2, freeze_a=freeze_a, dense=("head",))
     frame = space.frame(Spec.of(base), Key(0), None)
     coords = space.init(base, frame, Key(0))
-    made = space.expand(base, frame, coords)
-    assert {block.dtype for tree in (frame, coords, made) for block in tree.values()} == {dtype}
+    own = torch.float64 if dtype == torch.float64 else torch.float32
+    assert {block.dtype for tree in (frame, coords) for block in tree.values()} == {own}
+    assert {block.dtype for block in space.expand(base, frame, coords).values()} == {dtype}
+    patches = space.patches(base, frame, coords)
+    assert {name: patches[name].dtype for name in base} == dict.fromkeys(base, dtype)
+
+
+@pytest.mark.parametrize("how", ["loop", "vmap"])
+def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
+    """Twenty steps and the server's, each too small for eight bits, as by hand with factors in float32."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16()
+    x, y = torch.randn(80, 6).bfloat16(), torch.arange(80) % 3
+    method = Method(LoRA(rank=2, alpha=2.0, dense=("2.bias",)), client_opt=tw.SGD(2e-4), server_opt=tw.SGD(0.5))
+    run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), vectorise=how)
+    base = {name: p.detach() for name, p in net.named_parameters()}
+    first = agree(method, base, {}, Key(0).fold("run"))[1].coords
+    mine = {name: block.clone().requires_grad_() for name, block in first.items()}
+
+    def layer(at: str, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        out = F.linear(x, base[f"{at}.weight"], bias)
+        a, b = mine[f"{at}.weight/a"], mine[f"{at}.weight/b"]
+        return (out + F.linear(F.linear(x.float(), a), b)).bfloat16()
+
+    work = Draws(Key(0), [0], 1, Local(batch=4), *pool_clients([(x, y)]), torch.device("cpu")).workload(0, (0,))
+    for rows in work.index[0]:
+        out = layer("2", torch.tanh(layer("0", x[rows], base["0.bias"])), mine["2.bias"].bfloat16())
+        grads = torch.autograd.grad(F.cross_entropy(out, y[rows]), list(mine.values()))
+        with torch.no_grad():
+            for block, grad in zip(mine.values(), grads, strict=True):
+                block -= 2e-4 * grad
+    for name, block in mine.items():
+        expected = first[name] + 0.5 * (block.detach() - first[name])
+        change = float((expected - first[name]).abs().max())
+        assert 0 < change < 1e-3
+        assert float((run.coords[name] - expected).abs().max()) < 0.05 * change, name
+    assert all(block.dtype == torch.bfloat16 for block in run.weights.values())
 
 
 @pytest.mark.parametrize("freeze_a", [False, True])

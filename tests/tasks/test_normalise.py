@@ -49,6 +49,15 @@ def test_values_and_gradients_are_those_of_torch(fused, shape, last):
         assert torch.allclose(a, b[0], atol=1e-4 * float(b.abs().max()))
 
 
+def test_a_large_mean_costs_no_digits(fused):
+    torch.manual_seed(0)
+    x, weight, bias = 1000 + torch.randn(2, 8, 8, 8), torch.ones(8), torch.zeros(8)
+    out = fused(F.group_norm, x, 2, weight, bias)
+    exact = F.group_norm(x.double(), 2, weight.double(), bias.double())
+    # the mean itself is rounded to 2^-15, which is as much as may be lost
+    assert float((out - exact).abs().max()) < 6e-5
+
+
 def test_sixteen_bits_stay_sixteen_bits(fused):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 4, 4).bfloat16(), torch.randn(8), torch.randn(8)

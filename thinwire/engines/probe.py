@@ -95,7 +95,7 @@ def _race(ways: list[Way], clients: int, run: Run) -> Choice:
                 raise
             except Exception as error:
                 said.append(f"{way.how} failed: {first_line(error)}")
-                if isinstance(error, Unsuited):
+                if isinstance(error, Unsuited) and way.how == "threads":
                     # ways that draw random numbers differ by more than rounding: no race may decide between them
                     return Choice(Way("vmap", way.onednn), said[-1])
         if not took:

@@ -30,6 +30,10 @@ Mask: TypeAlias = "Tensor | None"
 Step: TypeAlias = Callable[..., tuple[Tree, Tree, Tree, Tensor]]
 
 
+RECOMPUTES = "the model runs layers again in the backward pass (gradient checkpointing), which torch.func cannot follow"
+OLD_FUNCTION = "the model has an autograd.Function that torch.func cannot follow, such as reentrant checkpointing"
+
+
 class Unsuited(ConfigError):
     """This way of training would not do what the others do; says why."""
 
@@ -39,6 +43,12 @@ class Learner(Protocol):
 
     def loss(self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: Mask) -> tuple[Tensor, Tree]:
         """Mean loss over the examples that `mask` (1 or 0 each; None means all) counts, and the next buffers."""
+        ...
+
+    def gradient(
+        self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: Mask
+    ) -> tuple[Tree, tuple[Tensor, Tree]]:
+        """Its gradient by the weights that require one, and what `loss` returns; never called under vmap."""
         ...
 
 
@@ -201,7 +211,8 @@ def make_step(
     """One step of one client, without a client axis. Private blocks have nothing to be corrected towards.
 
     `factor` is multiplied onto every step, for what the method's rate would do. `only` says which numbers may move.
-    A step that is never vmapped (`alone`) takes its gradient without torch.func, which costs less time.
+    A step that is never vmapped (`alone`) takes its gradient without torch.func, which costs less time and lets layers
+    run again for it (gradient checkpointing).
     """
     optimiser = method.client_opt_at(public.version)
 
@@ -214,23 +225,24 @@ def make_step(
     def step(
         coords: Tree, opt: Tree, buffers: Tree, start: Tree, mine: Tree, inputs: Any, targets: Tensor, mask: Mask
     ) -> tuple[Tree, Tree, Tree, Tensor]:
+        batch = (buffers, inputs, targets, mask)
+
         def loss_of(weights: Tree) -> tuple[Tensor, Tree]:
-            return learner.loss(weights, buffers, inputs, targets, mask)
+            with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES):
+                return learner.loss(weights, *batch)
 
-        def slope(point: Tree) -> tuple[Tree, tuple[Tensor, Tree]]:
-            leaves = {name: block.detach().requires_grad_() for name, block in point.items()}
-            with torch.enable_grad():
-                loss, after = loss_of(expand(leaves))
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-            return dict(zip(leaves, found, strict=True)), (loss.detach(), tmap(torch.Tensor.detach, after))
-
-        if method.penalty.active:  # a penalty wants to see the gradient by the weights, so it is taken in two steps
+        if alone:
+            grads, pull, (loss, after) = slope(learner, expand, coords, batch, method.penalty.active)
+        elif method.penalty.active:  # a penalty wants to see the gradient by the weights: it is taken in two steps
             weights, back = vjp(expand, coords)  # type: ignore[misc]
-            pull, (loss, after) = grad_and_value(loss_of, has_aux=True)(weights)
-            grads = add(back(pull)[0], method.penalty.gradient(expand, coords, pull, optimiser.lr))
+            with _followed():
+                pull, (loss, after) = grad_and_value(loss_of, has_aux=True)(weights)
+            grads = back(pull)[0]
         else:
-            gradient = slope if alone else grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)
-            grads, (loss, after) = gradient(coords)
+            with _followed():
+                grads, (loss, after) = grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)(coords)
+        if method.penalty.active:
+            grads = add(grads, method.penalty.gradient(expand, coords, pull, optimiser.lr))
         bent = method.correction.gradient(spoken(grads), spoken(coords), spoken(start), mine, public.shared)
         grads = {**grads, **bent}
         change, opt = optimiser.update(grads, opt, coords)
@@ -241,6 +253,44 @@ def make_step(
         return add(coords, change), opt, after, loss
 
     return step
+
+
+@contextmanager
+def _followed() -> Iterator[None]:
+    """Raise Unsuited, with a reason, for a model whose backward pass torch.func cannot follow."""
+    try:
+        yield
+    except RuntimeError as error:
+        for sign, reason in ((RECOMPUTES, RECOMPUTES), ("setup_context staticmethod", OLD_FUNCTION)):
+            if sign in str(error):
+                raise Unsuited(reason) from error
+        raise
+
+
+def slope(
+    learner: Learner, expand: Callable[[Tree], Tree], coords: Tree, batch: tuple, every: bool = False
+) -> tuple[Tree, Tree, tuple[Tensor, Tree]]:
+    """The gradients by coordinates and by weights, without torch.func; then the loss and the next buffers.
+
+    Args:
+        learner: the model.
+        expand: from coordinates to weights.
+        coords: the coordinates.
+        batch: buffers, inputs, targets and mask.
+        every: whether weights that do not depend on coordinates need a gradient too.
+    """
+    leaves = {name: block.detach().requires_grad_() for name, block in coords.items()}
+    with torch.enable_grad():
+        weights = expand(leaves)
+    asked = {n: w.detach().requires_grad_() if every and not w.requires_grad else w for n, w in weights.items()}
+    pull, out = learner.gradient(asked, *batch)
+    made = {name: grad for name, grad in pull.items() if weights[name].requires_grad}
+    found = torch.autograd.grad(
+        *([weights[name] for name in made], list(leaves.values()), list(made.values())),
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return dict(zip(leaves, found, strict=True)), pull, out
 
 
 def together(step: Step) -> Step:

@@ -30,6 +30,9 @@ class LoRA:
     uniform in ±1 / sqrt(inputs) (Kaiming-uniform as in torch's own linear layers), drawn from the shared key. What is
     neither in `layers` nor in `dense` is frozen: not trained, not sent, not among the coordinates.
 
+    Where the model has 16 bits, coordinates are float32, as peft keeps them: 8 bits would lose small steps. The weights
+    that they make have the model's own type.
+
     Args:
         rank: columns of B and rows of A; at most the smaller side of every chosen matrix.
         alpha: with `rank`, the size of the correction.
@@ -87,7 +90,7 @@ class LoRA:
         if not self.freeze_a:
             return {}
         sides, _ = self._choose(spec)
-        kinds = {block.name: block.dtype for block in spec}
+        kinds = {block.name: _at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._first_a(name, side[1], kinds[name], key, device) for name, side in sides.items()}
 
     def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
@@ -95,13 +98,14 @@ class LoRA:
         sides, dense = self._choose(Spec.of(base))
         out: Tree = {}
         for name, weight in base.items():
+            kind = _at_least_float32(weight.dtype)
             if name in sides:
                 outputs, inputs = sides[name]
                 if not self.freeze_a:
-                    out[f"{name}/a"] = self._first_a(name, inputs, weight.dtype, key, weight.device)
-                out[f"{name}/b"] = weight.new_zeros(outputs, self.rank)
+                    out[f"{name}/a"] = self._first_a(name, inputs, kind, key, weight.device)
+                out[f"{name}/b"] = weight.new_zeros(outputs, self.rank, dtype=kind)
             elif name in dense:
-                out[name] = weight
+                out[name] = weight.to(kind)
         return out
 
     def adopt(self, base: Tree, weights: Tree, key: Key) -> Tree:
@@ -138,15 +142,16 @@ class LoRA:
             if f"{name}/b" in coords:
                 change = parts[f"{name}/b"] @ parts[f"{name}/a"]
                 change = change.mT if name in turned else change.reshape(weight.shape)
-                out[name] = weight + (self.alpha / self.rank) * change
+                out[name] = (weight + (self.alpha / self.rank) * change).to(weight.dtype)
             else:
-                out[name] = coords.get(name, weight)
+                out[name] = coords.get(name, weight).to(weight.dtype)
         return out
 
     def patches(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The base, with the corrections beside it instead of in it: see `beside`."""
         turned = self._turned(Spec.of(base)) if self.transposed else frozenset()
-        parts, out = {**frame, **coords}, {name: coords.get(name, weight) for name, weight in base.items()}
+        parts = {**frame, **coords}
+        out = {name: coords.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
             if f"{name}/b" in coords:
                 a, b = (TURNED_A, TURNED_B) if name in turned else (A, B)
@@ -181,3 +186,8 @@ class LoRA:
         """(rank, inputs) uniform in ±1 / sqrt(inputs): 2 u - 1 is exact, so one rounded product is all there is."""
         draw = key.fold("lora", name).uniform(self.rank, inputs, device=device)
         return ((2 * draw - 1) * (1 / math.sqrt(inputs))).to(dtype)
+
+
+def _at_least_float32(kind: torch.dtype) -> torch.dtype:
+    """The type of coordinates beside a weight of this type."""
+    return torch.promote_types(kind, torch.float32)

@@ -49,11 +49,11 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
         if func is F.linear and len(args) > 1 and not self._met(args[:1]) and (found := self._of.get(id(args[1]))):
             a, b, turned = found[1]
             if not turned:
-                return func(*args, **kwargs) + F.linear(F.linear(args[0], a), b)
+                return _added(func(*args, **kwargs), args[0], a, b)
         if func is torch.addmm and len(args) == 3 and not kwargs and (found := self._of.get(id(args[2]))):
             a, b, turned = found[1]
             if turned and not self._met(args[:2]):
-                return func(*args) + F.linear(F.linear(args[1], a), b)
+                return _added(func(*args), args[1], a, b)
         if func not in _FACTS and (self._met(args) or self._met(kwargs.values())):
             args = [self._whole(value) for value in args]
             kwargs = {name: self._whole(value) for name, value in kwargs.items()}
@@ -71,9 +71,30 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
             return type(value)(self._whole(one) for one in value)
         if id(value) not in self._of:
             return value
+        if not _runs_once():
+            return self._build(value)
         if id(value) not in self._built:
-            weight, (a, b, turned) = self._of[id(value)]
-            with torch.autocast(weight.device.type, enabled=False):
-                change = b @ a
-                self._built[id(value)] = weight + (change.mT if turned else change.reshape(weight.shape))
+            self._built[id(value)] = self._build(value)
         return self._built[id(value)]
+
+    def _build(self, value: Tensor) -> Tensor:
+        weight, (a, b, turned) = self._of[id(value)]
+        with torch.autocast(weight.device.type, enabled=False):
+            change = b @ a
+            return (weight + (change.mT if turned else change.reshape(weight.shape))).to(weight.dtype)
+
+
+def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """out + (x A^T) B^T in the type of the output; the correction is computed in its own type, as peft does."""
+    if not torch.is_autocast_enabled(x.device.type):
+        x = x.to(a.dtype)
+    return (out + F.linear(F.linear(x, a), b)).to(out.dtype)
+
+
+def _runs_once() -> bool:
+    """Whether this is no layer under gradient checkpointing, which must build the same tensors when it runs again."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    again = torch._C._current_graph_task_id() != -1  # in a backward pass
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return torch.is_grad_enabled() and not again and not hooked

@@ -59,13 +59,14 @@ def _normalise(
     tl.store(scales + place * GROUPS + group, scale)
     by = tl.reshape(tl.broadcast_to(scale[:, None], (GROUPS, WIDTH)), (CHANNELS,))
     by = by * tl.load(weight + client * CHANNELS + channel).to(tl.float32)
-    plus = tl.load(bias + client * CHANNELS + channel).to(tl.float32) - of_channel * by
+    plus = tl.load(bias + client * CHANNELS + channel).to(tl.float32)
     for at in range(0, PIXELS, BM):
         pixel = at + tl.arange(0, BM)
         known = (pixel < PIXELS)[:, None]
         where = pixel[:, None] * CHANNELS + channel[None, :]
-        block = tl.load(x + where, mask=known, other=0.0).to(tl.float32)
-        tl.store(out + where, block * by[None, :] + plus[None, :], mask=known)
+        # the mean first: x by - mean by would lose digits where the mean is large against the spread
+        off = tl.load(x + where, mask=known, other=0.0).to(tl.float32) - of_channel[None, :]
+        tl.store(out + where, off * by[None, :] + plus[None, :], mask=known)
 
 
 @triton.jit

@@ -1,0 +1,348 @@
+"""Where float32 training of VGG16-GN loses its digits: each layer, each way of training, against float64.
+
+    python benchmarks/precision.py --device cuda                    all ways of the device
+    python benchmarks/precision.py --device cuda --precision tf32   the same with TF32 allowed
+    python benchmarks/precision.py --clients 2 --batch 8            smaller, for a CPU
+    python benchmarks/precision.py --model resnet20-gn --network    only the whole network, any model of speed.py
+
+Ways: `loop` (torch's own layers, one client after another), `grouped` (the same under vmap), `im2col` and, on a GPU
+with triton, `fused` (convolutions as products of matrices, with the Triton group norm). Every client has weights of
+its own. An error is |value - reference| / |reference|, as lengths of vectors, the largest of the clients.
+
+1. **Each layer alone**: inputs, weights and the gradient by the output are those of a float64 pass, rounded to float32;
+   the reference computes in float64 from the same rounded numbers, so that no error of another layer is seen. Columns:
+   output, gradient by the input, gradients by the weights. The first number over --threshold is named.
+2. **Layer after layer**: each layer receives what the layer before it made. `flipped` counts ReLUs and maxima of
+   pooling windows that fall on the other side than in float64. `frozen` repeats the pass with float64's choices: if the
+   gradient is exact there, the rest is made by flips alone and no operation is at fault.
+3. **The network**: the gradient that a local step takes (one call of autograd, or vmap), as a share of its length.
+
+The sum of errors grows by flips: where a share p of the choices flips, gradients move by about sqrt(p), so that 1e-6 in
+the activations can be 1e-3 in the gradient. A layer that is wrong by itself shows in part 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad_and_value, vjp, vmap
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.speed import MODELS
+from thinwire.core.gpu import has_triton
+from thinwire.core.registry import lookup
+from thinwire.core.tree import Tree, stack
+from thinwire.engines.arithmetic import kernels
+from thinwire.tasks.convolve import by_products
+from thinwire.tasks.functional import Functional, cross_entropy
+
+Function = Callable[..., Tensor]  # of an input and weights, without a client axis
+SPREAD = 0.05  # how far weights of clients are apart, as a share of their size
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One operation of the network: its name, its kind, the names of its weights, and the function."""
+
+    name: str
+    kind: str
+    weights: tuple[str, ...]
+    run: Function
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """What one pass leaves at one layer, stacked by client: output, gradients by input and by weights."""
+
+    out: Tensor
+    by_input: Tensor
+    by_weights: tuple[Tensor, ...]
+
+
+def layers_of(module: nn.Module) -> list[Layer]:
+    """The operations of VGG16-GN, in order."""
+    made = [_layer(f"features.{i}", part) for i, part in enumerate(module.features)]
+    made.append(Layer("mean", "mean", (), lambda x: x.mean((2, 3))))
+    for name in ("fc1", "fc2", "head"):
+        made.append(_layer(name, getattr(module, name)))
+        if name != "head":
+            made.append(Layer(f"{name}.relu", "relu", (), F.relu))
+    return made
+
+
+def _layer(name: str, part: nn.Module) -> Layer:
+    names = (f"{name}.weight", f"{name}.bias")
+    if isinstance(part, nn.Conv2d):
+        return Layer(name, "conv", names, lambda x, w, b: torch.conv2d(x, w, b, part.stride, part.padding))
+    if isinstance(part, nn.GroupNorm):
+        return Layer(name, "norm", names, lambda x, w, b: F.group_norm(x, part.num_groups, w, b, part.eps))
+    if isinstance(part, nn.Linear):
+        return Layer(name, "linear", names, F.linear)
+    if isinstance(part, nn.MaxPool2d):
+        return Layer(name, "pool", (), lambda x: F.max_pool2d(x, part.kernel_size))
+    return Layer(name, "relu", (), F.relu)
+
+
+def frozen(layer: Layer, x: Tensor) -> Function | None:
+    """The same ReLU or pooling with the choices that it makes for this input; takes them by client."""
+    if layer.kind == "relu":
+        chosen = x > 0
+        return lambda value, i: torch.where(chosen[i], value, 0)
+    if layer.kind == "pool":
+        places = [F.max_pool2d(one, 2, return_indices=True)[1] for one in x]
+        return lambda value, i: value.flatten(2).gather(2, places[i].flatten(2)).view(places[i].shape)
+    return None
+
+
+def apply(way: str, run: Function, x: Tensor, weights: Sequence[Tensor], grad: Tensor) -> Passed:
+    """Output and gradients of a function in one way, stacked by client."""
+
+    def one(x: Tensor, weights: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out, back = vjp(run, x, *weights)
+        return out, back(grad)
+
+    if way == "loop":
+        rows = []
+        for i in range(len(x)):
+            leaves = [block[i].detach().requires_grad_() for block in (x, *weights)]
+            out = run(*leaves)
+            rows.append((out.detach(), torch.autograd.grad(out, leaves, grad[i])))
+        outs = torch.stack([out for out, _ in rows])
+        grads = [torch.stack(blocks) for blocks in zip(*(grads for _, grads in rows), strict=True)]
+    else:
+        with nullcontext() if way == "grouped" else by_products(way):  # type: ignore[arg-type]
+            outs, grads = vmap(one)(x, tuple(weights), grad)
+    return Passed(outs, grads[0], tuple(grads[1:]))
+
+
+def outputs(way: str, layers: list[Layer], weights: Tree, x: Tensor) -> list[Tensor]:
+    """The input of each layer, and the output of the last, in one way."""
+    seen = [x]
+    for layer in layers:
+        mine = [weights[name] for name in layer.weights]
+        if way == "loop":
+            out = torch.stack([layer.run(seen[-1][i], *(w[i] for w in mine)) for i in range(len(x))])
+        else:  # within vjp, as in training: outside it vmap takes other kernels
+            with nullcontext() if way == "grouped" else by_products(way):  # type: ignore[arg-type]
+                out = vmap(lambda x, *w: vjp(layer.run, x, *w)[0])(seen[-1], *mine)  # noqa: B023
+        seen.append(out)
+    return seen
+
+
+def slope(out: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of each client's mean loss by its outputs."""
+    out = out.detach().requires_grad_()
+    loss = sum(cross_entropy(out[i], targets[i]).mean() for i in range(len(out)))
+    return torch.autograd.grad(loss, out)[0]
+
+
+def through(way: str, layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor) -> list[Passed]:
+    """A pass layer after layer, and back."""
+    seen = outputs(way, layers, weights, x)
+    grad, made = slope(seen[-1], targets), []
+    for layer, value in reversed(list(zip(layers, seen, strict=False))):
+        made.append(apply(way, layer.run, value, [weights[name] for name in layer.weights], grad))
+        grad = made[-1].by_input
+    return made[::-1]
+
+
+def without_flips(
+    way: str, layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor, true: list[Tensor]
+) -> list[Passed]:
+    """As `through`, where ReLUs and maxima choose as for the inputs `true`."""
+    chosen = [frozen(layer, value) for layer, value in zip(layers, true, strict=False)]
+    seen = [x]
+    for layer, choice in zip(layers, chosen, strict=True):
+        if choice is None:
+            seen.append(outputs(way, [layer], weights, seen[-1])[-1])
+        else:
+            seen.append(torch.stack([choice(seen[-1][i], i) for i in range(len(x))]))
+    grad, made = slope(seen[-1], targets), []
+    for layer, choice, value in reversed(list(zip(layers, chosen, seen, strict=False))):
+        if choice is None:
+            made.append(apply(way, layer.run, value, [weights[name] for name in layer.weights], grad))
+        else:
+            leaf = value.detach().requires_grad_()
+            out = torch.stack([choice(leaf[i], i) for i in range(len(x))])
+            made.append(Passed(out.detach(), torch.autograd.grad(out, leaf, grad)[0], ()))
+        grad = made[-1].by_input
+    return made[::-1]
+
+
+def error(value: Tensor, true: Tensor) -> float:
+    """The largest relative error of the clients."""
+    off = (value.double() - true).flatten(1).norm(dim=1)
+    return float((off / true.flatten(1).norm(dim=1).clamp(min=1e-300)).max())
+
+
+def flips(layer: Layer, value: Tensor, true: Tensor) -> tuple[int, int]:
+    """How many choices of a ReLU or of pooling differ between two inputs, and how many there are."""
+    if layer.kind == "relu":
+        return int(((value > 0) != (true > 0)).sum()), value.numel()
+    if layer.kind == "pool":
+        mine, theirs = (F.max_pool2d(x.flatten(0, 1), 2, return_indices=True) for x in (value, true))
+        # a window of zeros only: which of them is taken does not matter, for ReLU lets no gradient through
+        return int(((mine[1] != theirs[1]) & (theirs[0] > 0)).sum()), mine[0].numel()
+    return 0, 0
+
+
+def cells(passed: Passed, true: Passed) -> list[float]:
+    """Errors of the output, of the gradient by the input, and the largest of those by the weights."""
+    mine = [error(a, b) for a, b in zip(passed.by_weights, true.by_weights, strict=True)]
+    return [error(passed.out, true.out), error(passed.by_input, true.by_input), max(mine, default=0.0)]
+
+
+def rounded(tree: Tree) -> Tree:
+    """In float32, as float64."""
+    return {name: block.float().double() for name, block in tree.items()}
+
+
+def each_layer(ways: list[str], layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor, over: float) -> str:
+    """Part 1. Returns the first number over the threshold, in words."""
+    passes = through("loop", layers, weights, x, targets)
+    values = outputs("loop", layers, weights, x)[:-1]
+    grads = [*(passed.by_input for passed in passes[1:]), slope(passes[-1].out, targets)]
+    head("1. each layer alone: output, by input, by weights", ways)
+    first = ""
+    for layer, value, grad in zip(layers, values, grads, strict=True):
+        mine = [weights[name] for name in layer.weights]
+        value, grad = value.float(), grad.float()
+        true = apply("loop", layer.run, value.double(), mine, grad.double())
+        rows = [cells(apply(way, layer.run, value, [w.float() for w in mine], grad), true) for way in ways]
+        line(f"{layer.name} {layer.kind}", rows)
+        for way, row in zip(ways, rows, strict=True):
+            for what, off in zip(("output", "gradient by input", "gradient by weights"), row, strict=True):
+                if off > over and not first:
+                    first = f"{layer.name} ({layer.kind}) under {way}: {what} is off by {off:.2g}"
+    return first
+
+
+def all_layers(ways: list[str], layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor) -> list[str]:
+    """Part 2. Returns one line a way: flips, and the worst gradient with and without them."""
+    true, values = through("loop", layers, weights, x, targets), outputs("loop", layers, weights, x)
+    single = {name: block.float() for name, block in weights.items()}
+    runs = {way: through(way, layers, single, x.float(), targets) for way in ways}
+    still = {way: without_flips(way, layers, single, x.float(), targets, values) for way in ways}
+    for name, found in (("2a. layer after layer", runs), ("2b. the same, frozen", still)):
+        head(f"{name}: output, by input, by weights", ways)
+        for i, layer in enumerate(layers):
+            line(f"{layer.name} {layer.kind}", [cells(found[way][i], true[i]) for way in ways])
+    head("2c. flipped against float64", ways)
+    for i, layer in enumerate(layers):
+        if layer.kind in ("relu", "pool") and i:
+            counts = [flips(layer, runs[way][i - 1].out, values[i]) for way in ways]
+            print(f"{layer.name + ' ' + layer.kind:24}" + "".join(f"{f'{n} of {of}':>27}" for n, of in counts))
+    said = []
+    for way in ways:
+        worst, steady = (
+            max(max(cells(found[way][i], true[i])[1:]) for i in range(len(layers))) for found in (runs, still)
+        )
+        count = sum(flips(layer, runs[way][i - 1].out, values[i])[0] for i, layer in enumerate(layers) if i)
+        said.append(
+            f"{way}: {count} flipped, worst gradient off by {worst:.2g}, with float64's choices by {steady:.2g}"
+        )
+    return said
+
+
+def network(ways: list[str], model: Functional, weights: Tree, x: Tensor, targets: Tensor) -> None:
+    """Part 3: the gradient of a local step in each way against float64 and against the loop."""
+
+    def gradient(way: str, model: Functional, weights: Tree, x: Tensor) -> Tree:
+        model = replace(model, products=None if way in ("loop", "grouped") else way)  # type: ignore[arg-type]
+        if way != "loop":
+            step = grad_and_value(lambda w, x, y: model.loss(w, {}, x, y, None)[0])
+            return vmap(step)(weights, x, targets)[0]
+        rows = []
+        for i in range(len(x)):
+            leaves = {name: block[i].detach().requires_grad_() for name, block in weights.items()}
+            loss = model.loss(leaves, {}, x[i], targets[i], None)[0]
+            rows.append(dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)))
+        return stack(rows)
+
+    twice = replace(model, module=_double(model.module))
+    true = gradient("loop", twice, weights, x)
+    single = {name: block.float() for name, block in weights.items()}
+    found = {way: gradient(way, model, single, x.float()) for way in ways}
+    print(f"\n3. the gradient of a step: {'against float64':>20} {'against the loop':>20} {'worst block':>14}")
+    for way in ways:
+        flat = {w: torch.cat([b.double().flatten(1) for b in tree.values()], 1) for w, tree in found.items()}
+        exact = torch.cat([b.flatten(1) for b in true.values()], 1)
+        worst = max(true, key=lambda name: error(found[way][name], true[name]))
+        off = error(found[way][worst], true[worst])
+        print(f"{way:26} {error(flat[way], exact):20.3g} {error(flat[way], flat['loop']):20.3g}   {worst} {off:.3g}")
+
+
+def _double(module: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(module).double()
+
+
+def head(title: str, ways: list[str]) -> None:
+    """The first line of a table."""
+    print(f"\n{title}\n{'':24}" + "".join(f"{way:>27}" for way in ways))
+
+
+def line(name: str, rows: list[list[float]]) -> None:
+    """One layer."""
+    print(f"{name:24}" + "".join("".join(f"{off:9.1e}" for off in row) for row in rows), flush=True)
+
+
+def clients_of(module: nn.Module, clients: int, generator: torch.Generator) -> Iterator[Tree]:
+    """Weights of so many clients, near those of the module."""
+    for _ in range(clients):
+        yield {
+            name: p.detach().double() * (1 + SPREAD * torch.randn(p.shape, generator=generator).double())
+            for name, p in module.named_parameters()
+        }
+
+
+def main() -> None:  # noqa: D103
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="vgg16-gn", choices=list(MODELS))
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32"))
+    parser.add_argument("--threshold", type=float, default=2e-5, help="relative error of a layer that counts as wrong")
+    parser.add_argument("--network", action="store_true", help="only part 3; needed for models other than vgg16-gn")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    kind, settings, channels, size, _ = MODELS[options.model]
+    torch.manual_seed(0)
+    module = lookup("model", kind).make(**settings)
+    generator = torch.Generator().manual_seed(1)
+    weights = rounded(stack(list(clients_of(module, options.clients, generator))))
+    shape = (options.clients, options.batch)
+    x = torch.randint(0, 256, (*shape, channels, size, size), generator=generator) / 127.5 - 1
+    targets = torch.randint(0, 10, shape, generator=generator).to(device)
+    weights, x = {name: block.to(device) for name, block in weights.items()}, x.double().to(device)
+    ways = ["loop", "grouped", "im2col", *(("fused",) if has_triton(device) else ())]
+    model = Functional.of(module, device=device)
+    print(f"{options.model} on {device}, torch {torch.__version__}, {options.precision}, clients x batch {shape}")
+    if device.type == "cuda":
+        print(torch.cuda.get_device_name(device), "cuDNN", torch.backends.cudnn.version())
+    with kernels(device, options.precision):
+        if device.type == "cuda":
+            print("products:", torch.backends.cuda.matmul.fp32_precision, end=", convolutions: ")
+            print(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
+        if options.model == "vgg16-gn" and not options.network:
+            layers = layers_of(model.module)
+            first = each_layer(ways, layers, weights, x, targets, options.threshold)
+            print(f"\nfirst over {options.threshold:g}: {first or 'none; every layer alone is exact to rounding'}")
+            said = all_layers(ways, layers, weights, x, targets)
+            print("\n2d. in short", f"first layer over {options.threshold:g}: {first or 'none'}", *said, sep="\n")
+        network(ways, model, weights, x, targets)
+
+
+if __name__ == "__main__":
+    main()
