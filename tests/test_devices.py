@@ -17,6 +17,7 @@ from thinwire.engines.local import LocalEngine
 from thinwire.optim import SGD
 from thinwire.rounds import Local, Method
 from thinwire.rounds.down import open_round, receive
+from thinwire.rounds.guard import project
 from thinwire.run.build import build_task
 from thinwire.run.config import resolve
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, generated, projection
@@ -48,6 +49,14 @@ def test_a_stream_has_the_same_bits_on_the_gpu(draw):
 
 def test_a_permutation_is_the_same_on_the_gpu():
     assert torch.equal(Key(3).permutation(100_000), Key(3).permutation(100_000, device="cuda").cpu())
+
+
+@pytest.mark.parametrize("size", [1000, (1 << 17) + 1, 20_000_000])
+def test_a_drift_check_has_the_same_bits_on_the_gpu(size):
+    state = {"w": Key(1).normal(size) * torch.logspace(-30, 6, size), "b": Key(2).normal(7)}
+    there = {name: block.cuda() for name, block in state.items()}
+    for version in range(3):
+        assert project(state, Key(version))[0] == project(there, Key(version))[0]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
