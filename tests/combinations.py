@@ -93,6 +93,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "by-norm": tw.ByNorm(),
         "bounded": tw.Bounded(norm=5.0, weight=20.0),
     },
+    "norm_bound": {"ten": 10.0, "none": 0.0, "one": 1.0},
     "weigh": {"samples": tw.BySamples(), "uniform": tw.Uniform()},
     "client_opt": {
         "sgd": tw.SGD(0.05),

@@ -243,7 +243,8 @@ def test_clients_that_do_not_differ_never_wait():
         assert plan.names == frozenset(SMALL.names), version
         federation.hear(0)
         once = federation.answer(0)
-        federation.close(plan, {0: once, 1: once, 2: once})
+        body, schema = wire.unpack(once, federation.contract.schema.sent_by(0)).bodies[0], federation.contract.schema
+        federation.close(plan, {i: wire.pack(wire.UP, version, [body], schema.sent_by(i)) for i in range(3)})
 
 
 def test_layers_are_modules_whatever_the_coordinates():

@@ -58,7 +58,7 @@ def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
     """Fill a tensor with normal values of mean 0 that lie within two deviations; others are drawn again."""
     with torch.no_grad():
         tensor.normal_(0.0, std)
-        while (far := tensor.abs() > 2 * std).any():
+        while not tensor.is_meta and (far := tensor.abs() > 2 * std).any():
             tensor.copy_(torch.where(far, torch.empty_like(tensor).normal_(0.0, std), tensor))
     return tensor
 

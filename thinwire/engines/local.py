@@ -66,6 +66,10 @@ class LocalEngine:
         """Bring model and data to the device and settle the contract."""
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device 'cuda' was asked for, but torch sees no GPU here; write device = 'cpu'")
+        if (torch.device(self.device).index or 0) >= max(1, torch.cuda.device_count()):
+            raise ConfigError(
+                f"device {self.device!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs here"
+            )
         if self.workers:
             from thinwire.engines.spread import Spread
 

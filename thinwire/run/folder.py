@@ -189,7 +189,7 @@ def environment() -> dict[str, Any]:
     versions = {}
     for name in ("thinwire", "torch", "numpy", "safetensors", "scikit-learn"):
         try:
-            versions[name] = metadata.version(name)
+            versions[name] = torch.__version__ if name == "torch" else metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
