@@ -51,9 +51,9 @@ class DP:
 
     The server clips what it decoded, so messages stay as sparse as their codec makes them; the noise is dense. All is
     added in whole numbers, so a released number says nothing but one whole number, to which any other cohort can have
-    led as well. 2^k is the largest power of two up to 2^28 / s and 2^30. What is released is in units of `clip`: Adam at
-    the server does not care, other optimizers need a rate that does. With sigma = 0 there is no noise and no lattice:
-    D_i / clip is averaged as it is.
+    led as well. 2^k is the largest power of two up to 2^28 / s and 2^30. What is released is in units of `clip`: Adam
+    at the server does not care, other optimizers need a rate that does. With sigma = 0 there is no noise and no
+    lattice: D_i / clip is averaged as it is.
 
     Under masked sums (`secure = true`) each client clips and rounds the numbers that its codec made and adds
     N_Z(0, ceil((2^k s)^2 / n)), and the server sees the sum only. It has 32 bits: 2^k (n + 12 s) <= 2^31.
@@ -66,11 +66,14 @@ class DP:
         delta: the probability with which the epsilon that is told may fail; below one by the number of clients.
         population: plays so many clients in all, for epsilon; 0 means those of the task that may be asked.
 
+    >>> from functools import partial
+    >>> from thinwire.core.tree import weighted_mean
     >>> part = DP(clip=5.0, sigma=0.5)
     >>> one, two = {"w": torch.tensor([6.0, 8.0])}, {"w": torch.tensor([0.0, 2.5])}
-    >>> released = part.aggregate([one, two], sum, 2, Key(0))["w"]    # ((0.6, 0.8) + (0, 0.5) + noise) / 2
-    >>> [round(x, 3) for x in released.tolist()], part.lattice(2)
-    ([], 1)
+    >>> mean = partial(weighted_mean, weights=[1, 1])
+    >>> released = part.aggregate([one, two], mean, 2, Key(0))["w"]    # ((0.6, 0.8) + (0, 0.5) + noise) / 2
+    >>> [round(x, 3) for x in released.tolist()], part.lattice(2) == Lattice(bits=29, variance=2**56)
+    ([-0.148, 1.169], True)
 
     A simulation draws its noise from the run's seed, so that runs can be repeated: who knows the seed can take it away
     again. A deployment draws it from a key of its own.
