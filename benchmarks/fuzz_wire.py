@@ -72,6 +72,7 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Drifted, WireError
 from thinwire.optim.corrections import FedDyn, Scaffold
+from thinwire.privacy import DP
 from thinwire.rounds import Budget, Method, Tier
 from thinwire.rounds.agree import plan_round
 from thinwire.rounds.close import masks_of
@@ -131,6 +132,7 @@ METHODS = {
     "evofed": Method(sketch=EvoFed(32, partitions=2)),
     "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantise(8), down=Quantise(8)),
     "secure": Method(secure=True),
+    "secure, private": Method(secure=True, privacy=DP(), weigh=Uniform()),
     "secure, random-k": Method(secure=True, up=RandomK(0.2, shared=True), weigh=Uniform()),
     "tiers": Method(budget=Budget((Tier(up=TopK(0.05)), Tier(up=Quantise(4))), (0, 1, 0))),
     "tiers, snapshot": Method(
@@ -214,7 +216,7 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
 
     def read_up(data: bytes, client: int) -> bool:
         if method.secure:
-            mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data})
+            mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data}, contract.key)
             return Spec.of(mean) == code and all_finite(mean)
         said = unpack_up(contract, plan, version, client, data, masks[contract.tier(client)])
         return Spec.of(said.code) == code and all(map(all_finite, (said.code, said.buffers, said.report, said.noted)))

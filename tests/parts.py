@@ -184,12 +184,12 @@ class Clip:
     def bounds(self) -> bool:
         return False
 
-    def accept(self, code: Tree) -> Tree:
-        return code
-
     def bound(self, code: Tree, key: Key) -> Tree:
         size = sum(float(block.square().sum()) for block in code.values()) ** 0.5
         return scale(code, min(1.0, self.norm / size) if size else 1.0)
+
+    def aggregate(self, codes, mean, clients: int, key: Key) -> Tree:
+        return self.release(mean(codes), clients, key)
 
     def release(self, mean: Tree, clients: int, key: Key) -> Tree:
         spread = self.noise * self.norm / clients

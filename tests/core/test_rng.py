@@ -1,5 +1,6 @@
 """The random numbers that two machines share: published vectors, random access, distributions, pinned values."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.rng import Key, _sorted_places, permutations, philox_numpy, philox_torch
+from thinwire.core.rng import Key, SecretKey, _sorted_places, permutations, philox_numpy, philox_torch
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ONES = 0xFFFFFFFF
@@ -208,3 +209,19 @@ def test_many_permutations_at_once_are_those_of_each_key(sizes):
 def test_equal_numbers_are_sorted_by_their_place_also_among_many():
     numbers = np.array([[7 << 40, 7 << 40, 3, 1 << 62], [5, 4, 4, 5]])
     assert _sorted_places(numbers).tolist() == np.argsort(numbers, kind="stable").tolist()
+
+
+def test_a_secret_key_is_a_key_of_256_bits():
+    """Its words are those of SHAKE-256; all else a key can do follows from them."""
+    key = SecretKey(1 << 255)
+    words = np.frombuffer(hashlib.shake_256(key.value.to_bytes(32, "little")).digest(40), "<u4")
+    assert np.array_equal(key.words_numpy(10), words)
+    assert np.array_equal(key.words_numpy(4, start=3), words[3:7])
+    assert key.words(4).tolist() == key.words_torch(4).tolist() == words[:4].tolist()
+    assert key.normal(2).tolist() != key.fold("a").normal(2).tolist()
+    folded = [key.fold(*parts).value for parts in (("a",), ("b",), ("a", "b"), ("ab",), (1,), ("1",))]
+    assert len(set(folded)) == 6
+    assert max(folded) >> 192  # all bits are used
+    assert SecretKey.draw() != SecretKey.draw()
+    with pytest.raises(ValueError, match="256"):
+        SecretKey(1 << 256)

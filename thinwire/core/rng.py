@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -255,6 +256,46 @@ class Key:
         return self.value & _MASK, self.value >> 32
 
 
+@dataclass(frozen=True)
+class SecretKey(Key):
+    """A key of 256 bits for what an adversary must not guess, such as the noise of differential privacy.
+
+        word(j) = word j of SHAKE-256(key)
+
+    Philox is fast and can be repeated, but it was not made to resist attacks. This one is for a process that draws for
+    itself and shares the key with nobody; all draws are on the CPU.
+
+    >>> SecretKey(5).fold("noise").words_numpy(3).tolist() == SecretKey(5).fold("noise").words_numpy(3).tolist()
+    True
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < 1 << 256:
+            raise ValueError("a secret key is a whole number from 0 to 2**256 - 1")
+
+    @classmethod
+    def draw(cls) -> SecretKey:
+        """A key that the operating system draws."""
+        return cls(secrets.randbits(256))
+
+    def fold(self, *parts: str | int) -> SecretKey:
+        """A new key from this one and some words or whole numbers (BLAKE2b, 256 bits)."""
+        digest = hashlib.blake2b(_spelled(parts), digest_size=32, key=self._bytes(), person=b"thinwire.key").digest()
+        return SecretKey(int.from_bytes(digest, "little"))
+
+    def words_numpy(self, n: int, start: int = 0) -> np.ndarray:
+        """n uint32 words of the stream, from position `start`; the words before it are computed, too."""
+        stream = hashlib.shake_256(self._bytes()).digest(4 * (start + n))
+        return np.frombuffer(stream, "<u4")[start:].astype(np.uint32)
+
+    def words_torch(self, n: int, start: int = 0, device: Device = None) -> Tensor:
+        """As `words`, moved to that device."""
+        return torch.from_numpy(self.words_numpy(n, start).astype(np.int64)).to(device)
+
+    def _bytes(self) -> bytes:
+        return self.value.to_bytes(32, "little")
+
+
 def permutations(keys: Sequence[Key], sizes: Sequence[int]) -> list[np.ndarray]:
     """`key.permutation(n)` for many keys at once, which takes far less time than one after another.
 
@@ -297,13 +338,19 @@ def _sorted_places(numbers: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1 << 12, typed=True)  # both ends of a round ask for the same keys
 def _fold(value: int, parts: tuple[str | int, ...]) -> Key:
-    text = [value.to_bytes(8, "little")]
+    text = value.to_bytes(8, "little") + _spelled(parts)
+    digest = hashlib.blake2b(text, digest_size=8, person=b"thinwire.key").digest()
+    return Key(int.from_bytes(digest, "little"))
+
+
+def _spelled(parts: tuple[str | int, ...]) -> bytes:
+    """Words and whole numbers as bytes, such that no two lists of them give the same."""
+    text: list[bytes] = []
     for part in parts:
         data = part.encode() if isinstance(part, str) else b"%d" % part
         # type and length first: ("a", "b") and ("ab",), or "1" and 1, must not meet
         text += (b"s" if isinstance(part, str) else b"i", len(data).to_bytes(4, "little"), data)
-    digest = hashlib.blake2b(b"".join(text), digest_size=8, person=b"thinwire.key").digest()
-    return Key(int.from_bytes(digest, "little"))
+    return b"".join(text)
 
 
 def _popcount(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.errors import ConfigError
+from thinwire.privacy.base import MaskedPrivacy
 from thinwire.rounds.batches import Local
 from thinwire.rounds.local import Vectorise
 from thinwire.rounds.method import Method
@@ -76,6 +77,8 @@ class Job:
             )
         if self.method.secure and self.cohort < 2:
             raise ConfigError("secure = true hides a client among others: cohort must be 2 or more, not 1")
+        if self.method.secure and isinstance(self.method.privacy, MaskedPrivacy):
+            self.method.privacy.check_clients(self.cohort)
 
 
 class RunState(NamedTuple):

@@ -233,8 +233,8 @@ class Simulation:
 
     def spent(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of so many rounds, or why it is not known; None where the method promises none."""
-        clients = min(self.job.cohort, len(self.asked))
-        return spent(self.job.method.privacy, clients, len(self.job.task.clients), rounds)
+        population = len(self.asked)  # cohorts are drawn from these; the others hide nobody
+        return spent(self.job.method.privacy, min(self.job.cohort, population), population, rounds)
 
     def _go_on(self, state: RunState, plan: Plan, foreseen: Foreseen) -> None:
         """Ask the GPU to train the next cohort from the state that this round will lead to."""

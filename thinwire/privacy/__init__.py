@@ -1,5 +1,6 @@
 """Layer 1. What may leave a client."""
 
+from thinwire.privacy.base import MaskedPrivacy as MaskedPrivacy
 from thinwire.privacy.base import NoPrivacy as NoPrivacy
 from thinwire.privacy.base import Privacy as Privacy
 from thinwire.privacy.dp import DP as DP

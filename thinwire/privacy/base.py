@@ -5,8 +5,11 @@ It acts between sketch and codec, on all numbers that leave the client together.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from thinwire.core.registry import register
 from thinwire.core.rng import Key
@@ -18,19 +21,39 @@ class Privacy(Protocol):
 
     @property
     def bounds(self) -> bool:
-        """Whether `accept` bounds what one client counts, so that nothing may reach the server beside it."""
+        """Whether the mechanism bounds what one client counts, so that nothing may reach the server beside it."""
         ...
 
     def bound(self, code: Tree, key: Key) -> Tree:
         """On the client: clip, and perhaps add noise."""
         ...
 
-    def accept(self, code: Tree) -> Tree:
-        """On the server: what counts of one client's numbers, as they were decoded."""
+    def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
+        """On the server: what is made public of what the clients said.
+
+        Args:
+            codes: one tree for each client, as it was decoded; under masked sums their mean alone.
+            mean: puts trees together as the method does.
+            clients: how many clients there are in it.
+            key: where noise comes from.
+        """
         ...
 
-    def release(self, mean: Tree, clients: int, key: Key) -> Tree:
-        """On the server: what is made public of the mean of that many clients."""
+
+@runtime_checkable
+class MaskedPrivacy(Protocol):
+    """A mechanism that also works where the server sees a sum only: clients bound and blur what they add to it."""
+
+    def check_clients(self, clients: int) -> None:
+        """Raise a ConfigError if sums of so many clients cannot be made."""
+        ...
+
+    def add_to_sum(self, x: np.ndarray, clients: int, key: Key) -> np.ndarray:
+        """On the client: the whole numbers (int64) that it adds to the sum of so many clients, for its numbers x."""
+        ...
+
+    def of_sum(self, total: np.ndarray, clients: int) -> np.ndarray:
+        """On the server: what is made public of that sum, as float64."""
         ...
 
 
@@ -48,13 +71,9 @@ class NoPrivacy:
         """Unchanged."""
         return code
 
-    def accept(self, code: Tree) -> Tree:
-        """Unchanged."""
-        return code
-
-    def release(self, mean: Tree, clients: int, key: Key) -> Tree:
-        """Unchanged."""
-        return mean
+    def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
+        """Their mean."""
+        return mean(codes)
 
 
 def spent(privacy: Privacy, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:

@@ -54,7 +54,12 @@ def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version
             f"{len(cohort)} such clients does not fit into 32 bits. Count clients alike (weigh = 'uniform'), or "
             "try a smaller rate"
         )
-    total = words.astype(np.int64).astype(np.uint32)
+    return hide_words(words.astype(np.int64), client, cohort, version, secret)
+
+
+def hide_words(words: np.ndarray, client: int, cohort: Sequence[int], version: int, secret: Secret) -> bytes:
+    """Whole numbers (int64) under a client's masks: the numbers that are added up, its weight, and 1."""
+    total = words.astype(np.uint32)
     for other in cohort:
         if other != client:
             mask = _mask(secret(min(client, other), max(client, other)), version, len(words))
@@ -64,6 +69,13 @@ def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version
 
 def reveal(messages: Iterable[bytes | memoryview], count: int) -> np.ndarray:
     """The weighted mean of what all clients of a cohort hid, as float64; one message less and nothing is revealed."""
+    total, weight = reveal_sum(messages, count)
+    mean: np.ndarray = total / (weight * float(_SCALE))
+    return mean
+
+
+def reveal_sum(messages: Iterable[bytes | memoryview], count: int) -> tuple[np.ndarray, int]:
+    """The sum of whole numbers that all clients of a cohort hid, as int32, and that of their weights."""
     total, said = np.zeros(count + _EXTRA, np.uint32), 0
     for data in messages:
         if len(data) != hidden_size(count):
@@ -74,8 +86,7 @@ def reveal(messages: Iterable[bytes | memoryview], count: int) -> np.ndarray:
     weight, clients = (int(word) for word in total[count:])
     if clients != said or not weight:
         raise WireError("the masks do not cancel: a client of the cohort is missing, or said something else; ask again")
-    mean: np.ndarray = total[:count].view(np.int32) / (weight * float(_SCALE))
-    return mean
+    return total[:count].view(np.int32), weight
 
 
 def _mask(secret: bytes, version: int, words: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.privacy.base import MaskedPrivacy
 from thinwire.rounds.lanes import noted, raw
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.mask import NoMask
@@ -95,7 +96,11 @@ def _check_bounded(contract: Contract) -> None:
     for clash, part, instead in (
         (method.say == "value", "say = 'value', which is no change", "Write say = 'delta'"),
         (method.weigh.sent, f"{method.weigh!r}, by which some count more", "Write weigh = 'uniform'"),
-        (method.secure, "secure = true, which hides each of them", "Write secure = false"),
+        (
+            method.secure and not isinstance(method.privacy, MaskedPrivacy),
+            "secure = true, which hides each of them",
+            "Write secure = false",
+        ),
         (contract.report.blocks, f"reports of {method.correction!r}", "Take a correction that reports nothing"),
         (noted(contract, plan).blocks, f"reports of {method.schedule!r}", "Take a schedule that reports nothing"),
         (contract.buffers.blocks, "running statistics", "Take a model without them, such as with group norm"),

@@ -185,7 +185,7 @@ def cohort_round(
         payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client, mask))
         weight = method.weigh.weight(work.samples[i])
         if method.secure:
-            payload = hide_payload(payload, weight, public.version, client, circle)
+            payload = hide_payload(contract, payload, weight, public.version, client, circle)
         lanes = {wire.COORDS: payload}
         if method.weigh.sent and not method.secure:
             lanes[wire.WEIGHT] = pack_weight(weight)

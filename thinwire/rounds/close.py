@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -79,8 +80,9 @@ def closed_round(
     method, public = now.method, server.public
     if not messages:
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
+    noise = noise or now.key.fold("release", public.version)
     if method.secure:
-        mean = secure_mean(now, plan, public.version, messages)
+        mean = secure_mean(now, plan, public.version, messages, noise)
         said = [Said({}, 1.0, {}, {}, {})] * len(messages)
         return Closed(_next_state(contract, server, plan, said, registered, noise, None, mean), {}, {})
     clients, said = sorted(messages), read_uploads(now, server, plan, messages)
@@ -93,7 +95,7 @@ def closed_round(
     except Diverged:
         far = bound_uploads(clients, said, NORM_BOUND, start, buffers).why
         left = [one for client, one in zip(clients, uploads, strict=True) if client not in far]
-        if not far or not left:
+        if not far or not left or method.privacy.bounds:  # there one client must not decide who else counts
             raise
     refused = {client: f"the next state is not finite with it: {why}" for client, why in far.items()}
     return Closed(_next_state(contract, server, plan, left, registered, noise), bounded, refused)
@@ -115,11 +117,11 @@ def _next_state(
     plan: Plan,
     said: list[Said],
     registered: int,
-    noise: Key | None,
+    noise: Key,
     foreseen: Foreseen | None = None,
     mean: Tree | None = None,
 ) -> ServerState:
-    """The state that these uploads lead to, all of it finite; `mean` where only that is known."""
+    """The state that these uploads lead to, all of it finite; `mean` where only that is known, as it is released."""
     whole, contract = contract, contract.at(server.public.version)
     method, public = contract.method, server.public
     device = device_of(public)
@@ -128,10 +130,8 @@ def _next_state(
     if mean is None:
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
-        codes = [method.privacy.accept(code) for code in codes]
         codes, weights = method.mean.admit(codes, weights)
-        mean = method.mean.of(codes, weights)
-    mean = method.privacy.release(mean, len(said), noise or contract.key.fold("release", public.version))
+        mean = method.privacy.aggregate(codes, partial(method.mean.of, weights=weights), len(said), noise)
     if method.say == "value":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)

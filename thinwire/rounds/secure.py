@@ -13,9 +13,11 @@ import torch
 
 from thinwire.codecs import message as wire
 from thinwire.codecs.bits import Bytes
+from thinwire.core.rng import Key
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
-from thinwire.privacy.secagg import Secret, hidden_size, hide, reveal
+from thinwire.privacy.base import MaskedPrivacy
+from thinwire.privacy.secagg import Secret, hidden_size, hide, hide_words, reveal, reveal_sum
 from thinwire.rounds.lanes import EVERYONE, answer, expect_lanes, noted
 from thinwire.rounds.state import Contract
 from thinwire.schedules.base import Plan
@@ -26,6 +28,7 @@ class Circle(NamedTuple):
 
     cohort: tuple[int, ...]
     secret: Secret
+    noise: Key | None = None  # where clients take their noise from; by default the seed, which the server knows
 
 
 def check_secure(contract: Contract) -> None:
@@ -64,19 +67,27 @@ def check_secure(contract: Contract) -> None:
         )
 
 
-def hide_payload(payload: Bytes, weight: float, version: int, client: int, circle: Circle | None) -> bytes:
-    """What the codec made, under the masks of this round."""
+def hide_payload(
+    contract: Contract, payload: Bytes, weight: float, version: int, client: int, circle: Circle | None
+) -> bytes:
+    """What the codec made, under the masks of this round; clipped and blurred, where the method is private."""
     if circle is None or client not in circle.cohort:
         raise IncompatibleParts("secure = true needs to know who else is asked: give cohort_round the circle")
     if len(circle.cohort) < 2:
         raise IncompatibleParts("secure = true hides a client among others: ask two or more in a round")
     if weight != int(weight):
         raise IncompatibleParts(f"secure = true adds up whole weights, not {weight}; write weigh = 'uniform'")
-    return hide(np.frombuffer(payload, "<f4"), int(weight), client, circle.cohort, version, circle.secret)
+    numbers, privacy = np.frombuffer(payload, "<f4"), contract.method.privacy
+    if not isinstance(privacy, MaskedPrivacy):
+        return hide(numbers, int(weight), client, circle.cohort, version, circle.secret)
+    key = (circle.noise or contract.key).fold("privacy", version, client)
+    added = privacy.add_to_sum(numbers, len(circle.cohort), key)
+    return hide_words(np.append(added, [1, 1]), client, circle.cohort, version, circle.secret)
 
 
-def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[int, Bytes]) -> Tree:
-    """The weighted mean of what these clients said, from messages that say nothing each."""
+def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[int, Bytes], noise: Key) -> Tree:
+    """What is made public of these clients, from messages that say nothing each: their mean, or their blurred sum."""
+    privacy = contract.method.privacy
     up, peer = contract.method.ups[0], contract.peer(version, EVERYONE)
     spec = contract.method.sketch.spec(contract.coords.restrict(plan.names))
 
@@ -87,8 +98,12 @@ def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[
 
     size = up.size(spec)
     assert size is not None, "a codec that adds has one size"
-    mean = reveal((payload(client) for client in sorted(messages)), size // 4).astype("<f4")
-    return up.decode(mean.tobytes(), spec, peer)
+    hidden = (payload(client) for client in sorted(messages))
+    if isinstance(privacy, MaskedPrivacy):
+        released = privacy.of_sum(reveal_sum(hidden, size // 4)[0], len(messages))
+        return up.decode(released.astype("<f4").tobytes(), spec, peer)
+    mean = up.decode(reveal(hidden, size // 4).astype("<f4").tobytes(), spec, peer)
+    return privacy.aggregate([mean], lambda codes: codes[0], len(messages), noise)
 
 
 def secure_size(payload: int) -> int:

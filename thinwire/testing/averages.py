@@ -105,11 +105,11 @@ def check_privacy(privacy: Privacy) -> None:
     >>> check_privacy(NoPrivacy())
     """
     check_part(privacy)
+    mean = partial(weighted_mean, weights=[1.0, 1.0])
     for code in (numbers(COORDS, KEY.fold("code")), tmap(torch.zeros_like, numbers(COORDS, KEY)), {}):
         for what, call in (
             ("bound", partial(privacy.bound, code, KEY.fold("bound"))),
-            ("accept", partial(privacy.accept, code)),
-            ("release", partial(privacy.release, code, 7, KEY.fold("release"))),
+            ("aggregate", partial(privacy.aggregate, [code, code], mean, 2, KEY.fold("release"))),
         ):
             with hands_off(what, code):
                 out = repeatable(what, call)

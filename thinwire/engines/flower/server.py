@@ -18,14 +18,13 @@ What goes wrong, and what then happens:
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
+from thinwire.core.rng import SecretKey
 from thinwire.core.tree import Tree
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
@@ -141,7 +140,7 @@ class Served(Simulation):
         got = self._gather(asking, {i: Ask(down[i], heard[i]) for i in cohort})
         up = {i: got.accepted[i].data for i in cohort if i in got.accepted}
         try:
-            noise = Key(secrets.randbits(64))  # of the seed, which clients know, it would hide nothing from them
+            noise = SecretKey.draw()  # of the seed, which clients know, it would hide nothing from them
             closed = closed_round(self.contract, server, plan, up, len(job.task.clients), noise)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error

@@ -1,0 +1,136 @@
+"""Differential privacy where the server sees a sum only: clients clip, round and add their share of the noise."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import Federation, digits_task
+from tests.parts import Clip
+from thinwire.codecs import RandomK
+from thinwire.core.rng import Key, SecretKey
+from thinwire.core.tree import flatten
+from thinwire.engines.job import Job
+from thinwire.engines.local import LocalEngine
+from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.privacy import MaskedPrivacy, NoPrivacy
+from thinwire.privacy.secagg import hide_words, reveal_sum
+from thinwire.rounds.secure import Circle, hide_payload
+from thinwire.run.config import resolve
+from thinwire.run.execute import execute
+
+METHOD = tw.Method(weigh=tw.Uniform(), server_opt=tw.SGD(1.0), secure=True)
+
+
+def secret(i, j):
+    return f"{i} {j}".encode()
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.05, 1.0, 50.0])
+@pytest.mark.parametrize("clients", [2, 17, 5000])
+def test_sums_fit_into_32_bits_and_have_the_noise_that_was_asked_for(sigma, clients):
+    part = tw.DP(sigma=sigma)
+    lattice = part.masked_lattice(clients)
+    assert clients * lattice.most + 12 * sigma * lattice.most <= 1 << 31
+    assert 2 * (clients + 12 * sigma) * lattice.most > 1 << 30  # and no bit is wasted but one
+    assert clients * lattice.variance >= (sigma * lattice.most) ** 2
+    assert clients * (lattice.variance - 1) < (sigma * lattice.most) ** 2 or not sigma
+
+
+def test_what_the_server_sees_is_the_sum_and_noise():
+    """Through real masks: the sum is exact, so the noise in it is the clients' discrete Gaussians, and nothing else."""
+    part, cohort = tw.DP(clip=0.5, sigma=0.7), (2, 5, 11, 40)
+    values = {i: Key(i).normal(3000).numpy() for i in cohort}
+    added = {i: part.add_to_sum(values[i], 4, Key(7).fold(i)) for i in cohort}
+    hidden = [hide_words(np.append(added[i], [1, 1]), i, cohort, 3, secret) for i in cohort]
+    total, weight = reveal_sum(hidden, 3000)
+    assert weight == 4
+    assert np.array_equal(total, sum(added.values()))
+    lattice, quiet = part.masked_lattice(4), replace(part, sigma=0.0)
+    scaled = {i: values[i].astype(np.float64) / np.linalg.norm(values[i].astype(np.float64)) for i in cohort}
+    noise = total - lattice.most * sum(scaled.values())
+    assert noise.std() == pytest.approx(math.sqrt(4 * lattice.variance), rel=0.05)
+    assert quiet.masked_lattice(4).variance == 0
+    released = part.of_sum(total, 4)
+    assert np.allclose(released * 4 * lattice.most, total)
+
+
+@pytest.mark.parametrize("huge", [1e3, 1e38])
+def test_no_client_adds_more_than_the_clip(huge):
+    part = tw.DP(clip=0.1, sigma=0.0)
+    z = part.add_to_sum(np.full(50, huge, np.float32), 10, Key(0))
+    most = part.masked_lattice(10).most
+    assert 0.99 * most < math.sqrt(sum(int(number) ** 2 for number in z)) <= most
+
+
+@pytest.mark.parametrize("up", [tw.Raw(), RandomK(0.3, shared=True)], ids=repr)
+def test_a_masked_round_is_the_open_one_but_for_the_noise(up):
+    """Without noise they release the same to a step of the lattice; with it, noise of the same size."""
+    ends = {}
+    for sigma in (0.0, 0.5):
+        for secure in (False, True):
+            part = tw.DP(clip=0.5, sigma=sigma)
+            federation = Federation(replace(METHOD, privacy=part, secure=secure, up=up))
+            federation.round((0, 1, 2))
+            ends[sigma, secure] = flatten(federation.server.public.coords) - flatten(federation.first.coords)
+    if isinstance(up, tw.Raw):  # the open one clips what was decoded, the masked one what is sent
+        assert torch.allclose(ends[0.0, False], ends[0.0, True], atol=1e-6)
+    said = ends[0.0, True] != 0
+    noise = {secure: (ends[0.5, secure] - ends[0.0, secure])[said] for secure in (False, True)}
+    assert noise[True].std().item() > 0.9 * 0.5 / 3
+    if isinstance(up, tw.Raw):
+        assert noise[True].std().item() == pytest.approx(noise[False].std().item(), rel=0.2)
+
+
+def test_noise_of_a_client_may_come_from_a_key_of_its_own():
+    """By default from the seed, so that simulations can be repeated; a real client gives a key that it tells nobody."""
+    contract = Federation(replace(METHOD, privacy=tw.DP(sigma=1.0))).contract
+    payload = np.zeros(contract.code.size, "<f4").tobytes()
+
+    def hidden(noise):
+        return hide_payload(contract, payload, 1.0, 0, 0, Circle((0, 1), secret, noise))
+
+    assert hidden(None) == hidden(None) != hidden(SecretKey(5)) != hidden(SecretKey.draw())
+
+
+@pytest.mark.parametrize(("sigma", "clients"), [(1e-9, 10), (0.1, 3_000_000), (1e12, 3)])
+def test_noise_that_does_not_fit_is_refused_before_training(sigma, clients):
+    with pytest.raises(ConfigError, match=r"have 32 bits.*Ask fewer clients.*secure = false") as error:
+        tw.DP(sigma=sigma).check_clients(clients)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="have 32 bits"):
+        Job(digits_task(), replace(METHOD, privacy=tw.DP(sigma=1e-9)), cohort=3)
+
+
+def test_other_mechanisms_that_bound_clients_are_refused_under_masks():
+    class Bounding(Clip):
+        bounds = True
+
+    assert isinstance(tw.DP(), MaskedPrivacy)
+    assert not isinstance(NoPrivacy(), MaskedPrivacy)
+    with pytest.raises(IncompatibleParts, match="Write secure = false"):
+        Federation(replace(METHOD, privacy=Bounding()))
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_the_engine_runs_it_in_any_chunks(chunk):
+    job = Job(digits_task(), replace(METHOD, privacy=tw.DP(clip=1.0, sigma=0.3)), rounds=2, cohort=4)
+    simulation = LocalEngine(chunk=chunk, vectorise="loop").prepare(job)
+    state = simulation.start()
+    for _ in range(2):
+        state, record = simulation.round(state)
+    assert record.epsilon == job.method.privacy.epsilon(4, 6, 2)
+    assert math.isfinite(record.loss)
+
+
+def test_the_preset_learns(tmp_path):
+    small = {"rounds": 6, "eval.every": 6, "local.epochs": 1, "cohort.size": 5, "engine.vectorise": "vmap"}
+    small |= {"method.privacy.sigma": 0.1, "method.server_opt.lr": 0.03}
+    masked = execute(resolve("ddg", "digits", small), tmp_path / "masked")
+    opened = execute(resolve("dp-fedadam", "digits", small), tmp_path / "open")
+    assert masked["epsilon"] == opened["epsilon"]
+    assert masked["final_accuracy"] == pytest.approx(opened["final_accuracy"], abs=0.1)
+    assert masked["final_accuracy"] > 0.3
