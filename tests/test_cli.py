@@ -37,10 +37,10 @@ def thinwire(monkeypatch, capsys, tmp_path):
 FAST = ("--rounds", "2", "--set", "local.epochs=1", "-q")
 
 
-def refused(result: tuple[int, str, str]) -> str:
+def refused(result: tuple[int, str, str], code: int = 2) -> str:
     """The single line of a refusal."""
-    code, out, err = result
-    assert code == 2, err
+    found, out, err = result
+    assert found == code, err
     assert out == ""
     assert err.startswith("thinwire: ")
     assert err.count("\n") == 1, err
@@ -257,12 +257,13 @@ def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thin
         "--set",
         "method.client_opt.weight_decay=10",
     )
-    line = refused(thinwire(*words, "--out", "run", "-q"))
+    line = refused(thinwire(*words, "--out", "run", "-q"), code=3)
     assert "round" in line
     number = int(line.split("round ")[1].split(":")[0])
     assert number > 1
     assert (tmp_path / f"run/checkpoints/round-{number - 1:06d}.json").exists()
-    assert not (tmp_path / "run/summary.json").exists()
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "diverged"
+    assert not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_another_configuration_in_the_directory_is_refused(thinwire):

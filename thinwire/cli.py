@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.errors import CheckpointError, ConfigError, ThinwireError
+from thinwire.errors import CheckpointError, ConfigError, Diverged, ThinwireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from thinwire.run.folder import Summary
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # of these, `compare` alone runs those that exist
+
+FAILED = 3  # the exit code of training that diverged, collapsed or ended at chance
 
 app = typer.Typer(
     name="thinwire",
@@ -417,7 +419,9 @@ def compare(
     from thinwire.run.compare import as_json as plain
     from thinwire.run.compare import table
     from thinwire.run.execute import default_folder, execute
+    from thinwire.run.folder import RunFolder
     from thinwire.run.presets import presets
+    from thinwire.run.records import read_run
     from thinwire.run.report import check_page
     from thinwire.run.report import report as write_report
     from thinwire.terminal import progress, show_comparison
@@ -432,14 +436,17 @@ def compare(
         for method in methods
         for s in range(first, first + seeds)
     ]
-    summaries = []
+    summaries: dict[str, Summary] = {}
     for experiment in experiments:
         label = f"{experiment.name} seed {experiment.seed}"
         path = default_folder(experiment, out)
         with progress(label, experiment.rounds, quiet, experiment.accounting) as on_round:
-            summary = execute(experiment, path, data_dir=data_dir, resume=True, again=again, on_round=on_round)
-        summaries.append(summary)
-    rows = table(summaries)
+            try:
+                summary = execute(experiment, path, data_dir=data_dir, resume=True, again=again, on_round=on_round)
+            except Diverged:  # one line of the table; the others go on
+                summary = RunFolder(path, experiment).summary() or {}
+        summaries[str(path)] = summary
+    rows = table(list(summaries.values()))
     if as_json:
         _print_json(plain(rows))
     else:
@@ -447,8 +454,10 @@ def compare(
         size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
         show_comparison(rows, f"{task.kind}: {size}")
     page = html or out / "compare.html"
-    write_report([default_folder(experiment, out) for experiment in experiments], page, targets=target or ())
-    _say_written(page)
+    if paths := [path for path in map(Path, summaries) if read_run(path).records]:
+        write_report(paths, page, targets=target or ())
+        _say_written(page)
+    _exit_if_broken(summaries)
 
 
 @app.command()
@@ -515,9 +524,12 @@ def watch(
 
 
 def main() -> None:
-    """Run the command line; an error that was foreseen is one line and exit code 2."""
+    """Run the command line; an error that was foreseen is one line and exit code 2, training that failed is 3."""
     try:
         app()
+    except Diverged as error:
+        print(f"thinwire: {error}", file=sys.stderr)
+        sys.exit(FAILED)
     except ThinwireError as error:
         print(f"thinwire: {error}", file=sys.stderr)
         sys.exit(2)
@@ -575,6 +587,18 @@ def _execute(
         err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
         sys.exit(130)
     _print_json(summary) if as_json else show_facts(summary, str(path))
+    _exit_if_broken({str(path): summary})
+
+
+def _exit_if_broken(summaries: dict[str, Summary]) -> None:
+    """One line for each run that diverged, collapsed or ended at chance, and then exit code 3."""
+    from thinwire.run.collapse import is_broken
+
+    wrong = {path: summary for path, summary in summaries.items() if is_broken(summary)}
+    for path, summary in wrong.items():
+        print(f"thinwire: {path} {summary['status']}: {summary['status_why']}", file=sys.stderr)
+    if wrong:
+        sys.exit(FAILED)
 
 
 def _deployed(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:

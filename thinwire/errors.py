@@ -10,7 +10,8 @@
     ├── CheckpointError        a run directory or checkpoint is damaged or belongs to another run
     └── Diverged               training produced a number that is not finite
 
-The command line prints the message of any of them as one line and exits with 2.
+The command line prints the message of any of them as one line and exits with 2, or with 3 where training failed:
+`Diverged`, and a run that finished but collapsed or never got above chance (`thinwire/run/collapse.py`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.run.collapse import BROKEN
 from thinwire.run.units import human_bytes, human_seconds, percent
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def progress(
 
         def line(record: RoundRecord) -> None:
             text = news(record)
+            if record.alarm:
+                err.print(f"{label}  round {record.round}/{rounds}  {record.alarm}", soft_wrap=True, markup=False)
             if record.round % step == 0 or record.round in (1, rounds):
                 err.print(f"{label}  round {record.round}/{rounds}  {text}", soft_wrap=True)
 
@@ -71,7 +74,13 @@ def progress(
     )
     with Progress(*columns, console=err) as bars:
         bar = bars.add_task(label, total=rounds, news="starting")
-        yield lambda record: bars.update(bar, completed=record.round, news=news(record))
+
+        def move(record: RoundRecord) -> None:
+            bars.update(bar, completed=record.round, news=news(record))
+            if record.alarm:
+                bars.console.print(f"{label}  round {record.round}  {record.alarm}", soft_wrap=True, markup=False)
+
+        yield move
 
 
 def show_facts(facts: dict[str, Any], title: str) -> None:
@@ -83,6 +92,8 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
         if key == "seconds_by_link":  # six links on one line would not fit
             for name, times in _times(value):
                 table.add_row(name, times)
+            continue
+        if key.startswith("status_") and not value:  # nothing is wrong
             continue
         if value is None or value == "":
             text = "-"
@@ -141,6 +152,7 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
     roomy, wide = out.width >= 100, out.width >= 112
     heads += ["seconds", "at 2 Mbps"] if roomy else []
     heads += ["slow up"] if wide else []
+    heads += ["broke down"] if any(row.broken != "-" for row in rows) else []
     for head in heads:
         least = max(len(row.method) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
@@ -155,6 +167,7 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
             ratio,
             *([f"{row.seconds:.1f}", _at(row, "2 Mbps")] if roomy else []),
             *([_at(row, "2 Mbps (uploads 16x slower)")] if wide else []),
+            *([row.broken] if heads[-1] == "broke down" else []),
         )
     out.print(table)
     by = "total" if rows[0].accounting == "honest" else "ideal"
@@ -182,6 +195,8 @@ def standing_line(now: Standing) -> str:
         parts += [f"{human_bytes(now.bytes_per_round)} a round"]
     if now.seconds_per_round is not None:
         parts += [f"{human_seconds(now.seconds_per_round)} a round"]
+    if now.status in BROKEN:
+        parts += [f"{now.status}: {now.status_why}"]
     if now.state == "finished":
         parts += ["finished"]
     elif now.eta_seconds is not None:

@@ -35,6 +35,7 @@ class RoundRecord(NamedTuple):
     bounded: int = 0  # clients whose upload was far beyond the cohort's median and was scaled down
     absent: int = 0  # clients of the cohort that did not answer in time
     epsilon: float | None = None  # what differential privacy has cost so far; None without it, or where nobody can tell
+    alarm: str | None = None  # what changed with this round: the run fell back to chance, or is above it again
 
 
 @dataclass(frozen=True, eq=False)

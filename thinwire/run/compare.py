@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from thinwire.run.collapse import count_broken
 from thinwire.run.network import LINKS
 
 Summary = dict[str, Any]
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     bytes_total_honest: float
     bytes_total_ideal: float
     seconds_by_link: dict[str, float]  # see `network`; empty for runs of versions that did not know it
+    broken: str = "-"  # how many runs collapsed, diverged or ended at chance, in words
 
 
 def table(summaries: Sequence[Summary]) -> list[Row]:
@@ -71,6 +73,7 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
                 _mean(group, "bytes_total_honest"),
                 _mean(group, "bytes_total_ideal"),
                 _by_link(group),
+                count_broken(summary.get("status") for summary in group),
             )
         )
     return rows

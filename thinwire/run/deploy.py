@@ -27,7 +27,7 @@ from thinwire.errors import ConfigError, ThinwireError
 from thinwire.run.app import write_app
 from thinwire.run.apps import FAILED, deployable
 from thinwire.run.config import Experiment
-from thinwire.run.execute import OnRound
+from thinwire.run.execute import OnRound, refuse_diverged
 from thinwire.run.folder import RunFolder, Summary
 
 QUIET = {
@@ -91,6 +91,7 @@ def deploy(
     folder = RunFolder(path, experiment)
     if folder.exists:
         if done := folder.summary():
+            refuse_diverged(done)
             return done
         if not resume:
             raise ConfigError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
@@ -147,6 +148,7 @@ def deploy(
         summary = folder.summary()
         if summary is None:
             raise DeploymentFailed(_reason(processes))
+    refuse_diverged(summary)
     return summary
 
 

@@ -11,6 +11,8 @@ from thinwire.engines.simulation import Simulation, Tap
 from thinwire.errors import CheckpointError, Diverged
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
+from thinwire.run.chance import chance_of
+from thinwire.run.collapse import Course, Verdict, judge, news, summary_of
 from thinwire.run.config import Experiment
 from thinwire.run.folder import RunFolder, Summary
 from thinwire.run.layers import layers_of
@@ -42,7 +44,7 @@ def execute(
         experiment: what to run.
         path: the run directory.
         data_dir: the folder of data sets.
-        resume: go on from the newest checkpoint, if there is one.
+        resume: go on from the newest checkpoint, if there is one; a run that diverged is not run again.
         again: run anew although the directory holds this very run.
         on_round: is called after every round.
         prepare: makes what runs the rounds, if not the experiment's own engine.
@@ -51,6 +53,7 @@ def execute(
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
+            refuse_diverged(done)
             return {
                 **done,
                 **byte_totals(done["bytes_up"], done["bytes_down"], done["bytes_catchup"], experiment.accounting),
@@ -66,9 +69,7 @@ def execute(
         state = state or simulation.start()
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round, tap)
-        summary = summarise(
-            experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting
-        )
+        summary = _summary(experiment, simulation, state, records)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
@@ -84,7 +85,8 @@ def _rounds(
     tap: Tap | None,
 ) -> tuple[RunState, list[RoundRecord]]:
     """The rounds that are left, each recorded, some of them saved."""
-    told = None
+    told, chance = None, chance_of(simulation)
+    course = Course(chance).along(record._asdict() for record in records)
     for record in records if on_round else ():
         on_round(record)  # type: ignore[misc]
     while state.round < experiment.rounds and not _there(experiment, records):
@@ -94,8 +96,11 @@ def _rounds(
             folder.save(state)  # the round under way is lost, the ones before it are not
             raise
         except Diverged as error:
-            folder.broke_down(str(error))
+            total = _summary(experiment, simulation, state, records)
+            folder.broke_down(str(error), total | summary_of(Verdict("diverged", state.round + 1, str(error))))
             raise
+        before, course = course, course.after(record._asdict())
+        record = record._replace(alarm=news(before, course))
         folder.record(record)
         records.append(record)
         if told != (told := (state.how, state.why)):
@@ -104,13 +109,26 @@ def _rounds(
             chunk = state.chunk or experiment.engine.chunk
             facts |= {"convolutions": simulation.convolutions(state), "clients_at_a_time": str(chunk or "all")}
             facts |= {"onednn": "by machine" if state.onednn is None else str(state.onednn).lower()}
-            folder.write_environment({**engine, **facts})
+            folder.write_environment({**engine, **facts, "chance": chance._asdict() if chance else None})
         if on_round:
             on_round(record)
         last = state.round == experiment.rounds or _there(experiment, records)
         if last or state.round % experiment.checkpoint.every == 0:
             folder.save(state)
     return state, records
+
+
+def refuse_diverged(summary: Summary) -> None:
+    """Raise what a run raised that is known to have diverged: it would do so again."""
+    if summary.get("status") == "diverged":
+        raise Diverged(f"{summary['status_why']} (this was found before; --again runs it once more)")
+
+
+def _summary(
+    experiment: Experiment, simulation: Simulation, state: RunState, records: Sequence[RoundRecord]
+) -> Summary:
+    """The totals of the rounds that are done."""
+    return summarise(experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting)
 
 
 def _there(experiment: Experiment, records: list[RoundRecord]) -> bool:
@@ -139,12 +157,14 @@ def summarise(
 ) -> Summary:
     """The totals of a run."""
     lines = [record._asdict() for record in records]
+    chance = chance_of(simulation)
     spoken = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
     return {
         "method": name,
         "task": task,
         "seed": simulation.job.seed,
         "rounds": len(records),
+        **summary_of(judge(lines, chance), chance),
         "parameters": simulation.model.parameters(),
         "trainable": Spec.of(simulation.public.coords).size,
         **totals(lines, accounting),

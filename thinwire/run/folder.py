@@ -3,7 +3,7 @@
 config.toml        the resolved experiment
 environment.json   versions, machine, how clients were trained
 metrics.jsonl      one line a round
-summary.json       the totals, when the run is done
+summary.json       the totals and how the run ended (`status`), when it is done or training broke down
 model.safetensors  the final weights, when the run is done
 checkpoints/       see `checkpoint`
 """
@@ -168,9 +168,11 @@ class RunFolder:
         write_atomically(self.path / "model.safetensors", data)
         write_atomically(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
-    def broke_down(self, why: str) -> None:
-        """Note that training broke down, so that nobody need find out again: a run repeats itself."""
+    def broke_down(self, why: str, summary: Summary | None = None) -> None:
+        """Note that training broke down, with the totals until then: a run repeats itself, so it is not run again."""
         write_atomically(self.path / "diverged.json", (json.dumps({"why": why}) + "\n").encode())
+        if summary is not None:
+            write_atomically(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
 
     def summary(self) -> Summary | None:
         """The totals of a finished run, or None."""

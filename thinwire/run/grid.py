@@ -4,7 +4,7 @@ A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), a
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
 the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice; if training
-breaks down on one of them, the next best takes its place.
+breaks down on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best takes its place.
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
 is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from thinwire.engines.probe import first_line
 from thinwire.errors import ThinwireError
+from thinwire.run.collapse import is_broken
 from thinwire.run.config import Experiment, parse_overrides, resolve
 from thinwire.run.execute import default_folder, execute
 from thinwire.run.toml import Table
@@ -142,14 +143,25 @@ def _short(value: Any) -> Any:
 
 
 def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
-    """What a run came to; None if it did not finish."""
+    """What a run came to; None if it did not finish, or diverged."""
     file = default_folder(experiment, out) / "summary.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    found = json.loads(file.read_text()) if file.exists() else None
+    return None if found is None or found.get("status") == "diverged" else found
 
 
 def broke_down(experiment: Experiment, out: Path) -> bool:
-    """Whether training is known to break down."""
-    return (default_folder(experiment, out) / "diverged.json").exists()
+    """Whether training is known to break down: it diverged, collapsed, or ended at chance (`collapse.py`)."""
+    if (default_folder(experiment, out) / "diverged.json").exists():
+        return True
+    found = summary(experiment, out)
+    return found is not None and is_broken(found)
+
+
+def status(experiment: Experiment, out: Path) -> str | None:
+    """How a run ended; None if it is not known."""
+    if (default_folder(experiment, out) / "diverged.json").exists():
+        return "diverged"
+    return (summary(experiment, out) or {}).get("status")
 
 
 def broken(line: Line, out: Path) -> list[int]:
@@ -164,8 +176,8 @@ def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
 
 
 def score(line: Line, out: Path, by: str) -> float:
-    """The mean over seeds; a run that did not finish scores nothing. Of bytes, fewer are better."""
-    found = [summary(e, out) for e in line.runs]
+    """The mean over seeds; a run that did not finish, or broke down, scores nothing. Of bytes, fewer are better."""
+    found = [None if broke_down(e, out) else summary(e, out) for e in line.runs]
     if by.startswith("bytes to "):
         reached = [
             to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)

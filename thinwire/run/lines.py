@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from thinwire.run.collapse import BROKEN
 from thinwire.run.network import JOULES_PER_BYTE, energy, seconds_by_link
 from thinwire.run.records import Record, Recorded, totals
 from thinwire.run.toml import Table, dumps
@@ -93,8 +94,13 @@ class Line(NamedTuple):
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run has fewer rounds than it was asked for."""
-        return any(len(run.records) < run.rounds for run in self.runs)
+        """Whether a run has fewer rounds than it was asked for and may go on."""
+        return any(len(run.records) < run.rounds and run.verdict.status != "diverged" for run in self.runs)
+
+    @property
+    def broken(self) -> list[Recorded]:
+        """Its runs that collapsed, diverged or are at chance."""
+        return [run for run in self.runs if run.verdict.status in BROKEN]
 
     def total(self, key: str) -> Mean | None:
         """One of the `totals` over seeds."""

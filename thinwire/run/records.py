@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import CheckpointError
+from thinwire.run.collapse import Chance, Verdict, judge, known_chance, known_verdict
 from thinwire.run.toml import Table, loads
 
 Record = dict[str, Any]  # a line of metrics.jsonl
@@ -45,6 +46,16 @@ class Recorded(NamedTuple):
         """How many rounds were asked for."""
         rounds = self.table.get("rounds", len(self.records))
         return rounds if isinstance(rounds, int) else len(self.records)
+
+    @property
+    def chance(self) -> Chance | None:
+        """What guessing gets on its test set, if that is known."""
+        return known_chance(self.environment.get("chance"))
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended, or how it stands."""
+        return known_verdict(self.summary) or judge(self.records, self.chance)
 
 
 def read_run(path: Path) -> Recorded:

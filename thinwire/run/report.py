@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
 from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots, reach, shade, swatch
+from thinwire.run.collapse import count_broken
 from thinwire.run.files import write_atomically
 from thinwire.run.layer_chart import MOST_LAYERS, LayerChart, layer_chart
 from thinwire.run.lines import WAYS, Line, Mean, Reached, choose_targets, differing, flat, group, yardstick
@@ -94,6 +95,7 @@ def summaries(lines: Sequence[Line], compute: float | None = None) -> list[dict[
     return [
         {
             **totals(run.records),
+            "status": run.verdict.status,
             "method": f"{run.task}: {line.label}" if several else line.label,
             "seconds_by_link": seconds_by_link(run.records, compute),
         }
@@ -133,9 +135,14 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
     mixed = [path for path in differing([line.table for line in lines]) if path.split(".")[0] in ("task", "cohort")]
     if mixed:
         pieces.append(f"Note: these lines differ in {', '.join(mixed)}, so they did not see the same clients and data.")
-    if any(line.unfinished for line in lines):
-        names = ", ".join(line.label for line in lines if line.unfinished)
+    if late := [line.label for line in lines if line.unfinished]:
+        names = ", ".join(late)
         pieces.append(f"Note: not finished yet: {names}. Totals are of the rounds that are there.")
+    pieces += [
+        f"Note: {line.label}, seed {run.table.get('seed', 0)}, {run.verdict.status}: {run.verdict.why}."
+        for line in lines
+        for run in line.broken
+    ]
     pieces.append(curve_figure(task, lines, metric, tuple(costs), against="bytes"))
     pieces.append(curve_figure(task, lines, metric, tuple(costs), against="rounds"))
     if any(line.curve("own_accuracy") for line in lines):
@@ -152,19 +159,20 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
             [
                 line.label,
                 _share(line.total("final_accuracy")),
+                _share(line.total("best_accuracy")),
                 human_bytes(total.mean),
                 f"{yard.mean / total.mean:.3g}x" if total.mean else "-",
                 _interval(line.total("final_accuracy")),
-                _share(line.total("best_accuracy")),
                 *(human_bytes(way.mean) if way else "-" for way in ways),
                 human_bytes(ideal),
                 f"{min(len(run.records) for run in line.runs):,}",
                 f"{len(line.runs)}{' (unfinished)' if line.unfinished else ''}",
+                count_broken(run.verdict.status for run in line.runs),
             ]
         )
     # what matters most first: a phone shows three or four columns
-    heads = ["method", "final %", "total", "fewer", "95 % interval", "best %", "up", "down", "catch-up", "ideal"]
-    heads += ["rounds", "seeds"]
+    heads = ["method", "final %", "best %", "total", "fewer", "95 % interval", "up", "down", "catch-up", "ideal"]
+    heads += ["rounds", "seeds", "broke down"]
     caption = (
         "All rounds: accuracy (mean ± standard deviation over seeds; the interval is of the final one), bytes of all "
         f"messages of all clients, and how many times fewer than {measure.label}"
@@ -195,7 +203,7 @@ def _headline(lines: Sequence[Line], measure: Line, costs: dict[float, list[Reac
         full = [
             (cost.bytes.mean, line)
             for line, cost in zip(lines, costs[target], strict=True)
-            if cost and cost.seeds == len(line.runs)
+            if cost and cost.seeds == len(line.runs) and not line.broken  # what it reached is lost again
         ]
         if theirs is None or len(full) < 2:
             continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from thinwire.errors import ConfigError
 from thinwire.rounds.batches import Local
 from thinwire.rounds.method import Method
 from thinwire.run.adapter import save_adapter
+from thinwire.run.chance import chance_of
+from thinwire.run.collapse import Course, news
 from thinwire.run.config import method_from, method_table
 from thinwire.run.execute import summarise
 from thinwire.run.folder import RunFolder
@@ -56,6 +59,8 @@ class Run:
         because: why so, if not by the fastest.
         path: the run directory, if one was written.
         coords: the final numbers that were trained, by name: of LoRA the factors of each correction.
+        status: `finished`, `collapsed` (it had learned and ended at chance) or `at chance` (it never learned).
+        why: a sentence that says so, where something is wrong.
     """
 
     history: list[RoundRecord]
@@ -66,6 +71,8 @@ class Run:
     _start: nn.Module
     path: Path | None = None
     coords: Tree = field(default_factory=dict)
+    status: str = "finished"
+    why: str = ""
     _space: Space | None = None
     _frame: Tree = field(default_factory=dict)
 
@@ -177,11 +184,15 @@ def simulate(
     )
     simulation = LocalEngine(device, vectorise, chunk, precision).prepare(job)
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
-    state = simulation.start()
-    history = []
+    state, chance = simulation.start(), chance_of(simulation)
+    history, course = [], Course(chance)
     with folder.anew() if folder else nullcontext():
         for _ in range(rounds):
             state, record = simulation.round(state, tap)
+            before, course = course, course.after(record._asdict())
+            if alarm := news(before, course):
+                record = record._replace(alarm=alarm)
+                warnings.warn(f"round {record.round}: {alarm}", RuntimeWarning, stacklevel=2)
             history.append(record)
             if folder:
                 folder.record(record)
@@ -191,7 +202,8 @@ def simulate(
         final = {name: block.detach().cpu() for name, block in simulation.weights(public).items()}
         buffers = {name: block.detach().cpu() for name, block in public.buffers.items()}
         if folder:
-            folder.write_environment({"device": device, "clients_trained_by": state.how, "because": state.why})
+            facts = {"device": device, "clients_trained_by": state.how, "because": state.why}
+            folder.write_environment({**facts, "chance": chance._asdict() if chance else None})
             folder.finish(summarise(label, OWN_TASK, simulation, history, state.tally), {**final, **buffers})
         frame, coords = simulation.contract.frame(public.version, device), public.coords
         space = simulation.contract.at(public.version).method.space
@@ -204,6 +216,8 @@ def simulate(
         copy.deepcopy(model).cpu(),
         folder.path if folder else None,
         {name: block.detach().cpu() for name, block in coords.items()},
+        course.verdict.status,
+        course.verdict.why,
         space,
         {name: block.detach().cpu() for name, block in frame.items()} if isinstance(space, LoRA) else {},
     )

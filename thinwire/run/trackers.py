@@ -24,7 +24,8 @@ TRACKERS = ("tensorboard",)
 
 def numbers(record: RoundRecord) -> dict[str, float]:
     """What is known of a round, by name, and its total of bytes."""
-    known = {key: value for key, value in record._asdict().items() if value is not None and key != "round"}
+    numeric = {key: value for key, value in record._asdict().items() if isinstance(value, int | float)}
+    known = {key: value for key, value in numeric.items() if key != "round"}
     return {**known, "bytes_total": record.bytes_up + record.bytes_down + record.bytes_catchup}
 
 

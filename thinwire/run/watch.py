@@ -33,6 +33,8 @@ class Standing(NamedTuple):
     seconds_per_round: float | None  # recently
     eta_seconds: float | None
     silent_seconds: float | None  # since the newest line was written, by the clock of this machine
+    status: str = "finished"  # `collapsed`, `at chance` or `diverged` if something is wrong so far (`collapse.py`)
+    status_why: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -51,7 +53,8 @@ def standing(path: Path, now: float | None = None) -> Standing:
     recent = records[-RECENT:]
     pace = statistics.median(record["seconds"] for record in recent) if recent else None
     each = statistics.fmean(sum(r[f"bytes_{w}"] for w in ("up", "down", "catchup")) for r in recent) if recent else None
-    finished = run.summary is not None and len(records) >= run.rounds
+    asked = (run.summary or {}).get("rounds", run.rounds)  # fewer where the run ended at its goal, or diverged
+    finished = run.summary is not None and len(records) >= asked
     try:
         changed = (path / "metrics.jsonl").stat().st_mtime
         silent = max(0.0, (time.time() if now is None else now) - changed)
@@ -75,6 +78,8 @@ def standing(path: Path, now: float | None = None) -> Standing:
         seconds_per_round=pace,
         eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
         silent_seconds=None if silent is None else round(silent, 1),
+        status=run.verdict.status,
+        status_why=run.verdict.why,
     )
 
 
