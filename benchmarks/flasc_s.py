@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.run.config import Experiment, resolve
+from thinwire.run.finals import widened
 from thinwire.run.grid import markdown, metrics, run_one, summary
 from thinwire.run.tune import Knob, flasc_knobs, search, set_knob
 from thinwire.terminal import human_bytes
@@ -67,12 +68,14 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
     whole = sum(s["bytes_total_honest"] for s in done.values())
     tried = {(one.size, one.share) for one in found.tried}
     names = {pair: e.digest()[:6] for pair, e in pairs(base, rank, density).items()}
-    rows = []
+    rows, runs = [], []
     for r, d in done:
+        runs.append([done[r, d]])
         what = "chosen" if (r, d) == (found.size, found.share) else "tried" if (r, d) in tried else ""
         cells = [f"rank {r}, density {d:g}", f"{100 * done[r, d]['final_accuracy']:.2f}"]
         rows.append([*cells, human_bytes(done[r, d]["bytes_total_honest"]), what, names[r, d]])
-    text = f"## alpha {alpha:g}\n\n" + markdown(["method", "final accuracy %", "total", "the search", "runs"], rows)
+    head, rows = widened(["method", "final accuracy %", "total", "the search", "runs"], rows, runs)
+    text = f"## alpha {alpha:g}\n\n" + markdown(head, rows)
     gap = 100 * (done[best]["final_accuracy"] - chosen["final_accuracy"])
     text += (
         f"\nThe best of the grid is rank {best[0]} with density {best[1]:g}, "
@@ -94,6 +97,7 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
             "accuracy": [[m["round"], m["accuracy"]] for m in metrics(e, options.out) if m["accuracy"] is not None],
             "bytes_total": done[pair]["bytes_total_honest"],
             "tried": pair in tried,
+            **{key: done[pair].get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
         }
         for pair, e in pairs(base, rank, density).items()
     }

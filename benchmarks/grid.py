@@ -21,7 +21,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.run.grid import Grid, Line, at_edge, markdown, metrics, run_grids, score, spread, summary, to_target
+from thinwire.run.finals import spread, widened
+from thinwire.run.grid import Grid, Line, at_edge, broken, markdown, metrics, run_grids, score, summary, to_target
 from thinwire.terminal import human_bytes, say_run
 
 KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
@@ -53,9 +54,10 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
         head += [f"rounds to {100 * target:g} %", f"bytes to {100 * target:g} %", "the same without catch-up"]
     head.append("runs")
     whole = {way: _mean_bytes(lines, yardstick, way, out) for way in ("bytes_up", "bytes_total")}
-    rows = []
+    rows, runs = [], []
     for line in lines:
         done = [(e, s) for e in line.runs if (s := summary(e, out))]
+        runs.append([s for _, s in done])
         if not done:
             rows.append([line.label, line.settings, "0", str(line.runs[0].rounds), "did not finish"])
             continue
@@ -75,7 +77,7 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
             cells += _target_cells([to_target(e, out, target) for e, _ in done])
         cells.append(" ".join(e.digest()[:6] for e, _ in done))
         rows.append(cells)
-    return markdown(head, rows)
+    return markdown(*widened(head, rows, runs))
 
 
 def _mean_bytes(lines: list[Line], label: str | None, way: str, out: Path) -> float | None:
@@ -97,24 +99,38 @@ def _target_cells(reached: list[tuple[int, int, int] | None]) -> list[str]:
 def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
     """The table of what was tried, and whether the best value lies at the edge of what was tried."""
     taken = {(line.row, json.dumps(line.chosen)) for line in lines}
-    rows = []
+    rows, runs = [], []
     for line in trials:
         done = [s for e in line.runs if (s := summary(e, out))]
+        runs.append(done)
         mark = ""
         if (line.row, json.dumps(line.chosen)) in taken:
             over = grid.content["rows"][line.row].get("over", {})
             edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if at_edge(line.chosen[k], v)]
             mark = "taken" + (f", at the edge of {', '.join(edges)}" if edges else "")
-        value = score(line, out, grid.by(line.row))
-        words = f"{100 * value:.2f}" if value >= 0 else "never" if value == -math.inf else human_bytes(-value)
-        words = words if len(done) == len(line.runs) else "did not finish"
+        words = _words(line, grid.by(line.row), out) if len(done) == len(line.runs) else "did not finish"
         rows.append([line.label, line.settings, words, mark, " ".join(e.digest()[:6] for e in line.runs)])
     seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
     by = " or ".join(dict.fromkeys(grid.by(line.row) for line in trials))
     what = by if by.startswith("bytes to ") else f"{by.replace('_', ' ')} %"
     head = ["method", "settings", what, "", "runs"]
+    if what.startswith("bytes to "):
+        head.insert(3, "best accuracy %")
+        rows = [
+            [*row[:3], spread([s["best_accuracy"] for s in mine]), *row[3:]]
+            for row, mine in zip(rows, runs, strict=True)
+        ]
     rounds = " or ".join(str(n) for n in sorted({line.runs[0].rounds for line in trials}))
-    return f"\n## The search\n\nOn seed {seeds}, {rounds} rounds.\n\n" + markdown(head, rows)
+    text = f"\n## The search\n\nOn seed {seeds}, {rounds} rounds, by the test set.\n\n"
+    return text + markdown(*widened(head, rows, runs))
+
+
+def _words(line: Line, by: str, out: Path) -> str:
+    """What the search of a line goes by, in words; of a run that broke down too, though it scores nothing."""
+    if not by.startswith("bytes to "):
+        return spread([(summary(e, out) or {}).get(by) for e in line.runs]).split()[0]
+    value = score(line, out, by)
+    return "broke down" if broken(line, out) else "never" if value == -math.inf else human_bytes(-value)
 
 
 def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
@@ -149,6 +165,7 @@ def records(lines: list[Line], out: Path) -> dict[str, Any]:
                     "rounds": e.rounds,
                     **{key: s[key] for key in (*KEPT, *WAYS)},
                     "accuracy": curve,
+                    **{key: s.get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
                 }
     return found
 

@@ -207,18 +207,6 @@ def at_edge(value: Any, tried: Sequence[Any]) -> bool:
     return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
 
 
-def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
-    """Mean and standard deviation in words.
-
-    >>> spread([0.5, 0.7]), spread([None])
-    ('60.00 ± 14.14', '-')
-    """
-    known = [scale * value for value in values if value is not None]
-    if not known:
-        return "-"
-    return f"{statistics.fmean(known):.2f}" + (f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else "")
-
-
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table; short rows are filled up.
 

@@ -19,7 +19,8 @@ from thinwire.run.charts import alone
 from thinwire.run.config import Experiment
 from thinwire.run.counts import counted_heads, counted_rows
 from thinwire.run.execute import default_folder
-from thinwire.run.grid import Line, at_edge, broke_down, broken, markdown, metrics, score, spread, summary
+from thinwire.run.finals import ended, spread, trial_words, widened
+from thinwire.run.grid import Line, at_edge, broke_down, broken, markdown, metrics, summary
 from thinwire.run.lines import Line as Seeds
 from thinwire.run.measures import cost, heading, measured
 from thinwire.run.presets import papers
@@ -29,7 +30,10 @@ from thinwire.run.repro import Reproduction
 from thinwire.run.style import ALONE
 from thinwire.run.units import human_bytes
 
-KEPT = ("best_accuracy", "final_accuracy", "final_own_accuracy", "trainable", "bytes_total", "bytes_catchup", "seconds")
+KEPT = (
+    *("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable", "bytes_total"),
+    *("bytes_catchup", "seconds", "task", "status", "status_round", "chance_accuracy"),
+)
 COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the weights"}
 
 
@@ -78,6 +82,7 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
     text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
     text += f"; in {_runs_of(fell)} training broke down" if fell else ""
     text += f"; {_runs_of(missing)} did not finish" if missing else ""
+    text += ended(list(runs.values()))
     return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
 
 
@@ -87,16 +92,7 @@ def _runs_of(count: int) -> str:
 
 def write_page(path: Path, sections: Sequence[Section]) -> None:
     """A page of tables under their papers, beside it its numbers and pictures."""
-    text = "# The papers' tables, and ours\n\n"
-    text += (
-        "Written by `thinwire repro` from run directories; the numbers and the curve of every run that is named are "
-    )
-    text += f"in [{path.stem}.json]({path.stem}.json).\n\n"
-    for paper in papers():
-        text += f"**{paper['title']}.** "
-        text += f"{paper['verdict'].strip()} " if paper.get("verdict", "").strip() else ""
-        reasons = [f"{table} ({why})" for table, why in paper.get("not_made", {}).items()]
-        text += f"Not made: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
+    text = page_head(path)
     order = {paper["name"]: i for i, paper in enumerate(papers())}
     ranked = sorted(sections, key=lambda part: order.get(part.paper.split(",")[0], len(order)))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +109,25 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(drawing)
+
+
+def page_head(path: Path) -> str:
+    """What stands above the tables: where the numbers are from, and what came out of each paper."""
+    text = "# The papers' tables, and ours\n\n"
+    text += (
+        "Written by `thinwire repro` from run directories; the numbers and the curve of every run that is named are "
+    )
+    text += (
+        f"in [{path.stem}.json]({path.stem}.json). Runs that collapsed, or ended at chance, are counted under 'broke "
+        "down' ([what that means](reports.md#runs-that-break-down)). Rates were chosen by accuracy on the test set, on "
+        "another seed than those of the tables.\n\n"
+    )
+    for paper in papers():
+        text += f"**{paper['title']}.** "
+        text += f"{paper['verdict'].strip()} " if paper.get("verdict", "").strip() else ""
+        reasons = [f"{table} ({why})" for table, why in paper.get("not_made", {}).items()]
+        text += f"Not made: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
+    return text
 
 
 def _command(repro: Reproduction) -> str:
@@ -157,10 +172,11 @@ def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
     first = _mean(lines[0], out)
     cells = repro.grid.content["rows"]
     words = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
-    rows = []
+    rows, runs = [], []
     for line in lines:
         cell = cells[line.row]
         found = [(e, s) for e in line.runs if (s := summary(e, out))]
+        runs.append([s for _, s in found])
         values = [measured(cell["measure"], e, out) for e, _ in found]
         paper = f"{cell['published']:g}" if cell["published"] else "-"
         apart = "-"
@@ -178,7 +194,7 @@ def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
     head = ["method", "tuned", *(f"our {word}" for word in words), "paper's", "difference", "seeds"]
     head += ["honest bytes", "% of the first"]
     head += [f"as the paper counts, {COSTS[kind]}", "paper's cost"] if kind else []
-    return markdown([*head, "runs"], rows)
+    return markdown(*widened([*head, "runs"], rows, runs))
 
 
 def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Path) -> str:
@@ -189,13 +205,11 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
         if len(mine) < 2:
             continue
         over = repro.grid.content["rows"][line.row]["over"]
-        done = {id(trial): all(summary(e, out) for e in trial.runs) for trial in mine}
-        tried = [
-            f"{_chosen(trial)}: {100 * score(trial, out, repro.grid.by(line.row)):.2f}"
-            if done[id(trial)]
-            else f"{_chosen(trial)}: -"
-            for trial in mine
-        ]
+        tried = []
+        for trial in mine:
+            found = [s for e in trial.runs if (s := summary(e, out))]
+            whole = len(found) == len(trial.runs)
+            tried.append(f"{_chosen(trial)}: {trial_words(repro.grid.by(line.row), found) if whole else '-'}")
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
         finals = [repro.grid.line(trial.row, trial.chosen) for trial in mine]
         fell = [f"{_chosen(final)} on {' '.join(map(str, seeds))}" for final in finals if (seeds := broken(final, out))]
@@ -205,7 +219,8 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
     apart = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
     what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
-    text = f"The search, by {what} after {rounds} rounds on seed {apart}, which is none of the table's:\n\n"
+    text = f"The search, by {what} on the test set after {rounds} rounds on seed {apart}, which is none of the table's"
+    text += " (the final accuracy is given where it is another):\n\n"
     return text + markdown(["method", "tried", "taken", "at the edge", "broke down, on seed"], rows) + "\n"
 
 
