@@ -129,7 +129,7 @@ def main() -> None:  # noqa: D103
         "# FLASC-S against a grid\n\nRank and density of FLASC (both links) on 20 Newsgroups with MiniLM, 350 clients "
         f"by the paper's Dirichlet split, 10 a round, one epoch of batch 16, {options.rounds} rounds, texts cut at 64 "
         f"tokens; alpha / rank and all rates as for rank 16; seed {options.seed}; device {options.device}. The search "
-        "is that of `thinwire tune`.\n\n"
+        "is that of `thinwire tune`. Both go by accuracy on the test set here.\n\n"
     )
     command = f"python benchmarks/flasc_s.py --device {options.device} --rounds {options.rounds}"
     text = head + "\n".join(text for text, _ in parts) + f"\nWritten by `{command}`.\n"

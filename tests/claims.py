@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from thinwire.run.collapse import is_broken
 from thinwire.run.lines import Mean
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -54,14 +55,19 @@ def rows(page: Path) -> Iterator[tuple[str, list[dict]]]:
 
 
 class Table:
-    """What the rows of some tables say: means over seeds, their 95 % intervals, and shares of FedAvg's best by seed."""
+    """What the rows of some tables say: means over seeds, their 95 % intervals, and shares of FedAvg's best by seed.
 
-    def __init__(self, pages: list[Path]) -> None:
-        self.text = "".join(page.read_text() for page in pages)
+    Args:
+        pages: the tables.
+        sound: leave out rows in which a run collapsed, diverged or never got above chance.
+    """
+
+    def __init__(self, pages: list[Path], sound: bool = False) -> None:
+        self.text = "" if sound else "".join(page.read_text() for page in pages)
         self.shares: set[float] = set()
         self.sizes: set[float] = set()
         for page in pages:
-            lines = list(rows(page))
+            lines = [(name, runs) for name, runs in rows(page) if not (sound and any(map(is_broken, runs)))]
             plain: dict[int, float] = {}  # FedAvg at its best rate, by seed
             for run in (run for name, runs in lines for run in runs if name == "fedavg"):
                 plain[run["seed"]] = max(plain.get(run["seed"], 0.0), run["best_accuracy"])
@@ -75,11 +81,16 @@ class Table:
                 ratios = [100 * run["best_accuracy"] / plain[run["seed"]] for run in known]
                 self.shares |= {*ratios, statistics.fmean(ratios or [0.0])}
 
+    def by_runs(self, number: str) -> bool:
+        """Whether the runs of some row give this share, or a mean over them."""
+        value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
+        return any(round(known, digits) == value for known in self.shares)
+
     def holds(self, number: str, unit: str) -> bool:
         """Whether some run, or a mean over seeds, says so."""
         value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
         if unit == "%":
             asked = re.search(rf"(?:to|reached|at) {re.escape(number)} %", self.text)  # a target is no result
             printed = f"| {number} |" in self.text  # a whole cell, such as a share of bytes; other tests hold those
-            return bool(asked) or printed or any(round(known, digits) == value for known in self.shares)
+            return bool(asked) or printed or self.by_runs(number)
         return any(round(known / SIZES[unit], digits) == value for known in self.sizes)

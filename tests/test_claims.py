@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.claims import Table, claims, paragraphs
+from benchmarks import published
+from tests.claims import Table, claims, paragraphs, rows
+from thinwire.core.registry import lookup
+from thinwire.core.rng import Key
+from thinwire.core.spec import Spec
+from thinwire.optim import SGD, Adam
+from thinwire.rounds.mask import Prune
+from thinwire.run.collapse import is_broken
+from thinwire.run.presets import papers, preset
+from thinwire.spaces.lora import LoRA
+from thinwire.spaces.lowrank import LowRank
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\]\(([^)#]*(?:results/[a-z0-9-]+|reproduction)\.md)")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/methods").glob("*.md"))]
+DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
+DISCLOSED = re.compile(r"collapse|(?:at|above|to) chance|breaks? down|broke down|diverge")  # a run that went wrong
 SOURCE = re.compile(r"`(thinwire|python) |tests/\w+|paper's")  # the command, the test or the paper a number is from
 
 
-@pytest.mark.parametrize(
-    "page",
-    [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/methods").glob("*.md"))],
-    ids=lambda page: page.relative_to(ROOT).as_posix(),
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_number_in_prose_can_be_traced(page):
     """Accuracies and bytes are found in the tables that their paragraph links to; others name where they are from."""
     beside = page.with_suffix(".json").exists()  # its tables are those of that file, which another test holds
@@ -32,6 +46,121 @@ def test_every_number_in_prose_can_be_traced(page):
             assert not lost, f"{page.name}: no run of {[t.stem for t in tables]} gives {lost}: {words[:90]}..."
         elif made:
             assert SOURCE.search(words), f"{page.name}: where are {made} from? {words[:90]}..."
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_sentence_rests_on_a_run_that_broke_down_without_saying_so(page):
+    """Numbers that only rows with broken runs give, and methods whose rows have some, come with words that say it."""
+    for words in paragraphs(page.read_text()):
+        tables = [page.parent / target for target in re.findall(LINK, words)]
+        if not tables or words.startswith("|") or DISCLOSED.search(words):
+            continue
+        whole, sound = Table(tables), Table(tables, sound=True)
+        shaky = [
+            number
+            for number, unit in claims(words)
+            if unit == "%" and whole.by_runs(number) and not sound.by_runs(number)
+        ]
+        assert not shaky, f"{page.name}: {shaky} are of runs that broke down: {words[:90]}..."
+        for table in tables:
+            for label, runs in rows(table) if table.stem != "reproduction" else ():
+                if any(run["seed"] != 100 and is_broken(run) for run in runs):
+                    named = all(part in words.lower() for part in label.lower().split(",")[0].split("+"))
+                    assert not named, f"{page.name}: runs of {label} broke down ({table.stem}): {words[:90]}..."
+
+
+def test_every_verdict_names_its_rows_and_says_which_of_them_broke_down():
+    text = (ROOT / "docs/reproduction.md").read_text()
+    runs = json.loads((ROOT / "docs/reproduction.json").read_text())
+    parts = {}  # the rows of each table and column of the page
+    for part in re.split(r"^(?=## )", text, flags=re.M)[1:]:
+        for column in re.split(r"^(?=\*\*.*?\*\* \(\d+ rounds)", part, flags=re.M)[1:]:
+            table = column.split("The search, by")[0]
+            cells = [line.strip("| \n").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+            of_column = {row[0]: [runs[name] for name in row[-1].split() if name in runs] for row in cells}
+            parts[part[3:].split(":")[0], column[2:].split("**")[0]] = of_column
+    for paper in papers():
+        verdict = " ".join(paper["verdict"].split())
+        assert paper["rests_on"], paper["name"]
+        for rest in paper["rests_on"]:
+            found = parts[preset("repro", rest["table"]).paper, rest["column"]]
+            said = rest.get("disclosed", {})
+            assert said.keys() <= set(rest["rows"])
+            for row in rest["rows"]:
+                assert found[row], f"{row} of {rest['table']} has no runs"
+                broke = any(map(is_broken, found[row]))
+                assert broke == (row in said), f"{paper['name']}: {row}, {rest['column']}: broke down: {broke}"
+                assert said.get(row, "") in verdict
+
+
+def test_published_runs_are_judged_by_their_curves_and_pages_are_written_from_them(tmp_path):
+    """Writing every page again changes nothing; every status is the one that the curve beside it gives."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    chances = published.read_chance(ROOT / "docs")
+    found = {
+        page.stem: published.write_result(page, chances) for page in sorted((tmp_path / "docs/results").glob("*.md"))
+    }
+    found["reproduction"] = published.write_reproduction(tmp_path / "docs/reproduction.md", chances)
+    written = [*(tmp_path / "docs/results").iterdir(), *(tmp_path / "docs").glob("reproduction.*")]
+    for file in written:
+        assert file.read_text() == (ROOT / file.relative_to(tmp_path)).read_text(), f"python {published.__file__}"
+    assert published.broken_part(found).strip() in (ROOT / "docs/results.md").read_text()
+    everything = [run for runs in found.values() for run in runs.values()]
+    assert Counter(run["status"] for run in everything)["collapsed"] == 16
+    for run in everything:
+        if run["status"] == "collapsed":
+            curve = {point[0]: point[-1] for point in run.get("curve") or run["accuracy"]}
+            low = [value for number, value in curve.items() if number >= run["status_round"]]
+            assert max(low) <= chances[run["task"]].ceiling < chances[run["task"]].learned < run["best_accuracy"]
+
+
+def test_the_chance_of_published_tasks_is_that_of_their_test_sets(tmp_path):
+    known = published.read_chance(ROOT / "docs")
+    published.write_chance(tmp_path / "chance.json", DATA if DATA.is_dir() else None, ("digits",))
+    assert published.read_chance(tmp_path)["digits"] == known["digits"]
+    for task in published.TASKS[1:]:
+        if (DATA / published.data_of(task)).is_dir():
+            published.write_chance(tmp_path / "chance.json", DATA, (task,))
+            assert published.read_chance(tmp_path)[task] == known[task]
+
+
+def test_how_much_of_a_layer_low_rank_keeps():
+    """The shares of `docs/results.md`, of layers with more than ten on their smaller side."""
+    kept = {}
+    for kind in ("vgg16-gn", "cnn-cifar"):
+        with torch.device("meta"):
+            spec = Spec.of(dict(lookup("model", kind).make(classes=10).named_parameters()))
+        shapes = {name: tuple(block.shape) for name, block in spec.shapes().items()}
+        inner = {name: rank for name, rank in LowRank(like_gamma=0.1).ranks(spec).items() if min(shapes[name][:2]) > 10}
+        shares = [100 * rank / min(shapes[name][:2]) for name, rank in inner.items() if "fc" not in name]
+        kept[kind] = round(min(shares)), round(max(shares))
+    assert kept == {"vgg16-gn": (17, 34), "cnn-cifar": (20, 31)}
+
+
+def test_how_far_a_step_moves_with_momentum_that_begins_again():
+    def moves(window):
+        optimizer, state, total = SGD(1.0, momentum=0.9), None, 0.0
+        state = optimizer.init({"w": torch.zeros(1)})
+        for _ in range(window):
+            change, state = optimizer.update({"w": torch.ones(1)}, state, {"w": torch.zeros(1)})
+            total -= float(change["w"])
+        return total / window
+
+    assert (round(moves(6), 1), round(moves(24), 1), round(moves(3000))) == (3.0, 6.5, 10)
+
+
+def test_pruning_an_adapter_by_size_after_adams_first_step_leaves_nothing_of_b():
+    """MiniLM's twelve matrices of 384 x 384 at rank 16: what SparseAdapter's row trained at each server rate."""
+    space = LoRA(rank=16, alpha=16.0)
+    base = {f"layer.{i}.weight": torch.zeros(384, 384) for i in range(12)}
+    start = space.init(base, space.frame(Spec.of(base), Key(0), "cpu"), Key(0))
+    ways = {name: torch.where(Key(1).fold(name).normal(*block.shape) > 0, 1.0, -1.0) for name, block in start.items()}
+    assert sum(block.numel() for name, block in start.items() if name.endswith("/b")) == 73_728
+    for rate, most in ((0.003, 0), (0.01, 0), (0.03, 20)):
+        optimizer = Adam(rate)
+        change, _ = optimizer.update(ways, optimizer.init(ways), start)
+        left = Prune(0.25).left(start, {name: start[name] + change[name] for name in start}, 1)
+        assert sum(int(mask.sum()) for name, mask in left.items() if name.endswith("/b")) <= most, rate
 
 
 def test_a_number_that_no_run_gives_is_found_out():

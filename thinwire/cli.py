@@ -295,6 +295,9 @@ def tune(
         typer.Option(metavar="KEY[+KEY]=V,V,...", help="Instead: any two settings whose product is what is sent."),
     ] = None,
     budget: Annotated[str | None, typer.Option(metavar="BYTES", help="Stop when so much was sent: 500MB.")] = None,
+    hold_out: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of each client's examples, to choose by; 0 chooses by the test set.")
+    ] = 0.1,
     out: Annotated[Path, typer.Option(help="The folder of the runs; what it holds is not run again.")] = Path("runs"),
     rounds: Rounds = None,
     clients: Clients = None,
@@ -323,17 +326,22 @@ def tune(
         else flasc_knobs(numbers(ranks, "ranks"), numbers(densities, "densities"))
     )
     limit = None if budget is None else read_bytes(budget)
-    found = search(experiment, size, share, budget=limit, out=out, data_dir=data_dir)
-    facts: dict[str, Any] = {size.label: found.size, share.label: found.share, "bytes_total": found.bytes}
-    facts |= {"bytes_of_a_grid": found.grid, "stopped": found.stopped}
-    facts |= {"tried": [one._asdict() for one in found.tried]}
-    if not as_json:
-        for one in facts.pop("tried"):
-            unequal = " (not of equal cost)" if one["clipped"] else ""
-            told = f"accuracy {one['accuracy']:.4f}, {one['bytes']} bytes{unequal}"
-            facts[f"{size.label} {one['size']:g}, {share.label} {one['share']:g}"] = told
-        facts["stopped"] = "by the budget: the best so far" if found.stopped else "when it was done"
-    _print_json(facts) if as_json else show_facts(facts, "the search")
+    found = search(experiment, size, share, budget=limit, out=out, data_dir=data_dir, hold_out=hold_out)
+    facts: dict[str, Any] = {size.label: found.size, share.label: found.share, "chosen_by": found.chosen_by}
+    facts |= {"bytes_total": found.bytes, "bytes_of_a_grid": found.grid, "stopped": found.stopped}
+    if as_json:
+        pairs = [[one._asdict() for one in pair] for pair in found.compared]
+        _print_json({**facts, "tried": [one._asdict() for one in found.tried], "compared": pairs})
+        return
+    for one in found.tried:
+        test = "" if one.test_accuracy is None else f", on the test set {one.test_accuracy:.4f}"
+        told = f"accuracy {one.accuracy:.4f}{test}, {one.bytes:,} bytes"
+        facts[f"{size.label} {one.size:g}, {share.label} {one.share:g}"] = told
+    for low, high in found.compared:
+        words = f"{size.label} {high.size:g}, {share.label} {high.share:g} against {low.size:g}, {low.share:g}"
+        facts[words] = f"{high.bytes / low.bytes:.2f} times its bytes" if low.bytes else "-"
+    facts["stopped"] = "by the budget: the best so far" if found.stopped else "when it was done"
+    show_facts(facts, "the search")
 
 
 @app.command("list")

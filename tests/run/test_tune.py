@@ -36,14 +36,49 @@ def test_stops_at_the_first_density_at_which_the_larger_rank_wins():
     assert not found.stopped
 
 
-def test_if_the_larger_rank_never_wins_nothing_is_masked():
+def test_if_the_larger_rank_never_wins_nothing_is_masked_and_the_best_run_is_given():
     measure, calls = counted(lambda r, d: -r)
     found = search(measure, (1, 4, 16), (0.25, 0.5))
-    assert found.share == 1.0
-    assert found.size == 4
+    assert (found.size, found.share) == (1, 1.0), "the first run is better than all that came after it"
     assert len(set(calls)) == len(calls)  # rank 1 without a mask is measured once
     assert search(measure, (1, 4), (0.5,)).tried[0].clipped  # 0.5 * 4 / 1 is above 1
-    assert found.tried[0] == (1, 1.0, -1, 1000, True)  # of equal cost at density 0.25, not any more at 0.5
+    assert found.tried[0] == (1, 1.0, -1, 1000, None, True)  # of equal cost at density 0.25, not any more at 0.5
+
+
+def test_the_best_run_is_never_dropped_and_the_cheaper_of_two_equals_is_taken():
+    # the first run beats everything that the second stage finds
+    measure, _ = counted(
+        lambda r, d: {(1, 0.25): 0.9, (4, 0.0625): 0.2, (1, 1.0): 0.3, (4, 0.25): 0.5}.get((r, d), 0.4)
+    )
+    found = search(measure, (1, 4, 16), (0.0625, 0.25, 1.0))
+    assert (found.size, found.share) == (1, 0.25)
+    assert max(one.accuracy for one in found.tried) == 0.9
+    same = search(counted(lambda r, d: 0.5)[0], (1, 4), (0.25, 1.0))
+    assert (same.size, same.share) == min((one for one in same.tried), key=lambda one: one.bytes)[:2]
+    assert [(low[:2], high[:2]) for low, high in same.compared] == [((1, 1.0), (4, 0.25)), ((1, 1.0), (4, 1.0))]
+
+
+def test_the_choice_goes_by_held_out_examples_and_not_by_the_test_set(tmp_path):
+    experiment = resolve("flasc", "digits", {**SMALL, "local.epochs": 1, "local.steps": 0, "rounds": 3})
+    found = tune(experiment, *flasc_knobs((1, 4), (0.5,)), out=tmp_path)
+    totals = [json.loads(file.read_text()) for file in tmp_path.glob("*/summary.json")]
+    own = {one["bytes_total_honest"]: one for one in totals}
+    for one in found.tried:
+        assert one.accuracy == own[one.bytes]["final_own_accuracy"]
+        assert one.test_accuracy == own[one.bytes]["final_accuracy"]
+        assert one.accuracy != one.test_accuracy
+    assert found.chosen_by.startswith("accuracy on the 10 % of each client's examples")
+    plain = tune(experiment, *flasc_knobs((1, 4), (0.5,)), hold_out=0)
+    assert plain.chosen_by == "accuracy on the test set"
+    assert all(one.accuracy == one.test_accuracy for one in plain.tried)
+    with pytest.raises(ConfigError, match="too few to hold out"):
+        tune(experiment, *flasc_knobs((1, 4), (0.5,)), hold_out=0.001)
+
+
+def test_a_run_that_breaks_down_is_never_the_best(tmp_path):
+    wild = resolve("flasc", "digits", {**SMALL, "method.client_opt.lr": 1e30})
+    found = tune(wild, *flasc_knobs((1, 4), (1.0,)), out=tmp_path)
+    assert [one.accuracy for one in found.tried] == [0.0] * len(found.tried)
 
 
 def test_whole_numbers_stay_whole():
@@ -72,8 +107,11 @@ def test_real_runs_and_what_a_grid_would_cost():
     experiment = resolve("flasc", "digits", SMALL)
     found = tune(experiment, *flasc_knobs((1, 2, 4), (0.5,)))
     assert {one.size for one in found.tried} == {1, 2, 4}
-    assert found.size in (2, 4)
+    best = max(found.tried, key=lambda one: one.accuracy)
+    assert best.accuracy == next(one.accuracy for one in found.tried if one[:2] == (found.size, found.share))
     assert found.bytes > 0
+    (low, high), *_ = found.compared
+    assert high.bytes != low.bytes, "the real costs of the two are told"
     all_runs = 0
     for rank in (1, 2, 4):
         for density in (0.5, 1.0):
@@ -121,12 +159,15 @@ def test_the_verb_prints_the_search_beside_a_grid(tmp_path):
     words += ["1/2,1", "--set", "local.steps=2", "--out", str(tmp_path), "--budget", "10MB"]
     done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
     facts = json.loads(done.stdout)
-    assert facts["rank"] == 2
+    best = max(facts["tried"], key=lambda one: (one["accuracy"], -one["bytes"]))
+    assert (facts["rank"], facts["density"]) == (best["size"], best["share"])
     assert 0 < facts["bytes_total"] <= 10_000_000
     assert facts["bytes_of_a_grid"] >= facts["bytes_total"] // 2
     assert facts["stopped"] is False
     said = CliRunner().invoke(app, words, catch_exceptions=False).stdout
     assert "bytes of a grid" in said
+    assert "times its bytes" in said
+    assert "on the test set" in said
     assert len(list(Path(tmp_path).glob("flasc-digits-*"))) == len(facts["tried"])
 
 

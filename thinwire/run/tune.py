@@ -1,27 +1,36 @@
 """Two settings that together decide what a method sends, found by a few runs: FLASC-S, for any two ordered knobs.
 
-    stage 1   for d in shares:  stop when (r2, d) beats (r1, min(top, d r2 / r1)), which costs the same
+    stage 1   for d in shares:  stop when (r2, d) beats (r1, min(top, d r2 / r1))
     stage 2   (r, d) for all other sizes r
+    result    the best of all runs
 
-For FLASC r is the rank and d the density. Paper: FLASC, 2024 (its text; the printed algorithm takes the number of the
-density for that of a rank).
+For FLASC r is the rank and d the density. The two runs of a comparison send about as many numbers of the adapter; what
+they really cost, a dense head included, is in `Found.compared`. Paper: FLASC, 2024 (its text; the printed algorithm
+takes the number of the density for that of a rank).
+
+The choice goes by examples of the clients that are held out (`task.hold_out`), never by the test set, whose accuracy is
+only reported; unless nothing is held out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from thinwire.engines.job import RoundRecord
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, Diverged
 from thinwire.rounds.batches import Local
 from thinwire.run.build import build_job
+from thinwire.run.collapse import is_broken
 from thinwire.run.config import Experiment, from_table, put, to_table
 from thinwire.run.execute import default_folder, execute
+from thinwire.run.folder import RunFolder
 from thinwire.run.toml import Table
 
 Number = int | float
@@ -56,19 +65,22 @@ class Tried(NamedTuple):
 
     size: Number
     share: Number
-    accuracy: float
+    accuracy: float  # what the search goes by; 0 for a run that broke down
     bytes: int
-    clipped: bool = False  # d r2 / r1 was no value that can be: the two runs that were compared did not cost the same
+    test_accuracy: float | None = None  # only reported
+    clipped: bool = False  # d r2 / r1 was no value that can be
 
 
 class Found(NamedTuple):
-    """The best of the runs with the share that was found, and all runs."""
+    """The best of all runs, and all runs."""
 
     size: Number
     share: Number
     tried: tuple[Tried, ...]
     lost: int = 0  # bytes of a run that the budget cut off
     grid: int | None = None  # about what all sizes with all shares would cost
+    compared: tuple[tuple[Tried, Tried], ...] = ()  # the pairs of stage 1, the smaller size first
+    chosen_by: str = "accuracy"
 
     @property
     def bytes(self) -> int:
@@ -77,7 +89,7 @@ class Found(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether the budget ended the search; then the best run so far is given."""
+        """Whether the budget ended the search."""
         return self.lost > 0
 
 
@@ -89,7 +101,8 @@ class Spent(Exception):
         self.lost = lost
 
 
-Measure = Callable[[Number, Number], tuple[float, int]]  # size, share -> accuracy, bytes
+Measured = tuple[float, int] | tuple[float, int, float | None]  # accuracy, bytes, and accuracy on the test set
+Measure = Callable[[Number, Number], Measured]  # of a size and a share
 
 
 def numbers(text: str, what: str) -> tuple[Number, ...]:
@@ -109,7 +122,8 @@ def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], 
     """The search over anything that can be measured; no size and share is measured twice.
 
     Args:
-        measure: gives the accuracy and the bytes of a size and a share; raises `Spent` when there is nothing left.
+        measure: gives the accuracy and the bytes of a size and a share, and the accuracy on the test set if that is
+            another; raises `Spent` when there is nothing left.
         sizes: two or more, ascending, such as ranks.
         shares: ascending, such as densities; `top` is added at the end where it is missing.
         top: the largest share that can be.
@@ -123,12 +137,13 @@ def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], 
     if not shares or list(shares) != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] <= top:
         raise ConfigError(f"shares must ascend from above 0 to at most {top:g}, not {list(shares)}")
     tried: dict[tuple[Number, Number], Tried] = {}
-    whole = isinstance(top, int)
+    pairs: list[tuple[tuple[Number, Number], tuple[Number, Number]]] = []
+    whole, lost = isinstance(top, int), 0
 
     def run(size: Number, share: Number, clipped: bool = False) -> float:
         if (size, share) not in tried:
-            tried[size, share] = Tried(size, share, *measure(size, share), clipped)
-        elif clipped:
+            tried[size, share] = Tried(size, share, *measure(size, share))
+        if clipped:
             tried[size, share] = tried[size, share]._replace(clipped=True)
         return tried[size, share].accuracy
 
@@ -138,17 +153,20 @@ def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], 
         for d in (*shares, *(() if shares[-1] == top else (top,))):
             equal = d * large / small
             nearest = min(top, math.floor(equal) if whole else equal)
-            low = run(small, nearest, nearest != equal)
-            if run(large, d) > low:
+            low, high = run(small, nearest, nearest != equal), run(large, d)
+            pairs.append(((small, nearest), (large, d)))
+            if high > low:
                 share = d
                 break
-        best = max(sizes[1:], key=lambda size: run(size, share))
+        for size in sizes[1:]:
+            run(size, share)
     except Spent as error:
         if not tried:
             raise ConfigError("the budget was spent before one run was done; give more, or fewer rounds") from error
-        so_far = max(tried.values(), key=lambda one: one.accuracy)
-        return Found(so_far.size, so_far.share, tuple(tried.values()), error.lost)
-    return Found(best, share, tuple(tried.values()))
+        lost = error.lost
+    best = max(tried.values(), key=lambda one: (one.accuracy, -one.bytes))
+    compared = tuple((tried[one], tried[other]) for one, other in pairs)
+    return Found(best.size, best.share, tuple(tried.values()), lost, compared=compared)
 
 
 def flasc_knobs(ranks: Sequence[Number], densities: Sequence[Number]) -> tuple[Knob, Knob]:
@@ -166,6 +184,7 @@ def tune(
     budget: int | None = None,
     out: Path | None = None,
     data_dir: Path | None = None,
+    hold_out: float = 0.1,
 ) -> Found:
     """The search on an experiment such as `resolve("flasc", "digits")`; where a rank has an alpha, alpha / rank stays.
 
@@ -177,45 +196,79 @@ def tune(
         out: a folder for the directories of all runs. What is found there is not run again, so that a search that
             was stopped goes on.
         data_dir: the folder of data sets.
+        hold_out: the share of each client's examples that is kept from training and decides; where the experiment has
+            a `task.hold_out` of its own, that. 0 lets the test set decide.
     """
-    spent = 0
-
-    def measure(one: Number, two: Number) -> tuple[float, int]:
-        nonlocal spent
-        chosen, sent = set_knob(set_knob(experiment, size, one), share, two), 0
-
-        def watch(record: RoundRecord) -> None:
-            nonlocal sent
-            sent += record.bytes_up + record.bytes_down + record.bytes_catchup
-            if budget is not None and spent + sent > budget:
-                raise Spent(sent)
-
-        if out is None:
-            accuracy = None
-            for record in chosen.engine.run(build_job(chosen, data_dir)):
-                watch(record)
-                accuracy = record.accuracy
-        else:
-            folder = default_folder(chosen, out)
-            summary = execute(chosen, folder, data_dir=data_dir, resume=True, on_round=watch)
-            accuracy, sent = summary["final_accuracy"], summary["bytes_total_honest"]
-            if budget is not None and spent + sent > budget:
-                raise Spent(sent)
-        if accuracy is None:
-            raise ConfigError("the search compares accuracies, but this task has no test examples")
-        spent += sent
-        return accuracy, sent
-
-    for knob in (size, share):
-        for value in knob.values:
-            set_knob(experiment, knob, value)  # what cannot be set is found before any run
-    top = _as(share, to_table(experiment), share.values[-1])
-    found = search(measure, size.values, share.values, top)
+    if hold_out and not experiment.task.hold_out:
+        experiment = replace(experiment, task=replace(experiment.task, hold_out=hold_out))
+    by = "final_own_accuracy" if experiment.task.hold_out else "final_accuracy"
+    with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
+        runs = Runs(experiment, size, share, by, Path(folder), data_dir, budget)
+        for knob in (size, share):
+            for value in knob.values:
+                set_knob(experiment, knob, value)  # what cannot be set is found before any run
+        top = _as(share, to_table(experiment), share.values[-1])
+        found = search(runs, size.values, share.values, top)
     known = {(one.size, one.share): one.bytes for one in found.tried}
     pairs = [(one, two) for one in size.values for two in share.values]
     untried = [set_knob(set_knob(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
     cost = sum(known.get(pair, 0) for pair in pairs) + sum(_about(other, data_dir) for other in untried)
-    return found._replace(grid=cost)
+    held = f"accuracy on the {100 * experiment.task.hold_out:g} % of each client's examples that are held out"
+    return found._replace(grid=cost, chosen_by=held if experiment.task.hold_out else "accuracy on the test set")
+
+
+class Runs:
+    """The runs of a search as something that can be measured.
+
+    Args:
+        experiment: what does not change.
+        size, share: the two settings.
+        by: the key of a summary that the search goes by.
+        out: the folder of the run directories.
+        data_dir: the folder of data sets.
+        budget: how many bytes the runs may send; None for no limit.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        size: Knob,
+        share: Knob,
+        by: str,
+        out: Path,
+        data_dir: Path | None,
+        budget: int | None,
+    ) -> None:
+        self.experiment, self.knobs, self.by = experiment, (size, share), by
+        self.out, self.data_dir, self.budget, self.spent = out, data_dir, budget, 0
+
+    def __call__(self, size: Number, share: Number) -> Measured:
+        """Run one setting; a run that breaks down has an accuracy of 0."""
+        chosen, sent = self.experiment, 0
+        for knob, value in zip(self.knobs, (size, share), strict=True):
+            chosen = set_knob(chosen, knob, value)
+
+        def watch(record: RoundRecord) -> None:
+            nonlocal sent
+            sent += record.bytes_up + record.bytes_down + record.bytes_catchup
+            self._within(sent)
+
+        path = default_folder(chosen, self.out)
+        try:
+            summary = execute(chosen, path, data_dir=self.data_dir, resume=True, on_round=watch)
+        except Diverged:
+            summary = RunFolder(path, chosen).summary() or {}
+        sent = summary["bytes_total_honest"]
+        self._within(sent)
+        accuracy = 0.0 if is_broken(summary) else summary[self.by]
+        if accuracy is None:
+            raise ConfigError("the search compares accuracies, but this task has no test examples")
+        self.spent += sent
+        return accuracy, sent, summary["final_accuracy"]
+
+    def _within(self, sent: int) -> None:
+        if self.budget is not None and self.spent + sent > self.budget:
+            raise Spent(sent)
 
 
 def _about(experiment: Experiment, data_dir: Path | None) -> int:
