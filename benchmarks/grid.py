@@ -21,7 +21,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.run.finals import spread, widened
+from thinwire.run.finals import judged_on, spread, widened
 from thinwire.run.grid import Grid, Line, at_edge, broken, markdown, metrics, run_grids, score, summary, to_target
 from thinwire.terminal import human_bytes, say_run
 
@@ -121,7 +121,7 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
             for row, mine in zip(rows, runs, strict=True)
         ]
     rounds = " or ".join(str(n) for n in sorted({line.runs[0].rounds for line in trials}))
-    text = f"\n## The search\n\nOn seed {seeds}, {rounds} rounds, by the test set.\n\n"
+    text = f"\n## The search\n\nOn seed {seeds}, {rounds} rounds, by accuracy {judged_on(what)}.\n\n"
     return text + markdown(*widened(head, rows, runs))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.run.collapse import BROKEN, Chance, judge
-from thinwire.run.finals import ended, spread, trial_words, widened
+from thinwire.run.finals import ended, judged_on, spread, trial_words, widened
 from thinwire.run.grid import Grid, markdown
 from thinwire.run.presets import presets
 from thinwire.run.repro import load
@@ -105,9 +105,9 @@ def write_result(page: Path, chances: dict[str, Chance]) -> Runs:
             best = [spread([run["best_accuracy"] for run in some]) for some in mine]
             rows = [[*row[:3], cell, *row[3:]] for row, cell in zip(rows, best, strict=True)]
         text += part.before + markdown(*widened(head, rows, mine))
-    text = re.sub(
-        r"^(On seed [\d, ]+, [\d or]+ rounds)(?:, by the test set)?\.$", r"\1, by the test set.", text, flags=re.M
-    )
+    by = str(content.get("tune", {}).get("by", "best_accuracy"))
+    said = re.compile(r"^(On seed [\d, ]+, [\d or]+ rounds)(?:, by [a-z ]+)?\.$", re.M)
+    text = said.sub(rf"\1, by accuracy {judged_on(by)}.", text)
     if content:
         first = re.search(rf"^{re.escape(content['on'])}, \d+ clients", text, re.M)
         assert first, page
@@ -176,8 +176,9 @@ def _section(text: str, name: str, runs: Runs, chances: dict[str, Chance]) -> st
 
 def _words(text: str, content: dict[str, Any], runs: list[dict[str, Any]], own: str) -> str:
     """A section with the sentences of its preset, and how many of its runs broke down."""
-    said = re.compile(r"(The search, by [^\n]*? %) (?:on the test set )?(after [^\n]*? the table's)[^\n]*:\n")
-    text = said.sub(r"\1 on the test set \2 (the final accuracy is given where it is another):\n", text)
+    said = re.compile(r"(The search, by [^\n]*? %) (?:on [a-z ]+ )?(after [^\n]*? the table's)[^\n]*:\n")
+    also = " (the final accuracy is given where it is another):\n"
+    text = said.sub(lambda found: f"{found[1]} {judged_on(found[1])} {found[2]}{also}", text)
     first = re.search(r"^\*\*.*?\*\* \(\d+ rounds", text, re.M)
     differs = f"{content['differs']}\n\n" if content["differs"] else ""
     verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""

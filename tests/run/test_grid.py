@@ -5,7 +5,7 @@ from pathlib import Path
 
 from thinwire.run.execute import default_folder
 from thinwire.run.folder import RunFolder
-from thinwire.run.grid import Grid, Progress, broken, run_grids, summary, to_target
+from thinwire.run.grid import Grid, Progress, broken, run_grids, score, summary, to_target
 
 CONTENT = {
     "on": "digits",
@@ -30,6 +30,17 @@ def test_the_best_of_a_search_is_run_on_other_seeds_and_nothing_twice(tmp_path: 
     assert told[-1].seconds_left == 0
     run_grids([grid], tmp_path, on_run=told.append)
     assert len(told) == 6
+
+
+def test_a_search_can_go_by_examples_that_clients_hold_out(tmp_path: Path) -> None:
+    tune = {"seeds": [100], "share": 0.5, "hold_out": 0.2}
+    grid = Grid({**CONTENT, "tune": tune, "seeds": [0], "rows": CONTENT["rows"][:1]})
+    run_grids([grid], tmp_path)
+    assert grid.by(0) == "best_own_accuracy"
+    for line in grid.trials():
+        found = summary(line.runs[0], tmp_path)
+        assert score(line, tmp_path, grid.by(0)) == found["best_own_accuracy"] != found["best_accuracy"]
+    assert [e.task.hold_out for line in grid.final(tmp_path) for e in line.runs] == [0.0], "the table trains on all"
 
 
 def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def _next_state(
     if contract.window(after.version) != contract.window(public.version):
         # what was remembered of the old coordinates means nothing in the new ones
         opt, codec = moving.init(contract.code.zeros()), method.down.init(contract.code)
-    ledger = _append(contract, server, plan, body, end)
+    ledger = append_entry(contract, server, plan, body, end)
     return _checked(ServerState(after, opt, {**server.correction, **mine}, schedule, codec, ledger))
 
 
@@ -209,7 +209,7 @@ def _checked(server: ServerState) -> ServerState:
     return server
 
 
-def _append(contract: Contract, server: ServerState, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
+def append_entry(contract: Contract, server: ServerState, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
     """The ledger with one more entry, and where its window ended if it did."""
     if contract.method.link == "snapshot":  # nobody replays: it only remembers when each block was synchronised
         return server.ledger.append(b"", plan.names, limit=-1, longest=-1)

@@ -145,11 +145,15 @@ class Opening:
         entries, touched = ledger.since(start), ledger.touched(start)
         if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
             return entries
+        stretch = self._stretch(touched)
+        return (stretch,) if entries is None or len(stretch) < sum(map(len, entries)) else entries
+
+    def _stretch(self, touched: frozenset[str]) -> bytes:
+        """Where these blocks are now."""
         if touched not in self._stretches:
             coords = restrict(self.public.coords, touched)
-            self._stretches[touched] = pack_stretch(contract, Stretch(touched, coords))
-        stretch = self._stretches[touched]
-        return (stretch,) if entries is None or len(stretch) < sum(map(len, entries)) else entries
+            self._stretches[touched] = pack_stretch(self.contract, Stretch(touched, coords))
+        return self._stretches[touched]
 
     def _crc(self, body: Bytes) -> int:
         """The CRC-32 of a body; many clients are sent the same."""

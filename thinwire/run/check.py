@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.codecs import message as wire
 from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict
 from thinwire.engines.local import LocalEngine
@@ -16,18 +15,21 @@ from thinwire.engines.simulation import Simulation
 from thinwire.rounds.batches import plan_batches
 from thinwire.rounds.down import open_round
 from thinwire.rounds.protocol import begin, plan_round
-from thinwire.rounds.secure import secure_size
 from thinwire.run.build import build_job
 from thinwire.run.config import Experiment
+from thinwire.run.forecast import Lengths, forecast
 from thinwire.schedules.base import Plan
+from thinwire.schedules.lama import FedLAMA
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
     """Build everything, train nothing. Raises what a run would raise.
 
-    The bytes are those of messages that are made for the purpose, with zeros in them; what returning clients must
-    catch up comes on top. They are of a round in which every block speaks that ever does. Where the length of a message
-    depends on its contents, they are None.
+    The bytes of a client are those of messages that are made for the purpose, with zeros in them, in a round in which
+    every block speaks that ever does; of a method with two stages, in the first. What returning clients must catch up
+    comes on top. Where the length of a message depends on its contents, they are None.
+
+    The bytes of all rounds (`forecast.py`) have everything in them: catch-up, the second stage, layers that wait.
     """
     engine = LocalEngine("cpu", experiment.engine.vectorise, experiment.engine.chunk)
     job = build_job(experiment, data_dir)
@@ -42,7 +44,8 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     steps = [plan_batches([int(n)], [simulation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
     up, down = _message_sizes(simulation, plan)
     cohort = min(job.cohort, len(simulation.asked))
-    unknown = "lengths depend on contents: a short run (--rounds 3) measures them"
+    lengths = [Lengths(stage) for stage in contract.stages]
+    unknown = "" if all(one.exact for one in lengths) else UNKNOWN
     copies = 4 * contract.weights.nbytes  # weights, gradient, their change, optimiser
     return {
         "method": experiment.name,
@@ -58,9 +61,48 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "bytes_up_per_client": up,
         "bytes_down_per_client": down,
         "bytes_per_round": None if up is None or down is None else cohort * (up + down),
+        **_stages(simulation),
+        **_all_rounds(simulation),
         "memory_estimate": copies * (min(cohort, engine.chunk or cohort)),
-        "note": " ".join(filter(None, (job.task.note, unknown if up is None or down is None else ""))),
+        "note": " ".join(filter(None, (job.task.note, unknown, _ends_early(experiment)))),
     }
+
+
+UNKNOWN = (
+    "Lengths depend on contents: those of all rounds are of normal numbers; a short run (--rounds 3) measures them."
+)
+
+
+def _all_rounds(simulation: Simulation) -> dict[str, Any]:
+    """The bytes of the whole run, catch-up included; a range where layers may wait."""
+    most, rounds = forecast(simulation), simulation.job.rounds
+    facts: dict[str, Any] = {"rounds": rounds, "bytes_up_of_all_rounds": most.up, "bytes_down_of_all_rounds": most.down}
+    facts |= {"bytes_catchup_of_all_rounds": most.catchup, "bytes_of_all_rounds": most.total}
+    if isinstance(schedule := simulation.job.method.schedule, FedLAMA) and schedule.phi > 1:
+        facts["bytes_of_all_rounds_at_least"] = forecast(simulation, waiting=True).total
+        facts["layers_that_wait"] = (
+            f"training decides: 1 - (share of numbers that wait) (1 - 1/{schedule.phi}) of the bytes of all rounds"
+        )
+    return facts
+
+
+def _stages(simulation: Simulation) -> dict[str, Any]:
+    """What each stage trains and for how many rounds, where there are two."""
+    stages = simulation.contract.stages
+    if len(stages) == 1:
+        return {}
+    ends = [*(stage.since for stage in stages[1:]), simulation.job.rounds]
+    facts = {}
+    for name, stage, end in zip(("first_stage", "second_stage"), stages, ends, strict=True):
+        lengths, everything = Lengths(stage), stage.sendable.named
+        facts[name] = {"rounds": end - stage.since, "trainable": stage.coords.size}
+        facts[name] |= {"bytes up per client": lengths.up(everything, 0, stage.since)}
+    return facts
+
+
+def _ends_early(experiment: Experiment) -> str:
+    goal = experiment.eval.until
+    return f"A run that reaches {100 * goal:g} % ends before its last round." if goal < 1 else ""
 
 
 def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
@@ -70,31 +112,17 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
     """
     contract, method = simulation.contract, simulation.job.method
     tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
-    state = begin(contract, simulation.public)
+    state, lengths = begin(contract, simulation.public), Lengths(contract)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
-    buffers = {wire.BUFFERS: bytes(contract.buffers.nbytes)} if contract.buffers.blocks else {}
-    ups, down = [], None
-    for codec in method.ups:
-        if (size := codec.size(code)) is None:
-            break
-        lanes = {wire.COORDS: bytes(secure_size(size) if method.secure else size), **buffers}
-        lanes |= {wire.WEIGHT: bytes(4)} if method.weigh.sent and not method.secure else {}
-        lanes |= {wire.SHARED: bytes(contract.report.nbytes)} if contract.report.blocks else {}
-        if noted := method.schedule.report(contract.coords.restrict(plan.names).shapes(), plan):
-            lanes[wire.REPORT] = bytes(Spec.of(noted).nbytes)
-        body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
-        ups.append(len(wire.pack(wire.UP, 0, [body], contract.schema)))
-    up = _mean(ups, tiers) if len(ups) == len(method.ups) else None
+    up = down = None
+    if all(codec.size(code) is not None for codec in method.ups):
+        up = _mean([lengths.up(plan.names, tier, 0) for tier in range(len(method.ups))], tiers)
     if method.link == "snapshot":
         one_of_each = [tiers.index(tier) for tier in sorted(set(tiers))]
         made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
         down = _mean({tiers[client]: len(data) for client, data in made.items()}, tiers)
-    elif (size := method.down.size(code)) is not None:
-        shared = {wire.SHARED: bytes(contract.shared.nbytes)} if contract.shared.blocks else {}
-        guard = {wire.GUARD: bytes(4)} if method.guard else {}
-        entry = wire.pack_body(wire.Body(plan.names, {wire.COORDS: bytes(size)}), contract.schema)
-        ask = wire.pack_body(wire.Body(plan.names, {**buffers, **shared, **guard}), contract.schema)
-        down = len(wire.pack(wire.STEPS, 1, [entry, ask], contract.schema, 1))
+    elif method.down.size(code) is not None:
+        down = lengths.next_down(state, plan)
     return up, down
 
 

@@ -83,6 +83,15 @@ def trial_words(by: str, runs: Sequence[Run]) -> str:
     return f"{value:.2f}" + (f", final {final:.2f}" if other else "") + "".join(f", {status}" for status in wrong)
 
 
+def judged_on(by: str) -> str:
+    """Which examples a search goes by.
+
+    >>> judged_on("best_accuracy"), judged_on("final own accuracy %")
+    ('on the test set', 'on examples that clients hold out')
+    """
+    return "on examples that clients hold out" if "own" in by else "on the test set"
+
+
 def ended(runs: Sequence[Run]) -> str:
     """How many runs collapsed or ended at chance, as the end of a sentence; nothing if none did.
 

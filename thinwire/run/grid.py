@@ -6,6 +6,9 @@ the values are tried on those seeds only, for a share of the rounds, and the bes
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice; if training
 breaks down on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best takes its place.
 
+The search goes by the test set, unless `tune.hold_out = 0.1` keeps a tenth of every client's examples from training on
+the seeds for tuning: then it goes by accuracy on those, the mean over clients.
+
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
 is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
 """
@@ -80,6 +83,7 @@ class Grid:
             "rounds": rounds,
             "engine.device": self.device,
             **_in_rounds(self.content.get("set", {}), rounds),
+            **({"task.hold_out": held} if seeds is not None and (held := self.tune.get("hold_out")) else {}),
         }
         runs = [
             resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
@@ -112,7 +116,8 @@ class Grid:
 
     def by(self, number: int) -> str:
         """What the search of a row goes by."""
-        return str(self.content["rows"][number].get("by", self.tune.get("by", "best_accuracy")))
+        usual = "best_own_accuracy" if self.tune.get("hold_out") else "best_accuracy"
+        return str(self.content["rows"][number].get("by", self.tune.get("by", usual)))
 
 
 def _in_rounds(value: Any, rounds: int) -> Any:

@@ -19,7 +19,7 @@ from thinwire.run.charts import alone
 from thinwire.run.config import Experiment
 from thinwire.run.counts import counted_heads, counted_rows
 from thinwire.run.execute import default_folder
-from thinwire.run.finals import ended, spread, trial_words, widened
+from thinwire.run.finals import ended, judged_on, spread, trial_words, widened
 from thinwire.run.grid import Line, at_edge, broke_down, broken, markdown, metrics, summary
 from thinwire.run.lines import Line as Seeds
 from thinwire.run.measures import cost, heading, measured
@@ -119,8 +119,8 @@ def page_head(path: Path) -> str:
     )
     text += (
         f"in [{path.stem}.json]({path.stem}.json). Runs that collapsed, or ended at chance, are counted under 'broke "
-        "down' ([what that means](reports.md#runs-that-break-down)). Rates were chosen by accuracy on the test set, on "
-        "another seed than those of the tables.\n\n"
+        "down' ([what that means](reports.md#runs-that-break-down)). Rates were chosen on another seed than those of "
+        "the tables, by the examples that are named there, mostly the test set.\n\n"
     )
     for paper in papers():
         text += f"**{paper['title']}.** "
@@ -219,7 +219,9 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
     apart = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
     what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
-    text = f"The search, by {what} on the test set after {rounds} rounds on seed {apart}, which is none of the table's"
+    text = (
+        f"The search, by {what} {judged_on(what)} after {rounds} rounds on seed {apart}, which is none of the table's"
+    )
     text += " (the final accuracy is given where it is another):\n\n"
     return text + markdown(["method", "tried", "taken", "at the edge", "broke down, on seed"], rows) + "\n"
 
