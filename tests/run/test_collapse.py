@@ -133,6 +133,22 @@ def test_a_rate_of_a_thousand_on_digits_does_not_pass_in_silence(thinwire, tmp_p
     assert "at chance" in out
 
 
+def test_a_rate_that_grows_until_nothing_is_left_is_told_as_it_happens(thinwire, tmp_path):
+    rate = (
+        "--set",
+        'method.rate={kind="warmup", rounds=100}',
+        "--set",
+        "method.client_opt.lr=40",
+    )  # 0.4, 0.8, 1.2, ...
+    code, out, err = thinwire("run", "fedavg", *rate, "--set", "local.epochs=1", "--rounds", "16", "--out", "run")
+    found = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (code, found["status"]) == (3, "collapsed")
+    assert found["final_accuracy"] < 0.14 < 0.2 < found["best_accuracy"]
+    assert f"round {found['status_round']}/16  collapsed: accuracy" in err
+    assert "final accuracy" in out
+    assert "best accuracy" in out
+
+
 def test_a_comparison_marks_what_broke_down_and_goes_on(thinwire, tmp_path):
     words = ("compare", "fedavg", "fedprox", "--rounds", "4", "--set", "method.client_opt.lr=1000", *WILD[2:], "-q")
     code, out, err = thinwire(*words)
