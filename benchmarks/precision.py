@@ -4,6 +4,7 @@
     python benchmarks/precision.py --device cuda --precision tf32   the same with TF32 allowed
     python benchmarks/precision.py --clients 2 --batch 8            smaller, for a CPU
     python benchmarks/precision.py --model resnet20-gn --network    only the whole network, any model of speed.py
+    python benchmarks/precision.py --saved precision.txt            what was printed, in short, to docs/benchmarks.md
 
 Ways: `loop` (torch's own layers, one client after another), `grouped` (the same under vmap), `im2col` and, on a GPU
 with triton, `fused` (convolutions as products of matrices, with the Triton group norm). Every client has weights of
@@ -37,6 +38,7 @@ from torch.func import grad_and_value, vjp, vmap
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.page import write_part
 from benchmarks.speed import MODELS
 from thinwire.core.gpu import has_triton
 from thinwire.core.registry import lookup
@@ -46,6 +48,8 @@ from thinwire.tasks.convolve import by_products
 from thinwire.tasks.functional import Functional, cross_entropy
 
 Function = Callable[..., Tensor]  # of an input and weights, without a client axis
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+COMMAND = "python benchmarks/precision.py --device cuda > precision.txt, then --saved precision.txt"
 SPREAD = 0.05  # how far weights of clients are apart, as a share of their size
 
 
@@ -306,6 +310,15 @@ def clients_of(module: nn.Module, clients: int, generator: torch.Generator) -> I
         }
 
 
+def in_short(printed: str) -> str:
+    """The machine, the sentences of part 2d and the table of part 3 of what was printed, for a page."""
+    lines = printed.splitlines()
+    start, table = lines.index("2d. in short") + 1, next(i for i, line in enumerate(lines) if line.startswith("3. "))
+    end = next((i for i, line in enumerate(lines[table:], table) if not line.strip()), len(lines))
+    kept = [*lines[:2], "", *lines[start:end]]
+    return "\n".join(["```", *(line for line in kept if not line.startswith("rc ")), "```"])
+
+
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -315,7 +328,11 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--precision", default="float32", choices=("float32", "tf32"))
     parser.add_argument("--threshold", type=float, default=2e-5, help="relative error of a layer that counts as wrong")
     parser.add_argument("--network", action="store_true", help="only part 3; needed for models other than vgg16-gn")
+    parser.add_argument("--saved", type=Path, help="a file with what an earlier run printed: write it to the page")
     options = parser.parse_args()
+    if options.saved:
+        write_part(PAGE, "precision", in_short(options.saved.read_text()), COMMAND)
+        return
     device = torch.device(options.device)
     kind, settings, channels, size, _ = MODELS[options.model]
     torch.manual_seed(0)
