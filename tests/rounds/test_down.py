@@ -8,11 +8,13 @@ from thinwire.codecs import Chain, ErrorFeedback, Quantise, Raw, TopK
 from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.tree import tmap
-from thinwire.errors import Drifted, IncompatibleParts
+from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optim import SGD, Scaffold
 from thinwire.rounds import Local, Method
+from thinwire.rounds.agree import plan_round
 from thinwire.rounds.down import open_round, receive, repair, say_lost, split_down
 from thinwire.rounds.guard import TOLERANCE, project
+from thinwire.rounds.lanes import unpack_up
 from thinwire.schedules import Every
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 
@@ -148,6 +150,48 @@ def test_the_state_serves_who_is_so_far_behind_that_it_is_shorter():
     assert kinds[-1] == wire.STATE
     kept = sum(w.size for w in one.server.ledger.past) + sum(map(len, one.server.ledger.entries))
     assert kept <= one.contract.weights.nbytes + one.contract.coords.nbytes
+
+
+@pytest.mark.parametrize(("space", "down", "kind"), [(MAPO(k=1), Raw(), wire.STATE), (Full(), TopK(0.001), wire.STEPS)])
+def test_a_long_way_is_sent_in_few_bodies(space, down, kind, monkeypatch):
+    """Each body may cost a client the work of a whole model, however few bytes it has."""
+    monkeypatch.setattr(wire, "LONGEST_WAY", 8)
+    one = federation(space, down)
+    kinds = []
+    for _ in range(12):
+        one.round((0,))
+        message = wire.unpack(open_round(one.contract, one.server, {1: 0})[1], one.contract.schema)
+        kinds.append((message.kind, len(message.bodies)))
+        one.public[1] = one.first
+        one.hear(1)
+        assert same_public(one.public[1], one.server.public)
+    assert kinds[:7] == [(wire.STEPS, missed + 1) for missed in range(1, 8)]
+    assert kinds[8:] == [(kind, 2)] * 4  # the state, or where the coordinates of the open window are now
+
+
+def test_a_client_replays_256_bodies_at_most():
+    """Fifty kilobytes of empty windows cost a client eight seconds."""
+    one = federation(MAPO(k=8))
+    schema = one.contract.schema
+    ask = bytes(wire.unpack(one.hear(0), schema).bodies[-1])
+    windows = [wire.pack_body(wire.Body(frozenset(), {wire.COORDS: b""}), schema)] * 10_000
+    with pytest.raises(WireError, match="has 2 to 257 bodies, this one has 258 or more"):
+        receive(one.contract, one.first, wire.pack(wire.STEPS, 10_000, [*windows, ask], schema, 10_000))
+
+
+def test_messages_longer_than_any_codec_makes_are_refused_unread():
+    one = federation()
+    plan, contract = plan_round(one.contract, one.server), one.contract
+    one.hear(0)
+    up, down = one.answer(0), open_round(contract, one.server, {1: 0})[1]
+    with pytest.raises(WireError, match="bytes, expected at most"):
+        unpack_up(contract, plan, 0, 0, up + bytes(contract.longest_up))
+    with pytest.raises(WireError, match="bytes, expected at most"):
+        receive(contract, one.first, down + bytes(contract.longest_down))
+    with pytest.raises(WireError, match="bytes, expected at most"):
+        repair(contract, one.server, say_lost(contract, 0, 1) + bytes(contract.longest_up), 1)
+    with pytest.raises(WireError, match="of kind 'steps' came from a client"):
+        unpack_up(contract, plan, 0, 0, down)
 
 
 # -- sizes that were promised ------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ Their last body is the *ask*; what stands before it is the way.
   one version. With lane 7 it is a *stretch*: the blocks of its plan as they are at the end of the window that it begins
   in, or at `version`, whichever comes first, and before any merge. A window is the rounds of one frame, from a multiple
   of `fresh_every` up to the next (one window for ever if that is 0). Where a window ends, the receiver merges. There is
-  no such body for a client that is up to date (behind = 0).
+  no such body for a client that is up to date (behind = 0), and there are at most 256: each may cost the receiver as
+  much work as the model is large, however short it is. A longer way is sent as a stretch or a state.
 - state: one body, the whole public state. Its plan names the blocks that were synchronised since the client's version;
   its lanes hold them all.
 - the ask: its plan says which blocks the round wants to hear of. Its lanes are what is new besides coordinates.
@@ -43,18 +44,18 @@ Their last body is the *ask*; what stands before it is the way.
     7  values      stretch          the plan's blocks, raw; where a window ends, by the codec `settle`
     8  guard       ask              float32, on link 'ledger' unless guard = false: see `rounds/guard.py`
 
-Every length is checked against the bytes that are there before anything is made, each message has exactly one
-encoding, and whatever else arrives is refused with a WireError.
+Every length is checked against the bytes that are there before anything is made, the kind and the length of the whole
+message before its bodies are read; each message has exactly one encoding, and whatever else arrives is refused with a
+WireError.
 """
 
 from __future__ import annotations
 
 import zlib
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias, overload
+from typing import TypeAlias
 
 import numpy as np
 
@@ -70,6 +71,7 @@ FORMAT = 2
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
+LONGEST_WAY = 256  # bodies of steps before the ask
 
 # Lanes: payloads of different meaning in one body. Their ids are part of the format.
 COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, GUARD = 1, 2, 3, 4, 5, 6, 7, 8
@@ -120,28 +122,8 @@ class Message:
     kind: int
     version: int
     behind: int  # how many versions the receiver is behind; 0 in what a client sends
-    bodies: Sequence[memoryview]
+    bodies: tuple[memoryview, ...]
     first: Body | None  # the first of them, read: messages from clients have no other
-
-
-class _Bodies(Sequence[memoryview]):
-    """The bodies of a message, cut out when asked for: views of all would take far more memory than the bytes."""
-
-    def __init__(self, data: memoryview, ends: array[int]) -> None:
-        self._data, self._ends = data, ends  # where the first begins, and where each ends
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    @overload
-    def __getitem__(self, which: int) -> memoryview: ...
-    @overload
-    def __getitem__(self, which: slice) -> tuple[memoryview, ...]: ...
-    def __getitem__(self, which: int | slice) -> memoryview | tuple[memoryview, ...]:
-        if isinstance(which, slice):
-            return tuple(self[at] for at in range(len(self))[which])
-        at = range(len(self))[which]
-        return self._data[self._ends[at] : self._ends[at + 1]]
 
 
 def pack_body(body: Body, schema: Schema) -> bytes:
@@ -232,10 +214,48 @@ def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray] | None = None) ->
     return message[start:].data
 
 
-def unpack(data: Bytes, schema: Schema) -> Message:
-    """A message from bytes that may come from anywhere."""
+def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
+    """A message from bytes that may come from anywhere.
+
+    Args:
+        data: the bytes.
+        schema: of the contract and the sender: it decides which kinds are read.
+        longest: how many bytes a message may have here.
+    """
+    _check_head(data, schema, longest)
+    payload = memoryview(data)[:-4]
+    if data[-4:] != _checksum([payload], schema):
+        other = "is damaged, or was sent by another client" if schema.sender else "was damaged on its way"
+        raise WireError(f"checksum does not match: the message {other}")
+    kind = data[3]
+    version, position = read_varint(payload, 8)
+    behind = 0
+    if kind in (STEPS, STATE):
+        behind, position = read_varint(payload, position)
+        if behind > version:
+            raise WireError(f"a message to version {version} cannot start {behind} versions before it")
+    way = min(behind, 1), min(behind, LONGEST_WAY)
+    least, most = {UP: (1, 1), STEPS: (way[0] + 1, way[1] + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
+    bodies: list[memoryview] = []
+    first = None
+    while position < len(payload) and len(bodies) <= most:  # one too many is enough to know
+        plan, lanes, end = _read_body(payload, position, schema)
+        first = first or Body(plan, lanes)
+        bodies.append(payload[position:end])
+        position = end
+    if not least <= len(bodies) <= most:
+        wanted = f"{least}" if least == most else f"{least} to {most}"
+        found = f"{len(bodies)}" + (" or more" if len(bodies) > most else "")
+        raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {found}")
+    return Message(kind, version, behind, tuple(bodies), first)
+
+
+def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
+    """Refuse what is no message, not meant for here, or too long, before any of its bodies is read."""
     if len(data) < 13:
         raise WireError(f"{len(data)} bytes are too few for a message (at least 13)")
+    if longest is not None and len(data) > longest:
+        raise WireError(f"the message has {len(data)} bytes, expected at most {longest}")
     if data[:2] != MAGIC:
         raise WireError(f"not a thinwire message: it starts with {data[:2].hex()}, expected {MAGIC.hex()}")
     if data[2] != FORMAT:
@@ -252,30 +272,6 @@ def unpack(data: Bytes, schema: Schema) -> Message:
             f"a message of kind {KINDS[data[3]]!r} came from {'a client' if schema.sender else 'the server'}, "
             f"which never sends it"
         )
-    payload = memoryview(data)[:-4]
-    if data[-4:] != _checksum([payload], schema):
-        other = "is damaged, or was sent by another client" if schema.sender else "was damaged on its way"
-        raise WireError(f"checksum does not match: the message {other}")
-    kind = data[3]
-    version, position = read_varint(payload, 8)
-    behind = 0
-    if kind in (STEPS, STATE):
-        behind, position = read_varint(payload, position)
-        if behind > version:
-            raise WireError(f"a message to version {version} cannot start {behind} versions before it")
-    least, most = {UP: (1, 1), STEPS: (min(behind, 1) + 1, behind + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
-    ends = array("I" if len(payload) < 1 << 32 else "Q", [position])
-    first = None
-    while position < len(payload) and len(ends) - 1 <= most:  # one too many is enough to know
-        plan, lanes, position = _read_body(payload, position, schema)
-        first = first or Body(plan, lanes)
-        ends.append(position)
-    bodies = _Bodies(payload, ends)
-    if not least <= len(bodies) <= most:
-        wanted = f"{least}" if least == most else f"{least} to {most}"
-        found = f"{len(bodies)}" + (" or more" if len(bodies) > most else "")
-        raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {found}")
-    return Message(kind, version, behind, bodies, first)
 
 
 def _read_body(

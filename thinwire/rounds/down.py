@@ -1,8 +1,9 @@
 """The way down: the shortest message that brings a client from its version to the current one, and its reading.
 
 On link 'ledger' each window (the rounds of one frame) that a client missed costs the missed entries or the coordinates
-at its end, whichever is shorter; and all of it never more than the whole state. Version 0 is never sent: everybody
-derives it from method, model and seed. On link 'snapshot' it is always the coordinates, through the down codec.
+at its end, whichever is shorter; and all of it never more than the whole state, nor more than 256 bodies: a client
+that is further behind is sent the state. Version 0 is never sent: all derive it from method, model and seed. On link
+'snapshot' it is always the coordinates, through the down codec.
 
 A client that arrives and finds that its state is not the server's (`Drifted`) says so with `say_lost`; the server
 answers with `repair`, the whole state.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
@@ -69,7 +69,7 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int) ->
         client: its number.
     """
     contract = contract.at(server.public.version)
-    message = wire.unpack(data, contract.schema.sent_by(client))
+    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
     if message.kind != wire.LOST:
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
     if message.version > server.public.version:
@@ -114,7 +114,7 @@ class Opening:
         if contract.method.link == "snapshot":
             return self.state(version, client)
         past = self.server.ledger.past_way(version)
-        if past is None:
+        if past is None or len(past) >= wire.LONGEST_WAY:  # at least one body is left for the open window
             return self.state(version, client)
         steps = self.steps(version, past)
         if (
@@ -127,7 +127,7 @@ class Opening:
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The way over entries and stretches."""
         now = self.server.public.version
-        bodies = (*past, *self._open_window(version), self._ask(news=now > version))
+        bodies = (*past, *self._open_window(version, wire.LONGEST_WAY - len(past)), self._ask(news=now > version))
         return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
 
     def state(self, version: int, client: int) -> wire.Pieces:
@@ -138,11 +138,13 @@ class Opening:
         body = wire.pack_body(wire.Body(self.server.ledger.touched(version), lanes), self.contract.schema)
         return wire.pack_pieces(wire.STATE, now, (body, self._ask(news=True)), self.contract.schema, now - version)
 
-    def _open_window(self, version: int) -> tuple[bytes, ...]:
-        """From a version, or else from the beginning of the open window, to now."""
+    def _open_window(self, version: int, most: int) -> tuple[bytes, ...]:
+        """From a version, or else from the beginning of the open window, to now, in so many bodies at most."""
         contract, ledger = self.contract, self.server.ledger
         start = max(version, ledger.opened)
         entries, touched = ledger.since(start), ledger.touched(start)
+        if entries is not None and len(entries) > most:
+            entries = None
         if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
             return entries
         stretch = self._stretch(touched)
@@ -233,7 +235,8 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
         data: the message, not trusted.
         client: the number of the client; needed where tiers of clients hear different codecs.
     """
-    message = wire.unpack(data, contract.schema)
+    longest = max(stage.longest_down for stage in contract.stages)
+    message = wire.unpack(data, contract.schema, longest)
     contract = contract.at(message.version)
     if (start := message.version - message.behind) != public.version:
         raise WireError(
@@ -281,7 +284,7 @@ def _expect_finite(before: Public, after: Public) -> None:
 
 def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
     touched: frozenset[str] = frozenset()
-    for data in islice(message.bodies, len(message.bodies) - 1):  # the last one is the ask
+    for data in message.bodies[:-1]:  # the last one is the ask
         if public.version == message.version:
             raise WireError(f"steps lead on beyond version {message.version}")
         body = wire.unpack_body(data, contract.schema)

@@ -58,7 +58,7 @@ class Said(NamedTuple):
 
 def answer(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> wire.Body:
     """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
-    message = wire.unpack(data, contract.schema.sent_by(client))
+    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")

@@ -18,6 +18,9 @@ from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 
 
+_SPARE = 1 << 16  # bytes that a message may have beyond its numbers: heads, plans, notes for the schedule
+
+
 class Public(NamedTuple):
     """What everybody at a version knows. Public is a function of the version: the same on every machine."""
 
@@ -107,6 +110,17 @@ class Contract:
         method, shapes = self.method, self.sendable.shapes()
         mine = method.correction.init_client(shapes)
         return Spec.of(method.correction.finish(shapes, 1, method.client_opt.lr, mine, self.shared.shapes())[1])
+
+    @cached_property
+    def longest_up(self) -> int:
+        """How many bytes a message from a client may have: no codec doubles what it is given."""
+        return 2 * sum(part.nbytes for part in (self.code, self.report, self.buffers, self.coords)) + _SPARE
+
+    @cached_property
+    def longest_down(self) -> int:
+        """How many bytes a message to a client may have: what is longer than the whole state is sent as that."""
+        parts = (self.code, self.coords, self.weights, self.shared, self.buffers)
+        return 2 * sum(part.nbytes for part in parts) + _SPARE
 
     @cached_property
     def remembers(self) -> bool:

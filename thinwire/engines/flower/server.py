@@ -119,8 +119,6 @@ class Served(Simulation):
             )
         self.transport = connect(self.contract, len(job.task.clients))
         self.patience, self.log = patience or Patience(), log
-        sizes = [sum(p.nbytes for p in (c.code, c.report, c.buffers, c.coords)) for c in self.contract.stages]
-        self.longest = 2 * max(sizes) + (1 << 16)  # no codec doubles what it is given
         self._met = False  # nobody yet: nodes take a while to arrive
 
     def start(self) -> RunState:
@@ -240,14 +238,11 @@ class Served(Simulation):
         """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
         if answer.error:
             raise WireError(f"it could not answer: {answer.error[:300]}")
-        if len(answer.data) > self.longest:
-            raise WireError(
-                f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
-            )
-        if wire.unpack(answer.data, self.contract.schema.sent_by(client)).kind == wire.LOST:
-            return repair(self.contract, asking.server, answer.data, client)
         version, mask = asking.server.public.version, asking.masks[self.contract.tier(client)]
-        unpack_up(self.contract.at(version), asking.plan, version, client, answer.data, mask)
+        contract = self.contract.at(version)
+        if wire.unpack(answer.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
+            return repair(self.contract, asking.server, answer.data, client)
+        unpack_up(contract, asking.plan, version, client, answer.data, mask)
         if not (math.isfinite(answer.loss) and 0 < answer.examples <= MOST_EXAMPLES):
             raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")
         return None
