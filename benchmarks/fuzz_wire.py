@@ -3,21 +3,25 @@
     python benchmarks/fuzz_wire.py --messages 1000000 --seed 0 --jobs 2
 
 A *door* is one such place: what a client of some method reads (`receive`), what its server reads (`unpack_up`; under
-secure sums a whole cohort; `repair` for calls for help), or what a codec reads. Its seeds are real messages, from
-rounds of a real federation on the handwritten digits. Message i of a seed is a pure function of both (`--only i` runs
-one again): one seed, mutated once to four times on one of five levels:
+secure sums a whole cohort; `closed_round` for all that follows; `repair` for calls for help), or what a codec reads. Its
+seeds are real messages, from rounds of a real federation on the handwritten digits. Message i of a seed is a pure function of both (`--only i` runs
+one again): one seed, mutated once to four times on one of seven levels:
 
     wire       the bytes as they are, so that most stop at the checksum
     sealed     behind the schema, with a checksum that fits
     fields     kind, version, bodies, plans and lanes, packed again: lengths and checksum fit
     payload    the bytes of one lane, packed again: only the codec can refuse them
     stream     a lane whose end is another deflate stream: too short, too long, or a bomb
+    repaired   the bytes as they are damaged, then kind, plans, lane ids, lengths and checksum put right
+    built      bodies of other messages, bodies repeated up to thousands of times with versions that fit, other plans,
+               numbers at the ends of their range (also through the codec), other lengths (`fuzz_build.py`)
 
 Whatever is sent must come back as a valid tree (names, shapes and types of the contract, finite numbers) or be refused
-with a WireError (or Drifted, where the guard finds it), within 1 s of processor time and without more memory than 4
+with a WireError (or Drifted, where the guard finds it, or Diverged, where a round cannot be closed), within 0.5 s of processor time and without more memory than 4
 times the model, plus 96 KiB for small Python objects and what both ends draw whatever the message says (frames, random
 positions) or a server writes in answer. The model is what both ends hold: weights, buffers and the memory of the
-correction.
+correction. Under a sketch, what both ends draw for each entry of a message takes its time besides: EvoFed's guesses are
+32 times the model here, for each round that a client missed.
 
 Memory is measured, of every 8th message (`--trace-every 1`: of each, three times as slow). tracemalloc sees every
 allocation of Python and numpy (what zlib makes is a Python object). It does not see torch's, so every 64th message runs
@@ -51,6 +55,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federation of the tests makes the seeds
 
+from benchmarks.fuzz_build import Encode, Parts, built, repaired
 from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
 from thinwire.codecs import (
@@ -70,12 +75,12 @@ from thinwire.codecs import message as wire
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
-from thinwire.errors import Drifted, WireError
+from thinwire.errors import Diverged, Drifted, WireError
 from thinwire.optim.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.rounds import Budget, Method, Tier
 from thinwire.rounds.agree import plan_round
-from thinwire.rounds.close import masks_of
+from thinwire.rounds.close import closed_round, masks_of
 from thinwire.rounds.down import open_round, receive, repair, say_lost
 from thinwire.rounds.lanes import unpack_up
 from thinwire.rounds.mask import Prune, Select
@@ -85,7 +90,8 @@ from thinwire.schedules import Every, FedLAMA
 from thinwire.sketches import EvoFed, Identity
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 
-SECONDS, TIMES, SMALL = 1.0, 4, 96 << 10
+SECONDS, TIMES, SMALL = 0.5, 4, 96 << 10
+REFUSALS = (WireError, Drifted, Diverged)  # what may come of a message that cannot be used
 TORCH_EVERY = 64
 PART = 5_000  # messages of one task of a process
 HIDDEN = 220  # 16,730 weights: large enough for every form of positions and levels, and for 4x to mean something
@@ -178,6 +184,8 @@ class Door:
         read: decodes bytes, and says whether what came out is a valid tree.
         schema: of the messages; None where bytes reach a codec without a message around them.
         draws: bytes that drawing what both ends draw (or writing an answer) takes, whatever the message says.
+        drawing: seconds that drawing what both ends draw for one entry takes, under a sketch.
+        encode: numbers through the codec of its messages.
     """
 
     name: str
@@ -186,6 +194,8 @@ class Door:
     read: Callable[[bytes], bool] = field(repr=False)
     schema: wire.Schema | None = None
     draws: int = 0
+    drawing: float = 0.0
+    encode: Encode | None = field(default=None, repr=False)
 
 
 def doors(names: Iterable[str] = METHODS) -> list[Door]:
@@ -223,19 +233,53 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
 
     model = contract.weights.nbytes + contract.shared.nbytes + contract.buffers.nbytes
     draws = most_memory(lambda: _draw(contract, version))
+    drawing = _drawing_seconds(contract)
     for client in (0, 1):  # they differ where there are tiers
         who = f"{name}, client {client}"
         read = partial(read_up, client=client)
-        yield Door(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws)
+        peer = contract.peer(version, client, masks[contract.tier(client)])
+        encode = partial(_encode, contract, contract.up(client), peer, "up")
+        yield Door(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws, encode=encode)
+        read = partial(_read_closed, contract, server, plan, dict(enumerate(ups)), client)
+        closes = most_memory(partial(read, ups[client]))
+        schema = contract.schema.sent_by(client)
+        yield Door(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = say_lost(contract, seen[2].version, client)
         whole = repair(contract, server, lost, client)
         downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
         for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
             kind = wire.KINDS[data[3]]
             read = partial(_read_down, contract, held, client=client)
-            yield Door(f"{who}: {kind} from {held.version}", model, (data,), read, contract.schema, draws)
+            name_of = f"{who}: {kind} from {held.version}"
+            encode = partial(_encode, contract, contract.down(client), contract.peer(version, -1), method.link)
+            yield Door(name_of, model, (data,), read, contract.schema, draws, drawing, encode)
     lost, read = say_lost(contract, seen[2].version, 0), partial(_read_lost, contract, server)
     yield Door(f"{name}: lost", model, (lost,), read, contract.schema.sent_by(0), most_memory(lambda: read(lost)))
+
+
+def _read_closed(contract, server, plan, ups: dict[int, bytes], client: int, data: bytes) -> bool:
+    """Whether a round with this message of a client ends in a state that is finite."""
+    after = closed_round(contract, server, plan, {**ups, client: data}, 3).server
+    return all(map(all_finite, (*after.public[1:], after.opt, after.correction, after.schedule, after.codec)))
+
+
+def _encode(contract, codec, peer: Peer, way: str, plan: frozenset[str], value: float) -> bytes:
+    """Numbers of this value for the blocks of a plan, as a sender makes them."""
+    spec = contract.sendable
+    if way != "snapshot":
+        spec = contract.method.sketch.spec(contract.coords.restrict(plan & spec.named))
+    tree = {block.name: torch.full(block.shape, value, dtype=block.dtype) for block in spec}
+    return bytes(codec.encode(tree, codec.init(contract.code), peer)[0])
+
+
+def _drawing_seconds(contract) -> float:
+    """How long a client draws for one entry, under a sketch."""
+    if isinstance(contract.method.sketch, Identity):
+        return 0.0
+    start = time.process_time()
+    for i in range(5):
+        contract.method.sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("draw", i))
+    return (time.process_time() - start) / 5
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
@@ -332,6 +376,13 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
         return _stream(rng, data) if level == "stream" else damaged(rng, data, others)
     if level == "sealed":
         return sealed(damaged(rng, data[:-4], others, front=8), schema)
+    if level == "repaired":
+        kind = data[3]
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            data = damaged(rng, data, others, front=8)
+        return repaired(data, schema, kind)
+    if level == "built":
+        return built(rng, _parsed(data, schema), schema, [_parsed(other, schema) for other in others], door.encode)
     kind, version, behind, bodies = _parsed(data, schema)
     which = rng.randrange(max(1, len(bodies)))
     body = next((b for b in bodies[which:] + bodies if b.lanes), wire.Body())
@@ -347,19 +398,19 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
     return wire.pack(kind, version, [wire.pack_body(b, schema) for b in bodies], schema, behind)
 
 
-def _parsed(data: bytes, schema: wire.Schema) -> tuple[int, int, int, list[wire.Body]]:
+def _parsed(data: bytes, schema: wire.Schema) -> Parts:
     if data not in _PARSED:
         message = wire.unpack(data, schema)
         read = [wire.unpack_body(body, schema) for body in message.bodies]
         bodies = [wire.Body(body.plan, {lane: bytes(part) for lane, part in body.lanes.items()}) for body in read]
-        parts = message.kind, message.version, message.behind, bodies
-        if len(_PARSED) > 400:  # the seeds, which come first, are what is worth keeping
+        parts = Parts(message.kind, message.version, message.behind, bodies)
+        if len(_PARSED) > 2000:  # the seeds, which come first, are what is worth keeping
             return parts
         _PARSED[data] = parts
     return _PARSED[data]
 
 
-_PARSED: dict[bytes, tuple[int, int, int, list[wire.Body]]] = {}
+_PARSED: dict[bytes, Parts] = {}
 
 
 def _other_fields(rng, kind, version, behind, bodies, schema, others):
@@ -415,7 +466,7 @@ def _bomb() -> bytes:
 
 BOMB = _bomb()
 SKEWED = bytes(random.Random(0).choices(range(256), weights=[256 >> min(i, 8) for i in range(256)], k=21_000))
-LEVELS = {"wire": 8, "sealed": 17, "fields": 25, "payload": 42, "stream": 8}
+LEVELS = {"wire": 6, "sealed": 12, "fields": 20, "payload": 32, "stream": 6, "repaired": 8, "built": 16}
 
 
 def message(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]]) -> tuple[Door, str, bytes]:
@@ -509,7 +560,7 @@ class Tally:
         self.failures += other.failures
 
 
-def reason(error: WireError | Drifted) -> str:
+def reason(error: Exception) -> str:
     """The message of an error without what differs from case to case."""
     text = re.sub(r"-?\d[\d.e+-]*|\bnan\b|\binf\b|-inf", "N", str(error))
     text = re.sub(r"starts with \w+", "starts with N", re.sub(r"schema \w+, ours \w+", "schema N, ours N", text))
@@ -577,7 +628,7 @@ def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], t
             valid = door.read(data)
         outcome = "decoded"
         wrong = "" if valid else "what came out is not a valid tree"
-    except (WireError, Drifted) as error:
+    except REFUSALS as error:
         outcome = reason(error)
     except Exception as error:
         outcome = f"{type(error).__name__}: {error}"
@@ -605,10 +656,16 @@ def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], t
 
 
 def _processor_seconds(door: Door, data: bytes) -> float:
+    """Seconds of the processor for a message, without what is drawn for its entries."""
     start = time.process_time()
-    with suppress(WireError, Drifted):
+    with suppress(*REFUSALS):
         door.read(data)
-    return time.process_time() - start
+    seconds = time.process_time() - start
+    if not door.drawing:
+        return seconds
+    with suppress(WireError):
+        seconds -= 1.2 * door.drawing * len(wire.unpack(data, door.schema).bodies)
+    return max(0.0, seconds)
 
 
 def report(tally: Tally, by_door: bool) -> str:
@@ -655,7 +712,7 @@ def main() -> None:
         through, kin = ready()
         door, level, data = message(options.only, options.seed, through, kin)
         print(f"{door.name}, {level}, {len(data)} bytes: {data[:64].hex()}")
-        with suppress(WireError, Drifted):
+        with suppress(*REFUSALS):
             most = most_memory(lambda: door.read(data))
             print(f"{most:,} bytes of memory for a model of {door.model:,}, {door.draws:,} of them for what is drawn")
         print(door.read(data))

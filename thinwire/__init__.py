@@ -74,6 +74,9 @@ if TYPE_CHECKING:
     from thinwire.rounds.mean import TrimmedMean as TrimmedMean
     from thinwire.rounds.mean import WeightedMean as WeightedMean
     from thinwire.rounds.method import Method as Method
+    from thinwire.rounds.robust import CenteredClipping as CenteredClipping
+    from thinwire.rounds.robust import GeometricMedian as GeometricMedian
+    from thinwire.rounds.robust import MultiKrum as MultiKrum
     from thinwire.rounds.stage import Stage as Stage
     from thinwire.rounds.weigh import BySamples as BySamples
     from thinwire.rounds.weigh import Uniform as Uniform
@@ -137,6 +140,7 @@ _HOMES = {
     "thinwire.rounds.mask": ("NoMask", "Pick", "Prune", "Select"),
     "thinwire.rounds.mean": ("Bounded", "ByNorm", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.rounds.method": ("Method",),
+    "thinwire.rounds.robust": ("CenteredClipping", "GeometricMedian", "MultiKrum"),
     "thinwire.rounds.stage": ("Stage",),
     "thinwire.rounds.weigh": ("BySamples", "Uniform"),
     "thinwire.run.config": ("Experiment", "resolve"),

@@ -83,13 +83,7 @@ class TopK:
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros elsewhere."""
-        shares = self._shares(spec)
-        k = sum(share[2] for share in shares)
-        at, values = _unpack(data, spec, k, self.inner, peer)
-        for start, size, wanted in shares:
-            if np.searchsorted(at, start + size) - np.searchsorted(at, start) != wanted:
-                raise WireError(f"expected {wanted} positions in a block of {size} numbers")
-        return _spread(at, values, spec)
+        return _unpack(data, spec, self._shares(spec), self.inner, peer)
 
     def size(self, spec: Spec) -> int | None:
         """Not known before: positions take as many bytes as they need."""
@@ -149,7 +143,7 @@ class Threshold:
         k, position = read_varint(data)
         if k > spec.size:
             raise WireError(f"{k} values of {spec.size} numbers cannot be")
-        return _spread(*_unpack(data[position:], spec, k, self.inner, peer), spec)
+        return _unpack(data[position:], spec, [(0, spec.size, k)], self.inner, peer)
 
     def size(self, spec: Spec) -> int | None:
         """Not known before."""
@@ -333,12 +327,26 @@ def _pack(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
     return varint(len(where)) + where + values
 
 
-def _unpack(data: Bytes, spec: Spec, k: int, inner: Codec, peer: Peer) -> tuple[np.ndarray, Tensor]:
+def _unpack(data: Bytes, spec: Spec, shares: list[tuple[int, int, int]], inner: Codec, peer: Peer) -> Tree:
+    """Length of the positions, positions, values; so many in each of these stretches (start, size, number)."""
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
+    k = sum(share[2] for share in shares)
     at = _indices.decode(memoryview(data)[start : start + length], spec.size, k)
-    return at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
+    for first, size, wanted in shares:
+        if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:
+            raise WireError(f"expected {wanted} positions in a block of {size} numbers")
+    if 4 * k <= spec.size:
+        return _spread(at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"], spec)
+    # eight bytes a position would be twice the model: one byte for each number instead, before the values are made
+    mask = torch.zeros(spec.size, dtype=torch.bool)
+    mask.numpy()[at] = True
+    del at
+    values = inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
+    vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(mask, values)
+    del values, mask
+    return cut(vector, spec)
 
 
 def _spread(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:

@@ -10,6 +10,7 @@ from thinwire.errors import ConfigError
 from thinwire.privacy.base import MaskedPrivacy
 from thinwire.rounds.batches import Local
 from thinwire.rounds.local import Vectorise
+from thinwire.rounds.mean import check_cohort
 from thinwire.rounds.method import Method
 from thinwire.rounds.state import ClientState, ServerState
 from thinwire.rounds.tally import Tally
@@ -71,6 +72,7 @@ class Job:
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         self.method.budget.check(clients)
+        check_cohort(self.method.mean, self.cohort)
         if self.method.then is not None and self.method.then.at >= self.rounds:
             raise ConfigError(
                 f"the second stage begins after {self.method.then.at} rounds, but the run has {self.rounds}; write for "

@@ -13,6 +13,9 @@ from thinwire.rounds.mean import Median as Median
 from thinwire.rounds.mean import TrimmedMean as TrimmedMean
 from thinwire.rounds.mean import WeightedMean as WeightedMean
 from thinwire.rounds.method import Method as Method
+from thinwire.rounds.robust import CenteredClipping as CenteredClipping
+from thinwire.rounds.robust import GeometricMedian as GeometricMedian
+from thinwire.rounds.robust import MultiKrum as MultiKrum
 from thinwire.rounds.stage import Stage as Stage
 from thinwire.rounds.weigh import BySamples as BySamples
 from thinwire.rounds.weigh import Uniform as Uniform

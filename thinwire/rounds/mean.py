@@ -6,19 +6,29 @@ The server alone does this, so it is no part of what both ends agree on: clients
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from thinwire.core.registry import register
+from thinwire.core.threads import each
 from thinwire.core.tree import Tree, scale, weighted_mean
 from thinwire.errors import ConfigError
 
 
+_SLICE = 1 << 15  # numbers of each client that are looked at together: memory grows with these, not with the model
+
+
 class Mean(Protocol):
-    """Puts trees of clients together."""
+    """Puts trees of clients together.
+
+    A mean that needs a number of clients in a round has a method `check(clients)`, too, which raises a ConfigError: see
+    `check_cohort`.
+    """
 
     @property
     def clips(self) -> bool:
@@ -34,8 +44,17 @@ class Mean(Protocol):
         ...
 
 
+def check_cohort(mean: Mean, clients: int) -> None:
+    """Raise a ConfigError, before anything is trained, if a mean cannot do its work with so many clients in a round."""
+    check = getattr(mean, "check", None)
+    if check is not None:
+        check(clients)
+
+
 @dataclass(frozen=True)
-class _Plain:
+class Plain:
+    """A mean to which all counts as it came."""
+
     @property
     def clips(self) -> bool:
         """No."""
@@ -48,7 +67,7 @@ class _Plain:
 
 @register("mean", "weighted", paper="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
-class WeightedMean(_Plain):
+class WeightedMean(Plain):
     """Clients count as much as their weights say:  sum_i p_i x_i.
 
     >>> WeightedMean().of([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [3.0, 1.0])["w"].tolist()
@@ -62,7 +81,7 @@ class WeightedMean(_Plain):
 
 @register("mean", "trimmed", paper="Yin et al., ICML 2018")
 @dataclass(frozen=True)
-class TrimmedMean(_Plain):
+class TrimmedMean(Plain):
     """Of each number, the largest and the smallest share of the clients' values are left out; the rest is averaged.
 
         k = floor(share * clients);   mean of x_(k+1) ... x_(clients-k),   all clients counting alike
@@ -86,13 +105,12 @@ class TrimmedMean(_Plain):
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """What is left, averaged."""
         cut = math.floor(self.share * len(trees))
-        stacked = {name: torch.stack([tree[name] for tree in trees]).sort(0).values for name in trees[0]}
-        return {name: block[cut : len(trees) - cut].mean(0) for name, block in stacked.items()}
+        return _number_by_number(trees, lambda ascending: ascending[cut : len(trees) - cut].mean(0))
 
 
 @register("mean", "median", paper="Yin et al., ICML 2018")
 @dataclass(frozen=True)
-class Median(_Plain):
+class Median(Plain):
     """Of each number, the middle one of the clients' values (of an even number, the mean of the middle two).
 
     Weights are ignored. With sparse messages the middle is zero wherever fewer than half of the clients speak.
@@ -104,13 +122,31 @@ class Median(_Plain):
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """The middle."""
         low, high = (len(trees) - 1) // 2, len(trees) // 2
-        stacked = {name: torch.stack([tree[name] for tree in trees]).sort(0).values for name in trees[0]}
-        return {name: (block[low] + block[high]) / 2 for name, block in stacked.items()}
+        return _number_by_number(trees, lambda ascending: (ascending[low] + ascending[high]) / 2)
+
+
+def _number_by_number(trees: Sequence[Tree], of: Callable[[Tensor], Tensor]) -> Tree:
+    """A tree of what `of` makes of the clients' values of each number, in ascending order on the first axis."""
+    return {name: _block_by_number([tree[name] for tree in trees], of) for name in trees[0]}
+
+
+def _block_by_number(blocks: Sequence[Tensor], of: Callable[[Tensor], Tensor]) -> Tensor:
+    flat = [block.reshape(-1) for block in blocks]
+    out = torch.empty_like(flat[0])
+    wide = torch.float32 if out.dtype in (torch.bfloat16, torch.float16) else out.dtype  # numpy sorts these quickly
+
+    def look(start: int) -> None:
+        here = slice(start, start + _SLICE)
+        values = torch.stack([vector[here] for vector in flat]).to(wide)
+        out[here] = of(torch.from_numpy(np.sort(values.numpy(), axis=0)))
+
+    each(look, range(0, len(out), _SLICE), len(flat) * min(_SLICE, len(out)) * out.element_size())
+    return out.view(blocks[0].shape)
 
 
 @register("mean", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
 @dataclass(frozen=True)
-class ByNorm(_Plain):
+class ByNorm(Plain):
     """Clients count as much as their adapters are large:  p_i = |B_i A_i| / sum_j |B_j A_j|,  of all matrices together.
 
     For clients that say their values (`say = "value"`): of those that train fewer ranks the product is smaller, and the
@@ -175,6 +211,10 @@ class Bounded:
     def clips(self) -> bool:
         """Whether there is a bound on changes."""
         return self.norm > 0 or self.then.clips
+
+    def check(self, clients: int) -> None:
+        """As `then` does it."""
+        check_cohort(self.then, clients)
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """All within bounds."""

@@ -17,7 +17,6 @@ from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
 
-
 _SPARE = 1 << 16  # bytes that a message may have beyond its numbers: heads, plans, notes for the schedule
 
 

@@ -1,7 +1,7 @@
 """What the author of a part runs on it: each check asks whether a part keeps its contract, and says where it does not.
 
     check_space   check_sketch   check_schedule   check_codec   check_optimiser   check_correction   check_privacy
-    check_rate
+    check_rate    check_mean
 
 A check returns nothing, or raises an AssertionError that says what was expected. It needs no test framework, no data
 and about a second. All of them also ask that a part is its own configuration: a frozen dataclass, equal by value, whose
@@ -11,6 +11,7 @@ repr evaluates to an equal part; and that it draws randomness from the key that 
 >>> check_space(Full())
 """
 
+from thinwire.testing.averages import check_mean as check_mean
 from thinwire.testing.averages import check_privacy as check_privacy
 from thinwire.testing.averages import check_schedule as check_schedule
 from thinwire.testing.averages import check_sketch as check_sketch

@@ -1,7 +1,8 @@
-"""Do a sketch, a schedule and a privacy mechanism keep their contracts?"""
+"""Do a sketch, a schedule, a privacy mechanism and a mean keep their contracts?"""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict, tmap, weighted_mean
 from thinwire.privacy.base import Privacy
+from thinwire.rounds.mean import Mean
 from thinwire.schedules.base import Plan, Schedule
 from thinwire.sketches.base import Sketch
 from thinwire.testing.common import (
@@ -116,3 +118,33 @@ def check_privacy(privacy: Privacy) -> None:
             check_spec(what, out, Spec.of(code))
             for name, block in out.items():
                 assert bool(torch.isfinite(block).all()), f"{what} made a number in {name!r} that is not finite"
+
+
+def check_mean(mean: Mean) -> None:
+    """Check that a mean makes one tree of many, whatever these are and in whichever order clients come.
+
+    Clients that all say the same are repeated; trees without blocks, and blocks without numbers, are borne; weights
+    that `admit` gives are finite, not negative and not all 0.
+
+    >>> from thinwire.rounds import Median
+    >>> check_mean(Median())
+    """
+    check_part(mean)
+    shapes = {**COORDS, "none": (0, 3)}
+    for clients in (1, 2, 3, 5, 8):
+        said = [numbers(shapes, KEY.fold("client", i)) for i in range(clients)]
+        alike = [said[0]] * clients
+        for trees in (said, alike, [tmap(torch.zeros_like, tree) for tree in said], [{}] * clients):
+            given = [float(1 + i % 3) for i in range(clients)]
+            with hands_off("admit", *trees):
+                codes, weights = mean.admit(trees, given)
+            assert len(codes) == len(weights) == clients, "admit must give a tree and a weight for each client"
+            assert all(0 <= weight < math.inf for weight in weights), f"admit gave the weights {weights}"
+            assert any(weights), "admit let no client count"
+            with hands_off("of", *codes):
+                out = repeatable("of", partial(mean.of, codes, weights))
+            check_spec("of", out, Spec.of(trees[0]))
+            if trees is alike and not mean.clips:
+                assert close(out, said[0]), "clients that all say the same must be repeated"
+            turned = mean.of(*mean.admit(trees[::-1], given[::-1]))
+            assert close(turned, out), "the order of the clients must not matter"

@@ -1,0 +1,221 @@
+"""Mutated messages that pass the outer checks: for `fuzz_wire.py`.
+
+`repaired` takes any bytes and makes a message of them: kind, plans, lane ids and lengths are put right, and a checksum
+fits. `built` starts from the parts of a real message, changes them as one who knows the format would, and puts it
+together again: a body of another message in the place of one, a body repeated up to thousands of times with versions
+that fit, other plans with numbers that fit, numbers at the ends of their range, other lengths in a payload.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.codecs import message as wire
+from thinwire.codecs.bits import read_varint, varint
+from thinwire.errors import WireError
+
+LARGEST = (1 << 35) - 1  # number that a varint holds
+FLOATS = tuple(
+    struct.pack("<I", bits)
+    for bits in (
+        0x7F7FFFFF, 0xFF7FFFFF,  # the largest finite numbers
+        0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001,  # infinities and NaNs
+        0x00000001, 0x80000001, 0x007FFFFF, 0x00800000,  # denormal numbers, and the smallest normal one
+        0x00000000, 0x80000000, 0x3F800000,
+    )
+)  # fmt: skip
+EXTREMES = (3.4028235e38, -3.4028235e38, 1e30, -1e20, 1e25, 1e10, 1e-45, -1e-39, 1e-38, 0.0, -0.0, float("nan"))
+EXTREMES += (float("inf"), float("-inf"))
+REPEATS = (2, 3, 5, 9, 17, 40)
+MANY = (255, 256, 257, 1000, 5000)
+
+Encode = Callable[[frozenset[str], float], bytes]  # numbers of these blocks, all of this value, through the codec
+
+
+class Parts(NamedTuple):
+    """A message in its parts."""
+
+    kind: int
+    version: int
+    behind: int
+    bodies: list[wire.Body]
+
+    def packed(self, schema: wire.Schema) -> bytes:
+        """The message, with lengths and a checksum that fit."""
+        bodies = [wire.pack_body(body, schema) for body in self.bodies]
+        version, behind = min(self.version, LARGEST), min(self.behind, LARGEST)
+        return wire.pack(self.kind, version, bodies, schema, behind)
+
+
+def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:
+    """A message with a valid structure from any bytes.
+
+    Args:
+        data: begins like a message; the rest may be anything.
+        schema: of the contract.
+        kind: in the place of one that does not exist.
+    """
+    kind = data[3] if len(data) > 3 and data[3] in wire.KINDS else kind
+    body = data[8:-4]
+    version, at = _number(body, 0)
+    behind = 0
+    if kind in (wire.STEPS, wire.STATE):
+        behind, at = _number(body, at)
+    bodies = []
+    while at < len(body) and len(bodies) <= wire.LONGEST_WAY:
+        one, at = _body(body, at, schema)
+        bodies.append(one)
+    return Parts(kind, version, min(behind, version), bodies).packed(schema)
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of any form, and where it ends."""
+    with suppress(WireError):
+        return read_varint(data, at)
+    return (data[at] & 0x7F if at < len(data) else 0), at + 1
+
+
+def _body(data: bytes, at: int, schema: wire.Schema) -> tuple[wire.Body, int]:
+    """A body from whatever stands there: at least one byte of it is used up."""
+    plan = None
+    if data[at] & 1:
+        width = -(-len(schema.blocks) // 8)
+        bits = int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        plan = frozenset(name for i, name in enumerate(schema.blocks) if bits >> i & 1)
+        at += width
+    count, at = _number(data, at + 1)
+    lanes: dict[int, bytes] = {}
+    for _ in range(min(count, 8)):
+        if at >= len(data):
+            break
+        lane = data[at] if data[at] < 9 else data[at] % 9
+        length, at = _number(data, at + 1)
+        lanes[lane] = data[at : at + length]
+        at += len(lanes[lane])
+    return wire.Body(plan, lanes), at
+
+
+def built(
+    rng: random.Random, parts: Parts, schema: wire.Schema, others: Sequence[Parts], encode: Encode | None
+) -> bytes:
+    """A message of changed parts; mostly with versions that lead on from where the receiver is."""
+    held = parts.version - parts.behind
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        change = rng.choice((_repeat, _swap, _replan, _extreme, _extreme, _relength, _cross, _rekind))
+        parts = change(rng, parts, others)
+    if encode is not None and parts.bodies and rng.random() < 0.5:
+        parts = _encoded(rng, parts, encode, schema)
+    if parts.kind == wire.STEPS and rng.random() < 0.9:
+        way = max(0, len(parts.bodies) - 1)
+        parts = parts._replace(version=held + way, behind=way)
+    elif parts.kind == wire.STATE and rng.random() < 0.9:
+        parts = parts._replace(behind=max(0, parts.version - held))
+    return parts.packed(schema)
+
+
+def _at(rng: random.Random, parts: Parts) -> tuple[int, wire.Body]:
+    if not parts.bodies:
+        return 0, wire.Body()
+    at = rng.randrange(len(parts.bodies))
+    return at, parts.bodies[at]
+
+
+def _with(parts: Parts, at: int, *bodies: wire.Body) -> Parts:
+    return parts._replace(bodies=[*parts.bodies[:at], *bodies, *parts.bodies[at + 1 :]])
+
+
+def _repeat(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """One body many times; short ones as often as one likes, long ones while they fit into half a megabyte."""
+    at, body = _at(rng, parts)
+    size = 8 + sum(map(len, body.lanes.values()))
+    if rng.random() < 0.2:
+        body, size = wire.Body(frozenset(), dict.fromkeys(body.lanes, b"")), 8
+    times = rng.choice(MANY if rng.random() < 0.1 else REPEATS)
+    return _with(parts, at, *[body] * max(2, min(times, 500_000 // size)))
+
+
+def _swap(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """A body of another message in the place of one."""
+    at, _ = _at(rng, parts)
+    theirs = rng.choice(others).bodies or parts.bodies or [wire.Body()]
+    return _with(parts, at, rng.choice(theirs))
+
+
+def _replan(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """Another plan of another body, with the lanes of this one, or the other way round."""
+    at, body = _at(rng, parts)
+    bodies = [b for one in others for b in one.bodies] or [wire.Body()]
+    plan = rng.choice((None, frozenset(), rng.choice(bodies).plan))
+    return _with(parts, at, wire.Body(plan, body.lanes))
+
+
+def _extreme(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """Some numbers of a lane, or all, at the ends of their range."""
+    at, body = _at(rng, parts)
+    if not body.lanes:
+        return parts
+    lane = rng.choice(sorted(body.lanes))
+    data, value = bytearray(body.lanes[lane]), rng.choice(FLOATS)
+    first = rng.choice((0, 0, 1, 2, 3, 5))  # behind the head of a codec
+    count = max(0, (len(data) - first) // 4)
+    where = range(count) if rng.random() < 0.3 else [rng.randrange(count) for _ in range(min(count, 3))]
+    for i in where:
+        data[first + 4 * i : first + 4 * i + 4] = value if rng.random() < 0.9 else rng.choice(FLOATS)
+    return _with(parts, at, wire.Body(body.plan, {**body.lanes, lane: bytes(data)}))
+
+
+def _relength(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """A lane that begins with another length, or is as long as another."""
+    at, body = _at(rng, parts)
+    if not body.lanes:
+        return parts
+    lane = rng.choice(sorted(body.lanes))
+    data = body.lanes[lane]
+    if rng.random() < 0.5:
+        first, end = _number(data, 0)
+        other = rng.choice((0, 1, first + 1, max(0, first - 1), len(data), 4095, 4096, 16_730, LARGEST))
+        data = varint(other) + data[end:]
+    else:
+        size = len(rng.choice(list(body.lanes.values()))) + rng.choice((-1, 0, 1, 4))
+        data = (data + bytes(max(0, size)))[: max(0, size)]
+    return _with(parts, at, wire.Body(body.plan, {**body.lanes, lane: data}))
+
+
+def _cross(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """A lane of another message in the place of one, or beside it."""
+    at, body = _at(rng, parts)
+    lanes = [lane for one in others for b in one.bodies for lane in b.lanes.items()]
+    if not lanes:
+        return parts
+    lane, data = rng.choice(lanes)
+    lane = rng.choice((lane, *body.lanes))
+    return _with(parts, at, wire.Body(body.plan, {**body.lanes, lane: data}))
+
+
+def _rekind(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
+    """Another kind, with as many bodies as it has, or another version."""
+    if rng.random() < 0.4:
+        version = rng.choice((0, parts.version + 1, parts.version + 255, 1 << 31, LARGEST))
+        return parts._replace(version=version, behind=min(version, parts.behind))
+    kind = rng.choice((wire.UP, wire.STEPS, wire.STATE, wire.LOST))
+    count = {wire.UP: 1, wire.STEPS: len(parts.bodies), wire.STATE: 2, wire.LOST: 0}[kind]
+    bodies = (parts.bodies + [b for one in others for b in one.bodies])[:count]
+    return parts._replace(kind=kind, bodies=bodies)
+
+
+def _encoded(rng: random.Random, parts: Parts, encode: Encode, schema: wire.Schema) -> Parts:
+    """Numbers at the ends of their range in one body, through the codec: every byte of it is as a sender makes it."""
+    at, body = _at(rng, parts)
+    plan = schema.everything if body.plan is None else body.plan
+    try:
+        with np.errstate(all="ignore"):
+            payload = encode(plan, rng.choice(EXTREMES))
+    except Exception:  # a codec need not be able to say what no sender says
+        return parts
+    return _with(parts, at, wire.Body(body.plan, {**body.lanes, wire.COORDS: payload}))
