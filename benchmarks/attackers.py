@@ -1,0 +1,131 @@
+"""How accurate a model becomes when some clients attack: each aggregator against sign flips, over several seeds.
+
+    python benchmarks/attackers.py --seeds 1 2 3 --docs docs
+
+FedAvg on the handwritten digits: 20 clients with a Dirichlet split (alpha 0.5), all of them in each of 30 rounds. An
+attacker trains like the others, multiplies its update by -10 and sends it as a valid message. Which clients attack is
+drawn from the seed. The server's loop is the real one (`close_round`), and everything else is the preset of the task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.page import write_part
+from thinwire.codecs import message as wire
+from thinwire.codecs.bits import Bytes
+from thinwire.core.rng import Key
+from thinwire.engines.local import LocalEngine
+from thinwire.engines.simulation import Portion, Simulation
+from thinwire.errors import Diverged
+from thinwire.rounds.answer import NO_HASTE, Haste, Reply
+from thinwire.rounds.local import Workload
+from thinwire.rounds.state import Public
+from thinwire.run.apps import job_of
+from thinwire.run.config import Experiment, resolve
+
+CLIENTS, ROUNDS, FACTOR = 20, 30, -10.0
+SHARES = (0.0, 0.1, 0.2, 0.3)
+MEANS: dict[str, Mapping[str, object]] = {
+    "weighted": {"kind": "weighted"},
+    "bounded, norm 1": {"kind": "bounded", "norm": 1.0},
+    "trimmed, share 0.3": {"kind": "trimmed", "share": 0.3},
+    "median": {"kind": "median"},
+    "geometric-median": {"kind": "geometric-median"},
+    "centered-clipping": {"kind": "centered-clipping"},
+    "multi-krum, faulty 0.3": {"kind": "multi-krum", "faulty": 0.3},
+}
+
+
+class Attacked(Simulation):
+    """A simulation in which some clients send their update times a factor.
+
+    Args:
+        experiment: what is learnt.
+        attackers: the clients that do so.
+        factor: by which their update is multiplied.
+    """
+
+    def __init__(self, experiment: Experiment, attackers: frozenset[int], factor: float = FACTOR) -> None:
+        super().__init__(LocalEngine(vectorise="vmap"), job_of(experiment, None))
+        self.attackers, self.factor = attackers, factor
+
+    def train_portion(
+        self, portion: Portion, seen: Public, haste: Haste = NO_HASTE, work: Workload | None = None
+    ) -> Reply:
+        """As it should be, but for the messages of attackers."""
+        reply = super().train_portion(portion, seen, haste, work)
+        messages = [
+            self._attack(client, data) if client in self.attackers else data
+            for client, data in zip(portion.clients, reply.messages, strict=True)
+        ]
+        return reply._replace(messages=messages)
+
+    def _attack(self, client: int, data: Bytes) -> bytes:
+        """The same message with other numbers, and a checksum that fits."""
+        schema = self.contract.schema
+        message = wire.unpack(data, schema)
+        body = wire.unpack_body(message.bodies[0], schema)
+        numbers = torch.frombuffer(bytearray(body.lanes[wire.COORDS]), dtype=torch.float32) * self.factor
+        body = wire.Body(body.plan, {**body.lanes, wire.COORDS: numbers.numpy().tobytes()})
+        return wire.pack(wire.UP, message.version, [wire.pack_body(body, schema)], schema)
+
+
+def attackers_of(seed: int, share: float) -> frozenset[int]:
+    """Which clients attack."""
+    return frozenset(map(int, Key(seed).fold("attackers").choice(CLIENTS, round(share * CLIENTS))))
+
+
+def accuracy(mean: Mapping[str, object], share: float, seed: int, rounds: int = ROUNDS) -> float:
+    """The accuracy after the last round; that of the last model that was finite, if training diverged."""
+    options = {"task.clients": CLIENTS, "cohort.size": CLIENTS, "rounds": rounds, "seed": seed, "method.mean": mean}
+    simulation = Attacked(resolve("fedavg", "digits", options), attackers_of(seed, share))
+    state, found = simulation.start(), 0.0
+    try:
+        for _ in range(rounds):
+            state, record = simulation.round(state)
+            found = found if record.accuracy is None else record.accuracy
+    except Diverged:
+        pass
+    return found
+
+
+def table(found: Mapping[str, Mapping[float, Sequence[float]]]) -> str:
+    """Mean accuracy over the seeds, and the range, in percent."""
+    lines = ["| mean | " + " | ".join(f"{share:.0%} attack" for share in SHARES) + " |", "|---|" + "---|" * len(SHARES)]
+    for name, row in found.items():
+        cells = (f"{100 * statistics.mean(row[s]):.1f} ({100 * min(row[s]):.0f} to {100 * max(row[s]):.0f})" for s in SHARES)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table, and write it into the page if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", nargs="+", choices=list(MEANS), default=list(MEANS))
+    parser.add_argument("--docs", type=Path, help="the folder whose deployment.md gets the table")
+    options = parser.parse_args()
+    found: dict[str, dict[float, list[float]]] = {}
+    for name in options.only:
+        found[name] = {}
+        for share in SHARES:
+            found[name][share] = [accuracy(MEANS[name], share, seed, options.rounds) for seed in options.seeds]
+            print(name, f"{share:.0%}", *(f"{one:.3f}" for one in found[name][share]), file=sys.stderr, flush=True)
+    print(table(found))
+    if options.docs:
+        command = f"python benchmarks/attackers.py --seeds {' '.join(map(str, options.seeds))} --docs docs"
+        write_part(options.docs / "deployment.md", "attackers", table(found), command)
+
+
+if __name__ == "__main__":
+    main()
