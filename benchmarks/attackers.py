@@ -71,7 +71,7 @@ class Attacked(Simulation):
 
     def _attack(self, client: int, data: Bytes) -> bytes:
         """The same message with other numbers, and a checksum that fits."""
-        schema = self.contract.schema
+        schema = self.contract.schema.sent_by(client)
         message = wire.unpack(data, schema)
         body = wire.unpack_body(message.bodies[0], schema)
         numbers = torch.frombuffer(bytearray(body.lanes[wire.COORDS]), dtype=torch.float32) * self.factor
@@ -102,7 +102,9 @@ def table(found: Mapping[str, Mapping[float, Sequence[float]]]) -> str:
     """Mean accuracy over the seeds, and the range, in percent."""
     lines = ["| mean | " + " | ".join(f"{share:.0%} attack" for share in SHARES) + " |", "|---|" + "---|" * len(SHARES)]
     for name, row in found.items():
-        cells = (f"{100 * statistics.mean(row[s]):.1f} ({100 * min(row[s]):.0f} to {100 * max(row[s]):.0f})" for s in SHARES)
+        cells = (
+            f"{100 * statistics.mean(row[s]):.1f} ({100 * min(row[s]):.0f} to {100 * max(row[s]):.0f})" for s in SHARES
+        )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

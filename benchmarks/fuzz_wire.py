@@ -3,9 +3,9 @@
     python benchmarks/fuzz_wire.py --messages 1000000 --seed 0 --jobs 2
 
 A *door* is one such place: what a client of some method reads (`receive`), what its server reads (`unpack_up`; under
-secure sums a whole cohort; `closed_round` for all that follows; `repair` for calls for help), or what a codec reads. Its
-seeds are real messages, from rounds of a real federation on the handwritten digits. Message i of a seed is a pure function of both (`--only i` runs
-one again): one seed, mutated once to four times on one of seven levels:
+secure sums a whole cohort; `closed_round` for all that follows; `repair` for calls for help), or what a codec reads.
+Its seeds are real messages, from rounds of a real federation on the handwritten digits. Message i of a seed is a pure
+function of both (`--only i` runs one again): one seed, mutated once to four times on one of seven levels:
 
     wire       the bytes as they are, so that most stop at the checksum
     sealed     behind the schema, with a checksum that fits
@@ -17,11 +17,12 @@ one again): one seed, mutated once to four times on one of seven levels:
                numbers at the ends of their range (also through the codec), other lengths (`fuzz_build.py`)
 
 Whatever is sent must come back as a valid tree (names, shapes and types of the contract, finite numbers) or be refused
-with a WireError (or Drifted, where the guard finds it, or Diverged, where a round cannot be closed), within 0.5 s of processor time and without more memory than 4
-times the model, plus 96 KiB for small Python objects and what both ends draw whatever the message says (frames, random
-positions) or a server writes in answer. The model is what both ends hold: weights, buffers and the memory of the
-correction. Under a sketch, what both ends draw for each entry of a message takes its time besides: EvoFed's guesses are
-32 times the model here, for each round that a client missed.
+with a WireError (or Drifted, where the guard finds it, or Diverged, where a round cannot be closed), within 0.5 s of
+processor time and without more memory than 4 times the model, plus 96 KiB for small Python objects and what both ends
+compute whatever the message says: frames, random positions, what a server writes in answer or makes of an honest round.
+The model is what both ends hold: weights, buffers and the memory of the correction. Under a sketch, what both ends draw
+for each entry of a message takes its time besides: EvoFed's guesses are 32 times the model here, for each round that a
+client missed.
 
 Memory is measured, of every 8th message (`--trace-every 1`: of each, three times as slow). tracemalloc sees every
 allocation of Python and numpy (what zlib makes is a Python object). It does not see torch's, so every 64th message runs
@@ -278,7 +279,7 @@ def _drawing_seconds(contract) -> float:
         return 0.0
     start = time.process_time()
     for i in range(5):
-        contract.method.sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("draw", i))
+        contract.method.sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("drawing", i))
     return (time.process_time() - start) / 5
 
 
@@ -399,18 +400,16 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
 
 
 def _parsed(data: bytes, schema: wire.Schema) -> Parts:
-    if data not in _PARSED:
-        message = wire.unpack(data, schema)
-        read = [wire.unpack_body(body, schema) for body in message.bodies]
-        bodies = [wire.Body(body.plan, {lane: bytes(part) for lane, part in body.lanes.items()}) for body in read]
-        parts = Parts(message.kind, message.version, message.behind, bodies)
-        if len(_PARSED) > 2000:  # the seeds, which come first, are what is worth keeping
-            return parts
-        _PARSED[data] = parts
-    return _PARSED[data]
+    """A message in its parts. Seeds, of which others are made, are remembered: each has a sender of its own."""
+    if data in _SEEDS:
+        return _SEEDS[data]
+    message = wire.unpack(data, schema)
+    read = [wire.unpack_body(body, schema) for body in message.bodies]
+    bodies = [wire.Body(body.plan, {lane: bytes(part) for lane, part in body.lanes.items()}) for body in read]
+    return Parts(message.kind, message.version, message.behind, bodies)
 
 
-_PARSED: dict[bytes, Parts] = {}
+_SEEDS: dict[bytes, Parts] = {}
 
 
 def _other_fields(rng, kind, version, behind, bodies, schema, others):
@@ -589,7 +588,7 @@ def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Door], dict[int
             if not door.read(data):
                 raise SystemExit(f"{door.name}: a real message does not come back")
             if door.schema:
-                _parsed(data, door.schema)
+                _SEEDS[data] = _parsed(data, door.schema)
     return through, _kin(through)
 
 

@@ -1,6 +1,5 @@
 """The wire format: round trips, one encoding each, and refusal of everything else."""
 
-import tracemalloc
 import zlib
 
 import numpy as np

@@ -19,7 +19,6 @@ from thinwire.core.threads import each
 from thinwire.core.tree import Tree, scale, weighted_mean
 from thinwire.errors import ConfigError
 
-
 _SLICE = 1 << 15  # numbers of each client that are looked at together: memory grows with these, not with the model
 
 

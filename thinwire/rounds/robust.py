@@ -85,8 +85,8 @@ class CenteredClipping(Plain):
         relative: what tau is measured in.
         iterations: how often v is moved.
 
-    A liar moves v by r / clients at most in an iteration, however far away it is. All clients count alike: weights could
-    be lies too. The paper starts from the result of the round before; here nothing is remembered between rounds.
+    A liar moves v by r / clients at most in an iteration, however far away it is. All clients count alike: weights
+    could be lies too. The paper starts from the result of the round before; here nothing is remembered between rounds.
 
     >>> said = [{"w": torch.tensor([x, 0.0])} for x in (0.9, 1.0, 1.1, 1e9)]
     >>> CenteredClipping().of(said, [1.0] * 4)["w"].round(decimals=1).tolist()
