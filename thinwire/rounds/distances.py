@@ -20,7 +20,6 @@ from torch import Tensor
 from thinwire.core.tree import Cut, Tree
 
 _SLICE = 1 << 15  # numbers of each client that are looked at together: memory grows with these, not with the model
-_LARGEST = 1e150  # numbers of float64 beyond this count as this: their squares would not be finite
 
 
 def inner_products(trees: Sequence[Tree]) -> Tensor:
@@ -33,8 +32,6 @@ def inner_products(trees: Sequence[Tree]) -> Tensor:
     for vectors in _blocks(trees):
         for start in range(0, len(vectors[0]), _SLICE):
             rows = torch.stack([vector[start : start + _SLICE] for vector in vectors]).double()
-            if vectors[0].dtype is torch.float64:
-                rows = rows.clamp(-_LARGEST, _LARGEST)
             out += rows @ rows.T
     return out
 

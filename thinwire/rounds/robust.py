@@ -93,9 +93,9 @@ class CenteredClipping(Plain):
     [1.0, 0.0]
     """
 
-    tau: float = 1.0
+    tau: float = 0.5
     relative: bool = True
-    iterations: int = 5
+    iterations: int = 10
 
     def __post_init__(self) -> None:
         _check_iterations(self.iterations)
