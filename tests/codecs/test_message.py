@@ -187,7 +187,6 @@ def test_what_another_client_sent_is_refused(kind):
         unpack(data, SCHEMA.sent_by(2))
 
 
-@pytest.mark.parametrize("kind", [UP, STEPS, STATE, LOST])
 def test_the_kind_is_looked_at_before_the_bodies():
     """Four megabytes of bodies cost a server seconds before it looked at the kind."""
     data = pack(STEPS, 9, [b"no body", b"at all"], SCHEMA, 9)

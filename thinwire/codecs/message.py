@@ -23,7 +23,7 @@ Their last body is the *ask*; what stands before it is the way.
   one version. With lane 7 it is a *stretch*: the blocks of its plan as they are at the end of the window that it begins
   in, or at `version`, whichever comes first, and before any merge. A window is the rounds of one frame, from a multiple
   of `fresh_every` up to the next (one window for ever if that is 0). Where a window ends, the receiver merges. There is
-  no such body for a client that is up to date (behind = 0), and there are at most 256: each may cost the receiver as
+  no such body for a client that is up to date (behind = 0), and there are at most 1024: each may cost the receiver as
   much work as the model is large, however short it is. A longer way is sent as a stretch or a state.
 - state: one body, the whole public state. Its plan names the blocks that were synchronised since the client's version;
   its lanes hold them all.
@@ -52,10 +52,11 @@ WireError.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import numpy as np
 
@@ -71,7 +72,7 @@ FORMAT = 2
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
-LONGEST_WAY = 256  # bodies of steps before the ask
+LONGEST_WAY = 1024  # bodies of steps before the ask
 
 # Lanes: payloads of different meaning in one body. Their ids are part of the format.
 COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, GUARD = 1, 2, 3, 4, 5, 6, 7, 8
@@ -122,8 +123,28 @@ class Message:
     kind: int
     version: int
     behind: int  # how many versions the receiver is behind; 0 in what a client sends
-    bodies: tuple[memoryview, ...]
+    bodies: Sequence[memoryview]
     first: Body | None  # the first of them, read: messages from clients have no other
+
+
+class _Bodies(Sequence[memoryview]):
+    """The bodies of a message, cut out when asked for: views of all would take far more memory than the bytes."""
+
+    def __init__(self, data: memoryview, ends: array[int]) -> None:
+        self._data, self._ends = data, ends  # where the first begins, and where each ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, which: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, which: slice) -> tuple[memoryview, ...]: ...
+    def __getitem__(self, which: int | slice) -> memoryview | tuple[memoryview, ...]:
+        if isinstance(which, slice):
+            return tuple(self[at] for at in range(len(self))[which])
+        at = range(len(self))[which]
+        return self._data[self._ends[at] : self._ends[at + 1]]
 
 
 def pack_body(body: Body, schema: Schema) -> bytes:
@@ -236,18 +257,18 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
             raise WireError(f"a message to version {version} cannot start {behind} versions before it")
     way = min(behind, 1), min(behind, LONGEST_WAY)
     least, most = {UP: (1, 1), STEPS: (way[0] + 1, way[1] + 1), STATE: (2, 2), LOST: (0, 0)}[kind]
-    bodies: list[memoryview] = []
+    ends = array("I" if len(payload) < 1 << 32 else "Q", [position])
     first = None
-    while position < len(payload) and len(bodies) <= most:  # one too many is enough to know
-        plan, lanes, end = _read_body(payload, position, schema)
+    while position < len(payload) and len(ends) - 1 <= most:  # one too many is enough to know
+        plan, lanes, position = _read_body(payload, position, schema)
         first = first or Body(plan, lanes)
-        bodies.append(payload[position:end])
-        position = end
+        ends.append(position)
+    bodies = _Bodies(payload, ends)
     if not least <= len(bodies) <= most:
         wanted = f"{least}" if least == most else f"{least} to {most}"
         found = f"{len(bodies)}" + (" or more" if len(bodies) > most else "")
         raise WireError(f"a message of kind {KINDS[kind]!r} has {wanted} bodies, this one has {found}")
-    return Message(kind, version, behind, tuple(bodies), first)
+    return Message(kind, version, behind, bodies, first)
 
 
 def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:

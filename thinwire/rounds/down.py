@@ -1,7 +1,7 @@
 """The way down: the shortest message that brings a client from its version to the current one, and its reading.
 
 On link 'ledger' each window (the rounds of one frame) that a client missed costs the missed entries or the coordinates
-at its end, whichever is shorter; and all of it never more than the whole state, nor more than 256 bodies: a client
+at its end, whichever is shorter; and all of it never more than the whole state, nor more than 1024 bodies: a client
 that is further behind is sent the state. Version 0 is never sent: all derive it from method, model and seed. On link
 'snapshot' it is always the coordinates, through the down codec.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 from thinwire.codecs import message as wire
@@ -127,8 +128,13 @@ class Opening:
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The way over entries and stretches."""
         now = self.server.public.version
-        bodies = (*past, *self._open_window(version, wire.LONGEST_WAY - len(past)), self._ask(news=now > version))
+        bodies = self._way(version, past)
         return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
+
+    def _way(self, version: int, past: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """The bodies of steps: past windows, the open one, and the ask."""
+        left = wire.LONGEST_WAY - len(past)
+        return (*past, *self._open_window(version, left), self._ask(news=self.server.public.version > version))
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan says which blocks were synchronised since the client's version."""
@@ -284,7 +290,7 @@ def _expect_finite(before: Public, after: Public) -> None:
 
 def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tuple[Public, frozenset[str]]:
     touched: frozenset[str] = frozenset()
-    for data in message.bodies[:-1]:  # the last one is the ask
+    for data in islice(message.bodies, len(message.bodies) - 1):  # the last one is the ask
         if public.version == message.version:
             raise WireError(f"steps lead on beyond version {message.version}")
         body = wire.unpack_body(data, contract.schema)
@@ -298,6 +304,9 @@ def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tu
             step = read_step(contract, body, public.version, device_of(public))
             names, coords, version = step.names, moved(contract, public, step), public.version + 1
             del step  # before the next one is unpacked
+        if version == contract.window_end(public.version) and names != contract.sendable.named:
+            # a server never does: a few bytes would cost a client the merge of a whole model
+            raise WireError("steps merge a window without the coordinates of all blocks")
         public = advance(contract, public, coords, version)
         touched |= names
     if public.version != message.version:

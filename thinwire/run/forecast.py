@@ -137,8 +137,7 @@ class Foretold(Opening):
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The way over entries and stretches."""
         now = self.server.public.version
-        bodies = (*past, *self._open_window(version), self._ask(news=now > version))
-        return self._message(wire.STEPS, sum(map(len, bodies)), now - version)
+        return self._message(wire.STEPS, sum(map(len, self._way(version, past))), now - version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state."""
