@@ -49,6 +49,8 @@ def curve(*accuracies, every=1, **more):
         (curve(*[0.5] * 30), Chance(0.51, 800, 2), "at chance", 30),
         (curve(*[0.6] * 30), Chance(0.5, 20, 2), "finished", None),  # few examples do not hide what was learned
         (curve(*[0.95] * 30), Chance(0.9, 100, 2), "finished", None),
+        (curve(0.3, 0.6, 0.2, 0.4), Chance(0.4, 12, 3), "finished", None),  # luck on twelve examples is no learning
+        (curve(0.3, 1.0, 0.2), Chance(0.4, 12, 3), "collapsed", 3),
         (curve(0.8, math.nan), TEN, "finished", None),
         ([*curve(0.8), {"round": 2, "loss": math.nan, "accuracy": 0.8}], TEN, "diverged", 2),
         (curve(0.8, 0.8, test_loss=math.inf), TEN, "diverged", 1),
@@ -207,12 +209,14 @@ def test_a_script_is_warned_and_the_run_says_why():
     torch.manual_seed(0)
     clients = [(torch.randn(30, 4), torch.randint(0, 3, (30,))) for _ in range(2)]
     wild = tw.Method(client_opt=tw.SGD(1e4))
-    test = torch.zeros(30, 4), 2 * (torch.arange(30) % 2)  # inputs that say nothing
+    test = torch.zeros(200, 4), 2 * (torch.arange(200) % 2)  # inputs that say nothing
     with pytest.warns(RuntimeWarning, match="round 1: at chance"):
         run = tw.simulate(nn.Linear(4, 3), clients, wild, rounds=2, test=test)
     assert run.status == "at chance"
     assert "not above chance" in run.why
     assert run.history[0].alarm
+    few = tuple(half[:99] for half in test)
+    assert tw.simulate(nn.Linear(4, 3), clients, wild, rounds=2, test=few).status == "finished", "too few to tell"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fine = tw.simulate(nn.Linear(4, 3), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])

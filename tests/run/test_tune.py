@@ -144,7 +144,8 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path):
     first = whole.tried[0].bytes
     part = tune(experiment, *knobs, budget=first + 10, out=tmp_path / "part")
     assert part.stopped
-    assert part.tried == whole.tried[:1]
+    assert part.tried[0][:5] == whole.tried[0][:5]
+    assert len(part.tried) == 1
     assert first < part.bytes < first + whole.tried[1].bytes + 1  # it ends with the round in which it was spent
     done = (tmp_path / "part").glob("*/summary.json")
     before = {file: file.stat().st_mtime_ns for file in done}

@@ -13,19 +13,24 @@ if TYPE_CHECKING:
 
     from thinwire.engines.simulation import Simulation
 
+FEWEST = 100  # examples that can tell
+
 
 def chance_of(simulation: Simulation) -> Chance | None:
     """What guessing gets on the test set of a run; None where the test set cannot tell.
 
     Where clients keep a part of the model to themselves the public model is nobody's: then it is the mean over clients
-    of the best constant answer on each client's own held-out examples, and None where none are held out.
+    of the best constant answer on each client's own held-out examples, and None where none are held out. On fewer than
+    a hundred examples an accuracy is luck as much as learning: None, too.
     """
-    task = simulation.job.task
+    task, found = simulation.job.task, None
     if any(stage.sendable.size < stage.coords.size for stage in simulation.contract.stages):
-        own = task.own_tests
-        labels = task.train.targets
-        return None if own is None else chance_at_home([labels[own.client(i)] for i in range(len(own))])
-    return None if task.test is None else chance_among(task.test.targets)
+        if (own := task.own_tests) is not None:
+            labels = task.train.targets
+            found = chance_at_home([labels[own.client(i)] for i in range(len(own))])
+    elif task.test is not None:
+        found = chance_among(task.test.targets)
+    return found if found is not None and found.examples >= FEWEST else None
 
 
 def chance_among(labels: Tensor) -> Chance | None:

@@ -1,8 +1,9 @@
 """Whether a run learned anything that it still knows: judged from its records against guessing.
 
     chance     share p of the most frequent class among the n answers of the test set: what a constant answer gets
-    at chance  accuracy <= p + min(2 sqrt(p (1 - p) / n), (1 - p) / 10)
-    learned    accuracy >  p + (1 - p) / 10                     a tenth of the way from guessing to all right
+    error      sqrt(p (1 - p) / n), the standard error of such an accuracy
+    at chance  accuracy <= p + min(2 error, (1 - p) / 10)
+    learned    accuracy >  p + max(3 error, (1 - p) / 10)        a tenth of the way from guessing to all right
 
 A run is `collapsed` if it had learned and its newest accuracy is at chance, and `at chance` if it never learned and
 had a fair trial: ten rounds, or a test loss above ten times that of guessing, ln(classes). It is `diverged` if a loss
@@ -25,7 +26,6 @@ Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
 FAIR_ROUNDS = 10  # of a run that never learned: with fewer it may only have been too short
 FAIR_LOSS = 10.0  # times the loss of guessing: no slow start is that bad
-ERRORS = 2.0  # standard errors of the accuracy of a test set of this size
 
 
 class Chance(NamedTuple):
@@ -44,19 +44,23 @@ class Chance(NamedTuple):
     metric: str = "accuracy"
 
     @property
+    def error(self) -> float:
+        """The standard error of an accuracy on so many examples."""
+        return math.sqrt(self.share * (1 - self.share) / self.examples)
+
+    @property
     def ceiling(self) -> float:
         """The largest accuracy that is at chance.
 
         >>> round(Chance(0.1, 10_000, 10).ceiling, 4), round(Chance(0.5, 20, 2).ceiling, 4)
         (0.106, 0.55)
         """
-        error = math.sqrt(self.share * (1 - self.share) / self.examples)
-        return self.share + min(ERRORS * error, (1 - self.share) / 10)
+        return self.share + min(2 * self.error, (1 - self.share) / 10)
 
     @property
     def learned(self) -> float:
-        """The accuracy above which something was learned."""
-        return self.share + (1 - self.share) / 10
+        """The accuracy above which something was learned, and not by luck."""
+        return self.share + max(3 * self.error, (1 - self.share) / 10)
 
 
 class Verdict(NamedTuple):
