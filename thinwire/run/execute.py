@@ -14,7 +14,7 @@ from thinwire.run.build import build_job
 from thinwire.run.chance import chance_of
 from thinwire.run.collapse import Course, Verdict, judge, news, summary_of
 from thinwire.run.config import Experiment
-from thinwire.run.folder import RunFolder, Summary
+from thinwire.run.folder import RunFolder, Summary, Training
 from thinwire.run.layers import layers_of
 from thinwire.run.network import seconds_by_link
 from thinwire.run.records import Accounting, byte_totals, totals
@@ -53,6 +53,7 @@ def execute(
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
+            folder.verify()
             refuse_diverged(done)
             return {
                 **done,
@@ -65,14 +66,32 @@ def execute(
         if again:
             folder.clear()
         folder.create()
-        state = folder.load(experiment.engine.device) if resume else None
-        state = state or simulation.start()
+        state = _begin(folder, simulation, resume)
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round, tap)
         summary = _summary(experiment, simulation, state, records)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
+
+
+def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
+    """The newest checkpoint, or the state before round 1; how clients are trained is on disk before the first is.
+
+    A run that is resumed before its first checkpoint trains as it was chosen then, whatever would be chosen now.
+    """
+    if resume and (state := folder.load(simulation.engine.device)):
+        return state
+    state = simulation.start()
+    if resume and (chosen := folder.training()):
+        return state._replace(**chosen._asdict())
+    try:
+        state = simulation.settled(state)
+    except Diverged as error:
+        folder.broke_down(str(error))
+        raise
+    folder.keep_training(Training.of(state))
+    return state
 
 
 def _rounds(
@@ -90,6 +109,7 @@ def _rounds(
     for record in records if on_round else ():
         on_round(record)  # type: ignore[misc]
     while state.round < experiment.rounds and not _there(experiment, records):
+        before = Training.of(state)
         try:
             state, record = simulation.round(state, tap)
         except KeyboardInterrupt:
@@ -113,7 +133,8 @@ def _rounds(
         if on_round:
             on_round(record)
         last = state.round == experiment.rounds or _there(experiment, records)
-        if last or state.round % experiment.checkpoint.every == 0:
+        other_way = Training.of(state) != before  # such as fewer clients at a time: rounds before it are not done again
+        if last or other_way or state.round % experiment.checkpoint.every == 0:
             folder.save(state)
     return state, records
 

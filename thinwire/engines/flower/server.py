@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from thinwire.codecs import message as wire
 from thinwire.core.rng import SecretKey
+from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
@@ -239,7 +240,7 @@ class Served(Simulation):
     def _judge(self, asking: _Asking, client: int, answer: Answer) -> bytes | None:
         """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
         if answer.error:
-            raise WireError(f"it could not answer: {answer.error[:300]}")
+            raise WireError(f"it could not answer: {visible(answer.error, 300)}")
         if len(answer.data) > self.longest:
             raise WireError(
                 f"its message has {len(answer.data)} bytes, more than {self.longest}, which any codec needs"
