@@ -539,9 +539,10 @@ def main() -> None:
     """Run the command line; what was foreseen, and what the system refuses, is one line and exit code 2; failed training 3."""
     from thinwire.terminal import note, refuse
 
-    warnings.showwarning = note
     try:
-        code = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = note
+            code = app(standalone_mode=False, prog_name="thinwire")
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read what is printed has seen enough
         _drop_output()

@@ -276,9 +276,9 @@ _HINTS = {
     errno.EDQUOT: "; make room, then give the same command again",
     errno.EFBIG: "; allow longer files, or write to another place",
     errno.ENAMETOOLONG: "; give it a shorter name",
-    errno.EACCES: "; choose a place that you may write to",
-    errno.EPERM: "; choose a place that you may write to",
-    errno.EROFS: "; choose a place that you may write to",
+    errno.EACCES: "; choose a place where you may read and write",
+    errno.EPERM: "; choose a place where you may read and write",
+    errno.EROFS: "; choose a place where you may read and write",
 }
 
 

@@ -1,4 +1,4 @@
-"""Text from outside (names, paths, errors of clients), made safe to show: on one line, bounded, without escape codes."""
+"""Text from outside (names, paths, errors of clients), made safe to show: on one line, bounded, no escape codes."""
 
 from __future__ import annotations
 

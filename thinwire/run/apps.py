@@ -31,10 +31,10 @@ from thinwire.engines.simulation import Tap
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
 from thinwire.rounds.state import Contract
 from thinwire.run.build import build_job
-from thinwire.run.checkpoint import rounds_in
 from thinwire.run.config import Checkpointing, Experiment, from_table
 from thinwire.run.execute import default_folder, execute
-from thinwire.run.files import read_json, write_atomically
+from thinwire.run.files import append, read_json, write_atomically
+from thinwire.run.records import rounds_in
 from thinwire.run.toml import read_toml
 
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
@@ -207,12 +207,7 @@ def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> 
         patience = Patience(**{key: value for key, value in settings.items() if key != "nodes"})
 
         def log(line: str) -> None:
-            """A line for `flwr log`, and for the run directory once there is one; what clients say is escaped."""
-            line = visible(line)
-            print(line, flush=True)
-            if (path / "config.toml").is_file():
-                with (path / "server.log").open("a", encoding="utf-8") as file:
-                    file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n")
+            write_log(path, line)
 
         def prepare() -> Served:
             made = job(None)
@@ -231,6 +226,14 @@ def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> 
 
     app.main()(main)
     return app
+
+
+def write_log(path: Path, line: str) -> None:
+    """A line for `flwr log`, and for the run directory once there is one; what clients say in it is escaped."""
+    line = visible(line)
+    print(line, flush=True)
+    if (path / "config.toml").is_file():
+        append(path / "server.log", f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n".encode())
 
 
 def name_of(path: Path, settings: Mapping[str, Any]) -> str:

@@ -90,9 +90,7 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
         checkpoint_file(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def load_checkpoint(
-    folder: Path, config: str, device: Device = None, bounds: Bounds | None = None
-) -> RunState | None:
+def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bounds | None = None) -> RunState | None:
     """The newest checkpoint of a folder, or None if there is none.
 
     Args:

@@ -98,6 +98,8 @@ class TaskChoice:
         for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
             if given not in get_args(known):
                 raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
+        if self.clients < 0:
+            raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
         if not 0 <= self.keep <= self.clients:
             raise ConfigError(f"task.keep must be 0 (all) or at most the {self.clients} clients, not {self.keep}")
 
@@ -156,7 +158,7 @@ class Experiment:
         if self.accounting not in get_args(Accounting):
             raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
         if why := unfit_for_a_name(self.name, LONGEST_NAME):
-            raise ConfigError(f"name {visible(self.name, 80)!r} cannot be used: {why}; write a name such as my-run")
+            raise ConfigError(f"name {visible(repr(self.name), 80)} cannot be used: {why}; write a name such as my-run")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         if self.rounds > MOST_ROUNDS:
@@ -204,7 +206,7 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
     task = on if on is not None else coerce(_section(own, "task").get("kind", DEFAULT_TASK), str, "task.kind")
     if on is not None:
         own = {key: value for key, value in own.items() if key != "task"}
-    tuned = _section(_section(own, "on"), task)  # what the file wants to be different on this task
+    tuned = _section(_section(own, "on"), task, "on.")  # what the file wants to be different on this task
     own = {key: value for key, value in own.items() if key != "on"}
     table = preset("tasks", task).table
     for above in (join(named_methods(methods), task) if methods else {}, own, tuned):
@@ -364,8 +366,8 @@ def _task(table: Table) -> TaskChoice:
     )
 
 
-def _section(table: Table, key: str) -> Table:
+def _section(table: Table, key: str, under: str = "") -> Table:
     section = table.get(key, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{key} must be a table, [{key}], not {section!r}")
+        raise ConfigError(f"{under}{key} must be a table, [{under}{key}], not {section!r}")
     return section

@@ -81,6 +81,7 @@ def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
     A run that is resumed before its first checkpoint trains as it was chosen then, whatever would be chosen now.
     """
     if resume and (state := folder.load(simulation.engine.device)):
+        _check_blocks(simulation, state)
         return state
     state = simulation.start()
     if resume and (chosen := folder.training()):
@@ -92,6 +93,17 @@ def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
         raise
     folder.keep_training(Training.of(state))
     return state
+
+
+def _check_blocks(simulation: Simulation, state: RunState) -> None:
+    """Refuse a checkpoint whose blocks are not those of this model and method."""
+    public, contract = state.server.public, simulation.contract.at(state.server.public.version)
+    wanted = (Spec.of(simulation.public.base), contract.coords, contract.shared, contract.buffers)
+    for tree, spec in zip(public[1:], wanted, strict=True):
+        if Spec.of(tree) != spec:
+            raise CheckpointError(
+                f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
+            )
 
 
 def _rounds(

@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any moment leaves either the old one or the new one, and reading what may be damaged.
+"""Writing files so that a crash at any moment leaves either the old one or the new one; reading what may be damaged.
 
 Errors of the system (no space, no permission, a name that is too long) name the file that was asked for.
 """
@@ -74,6 +74,7 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
             new = not path.exists()
             write_atomically(path, data)
             written += [path] if new else []
+            path.chmod(0o644)  # others may read it
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)

@@ -161,13 +161,18 @@ class RunFolder:
             lines = [_line(record) for record in history]
         else:
             lines = kept.splitlines(keepends=True)
-            if lines != [_line(record) for record in history]:
-                history = _records(parse_records(kept.encode()))
-                warnings.warn(f"{file} was damaged; its first {rounds} rounds were restored from the checkpoint", stacklevel=2)
+        damaged = lines != [_line(record) for record in history]
+        if damaged:
+            history = _records(parse_records("".join(lines).encode()))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
-            raise CheckpointError(f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint")
+            raise CheckpointError(
+                f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
+            )
         write_atomically(file, "".join(lines).encode())
         self._lines = lines
+        if damaged:
+            told = f"{file} was damaged; its first {rounds} rounds were restored from the checkpoint"
+            warnings.warn(told, stacklevel=2)
         return history
 
     def record(self, record: RoundRecord) -> None:

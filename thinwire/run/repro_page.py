@@ -107,8 +107,7 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
     files[path.with_suffix(".json").name] = "{\n" + lines + "\n}\n"
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
         files[f"{path.stem}/{name}"] = drawing
-    for file in write_all(path.parent, {name: text.encode() for name, text in files.items()}):
-        file.chmod(0o644)  # others may read it
+    write_all(path.parent, {name: text.encode() for name, text in files.items()})
 
 
 def page_head(path: Path) -> str:

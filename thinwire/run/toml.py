@@ -116,7 +116,9 @@ def _string(text: str) -> str:
         raise ConfigError(f"{visible(text, 200)!r} is not UTF-8, so it cannot be written to a file") from error
     if quoted.isprintable():
         return quoted
-    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}" for c in quoted)
+    return "".join(
+        c if c.isprintable() else f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}" for c in quoted
+    )
 
 
 def _value(value: Any) -> str:
