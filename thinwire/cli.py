@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -539,6 +540,8 @@ def main() -> None:
     """Run the command line; what was foreseen, and what the system refuses, is one line and exit code 2; failed training 3."""
     from thinwire.terminal import note, refuse
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack what is printed
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = note

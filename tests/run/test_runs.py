@@ -382,6 +382,10 @@ def test_a_run_killed_many_times_resumes_to_the_same_bits(tmp_path, seed):
 LATE = [*KILL, "--set", "checkpoint.every=1000"]  # the first checkpoint is that of the last round
 
 
+def inode(file: Path) -> int:
+    return file.stat().st_ino if file.exists() else 0
+
+
 def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> list[str]:
     """Kill a run, each time with an empty cache: at its start, in the race, or when it has trained a few rounds."""
     rng = random.Random(seed)
@@ -392,10 +396,16 @@ def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> l
         env = {"THINWIRE_CACHE": str(cache), "THINWIRE_PROBE": "on"}
         begun = (cut / "config.toml").is_file()
         words = ("resume", str(cut)) if begun else ("run", "fedavgm", *LATE, "--out", str(cut))
+        old = inode(cut / "metrics.jsonl")  # a run that goes on writes this file again from the first round
         process = start(*words, **env)
         goal = rng.choice([0, 1, 2, 3])
         seconds, began = rng.uniform(2, 8), time.monotonic()
-        while process.poll() is None and (rounds_done(cut) < goal if goal else time.monotonic() < began + seconds):
+
+        def waits(old: int = old, goal: int = goal, end: float = began + seconds) -> bool:
+            trained = rounds_done(cut) if inode(cut / "metrics.jsonl") != old else 0
+            return trained < goal if goal else time.monotonic() < end
+
+        while process.poll() is None and waits():
             time.sleep(0.01)
         assert process.poll() is None, "it was too fast to be killed"
         process.send_signal(signal.SIGKILL)

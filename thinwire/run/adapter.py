@@ -21,6 +21,7 @@ from thinwire.engines.local import LocalEngine
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.models import Pretrained, Roberta
 from thinwire.run.build import build_job
+from thinwire.run.execute import check_blocks
 from thinwire.run.files import write_all
 from thinwire.run.folder import RunFolder
 from thinwire.spaces.base import Space
@@ -95,6 +96,7 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     state = known.load("cpu")
     if state is None:
         raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` goes on with it")
+    check_blocks(simulation, state)
     public = state.server.public
     method = simulation.contract.at(public.version).method
     frame = simulation.contract.frame(public.version, "cpu")

@@ -81,7 +81,7 @@ def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
     A run that is resumed before its first checkpoint trains as it was chosen then, whatever would be chosen now.
     """
     if resume and (state := folder.load(simulation.engine.device)):
-        _check_blocks(simulation, state)
+        check_blocks(simulation, state)
         return state
     state = simulation.start()
     if resume and (chosen := folder.training()):
@@ -95,7 +95,7 @@ def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
     return state
 
 
-def _check_blocks(simulation: Simulation, state: RunState) -> None:
+def check_blocks(simulation: Simulation, state: RunState) -> None:
     """Refuse a checkpoint whose blocks are not those of this model and method."""
     public, contract = state.server.public, simulation.contract.at(state.server.public.version)
     wanted = (Spec.of(simulation.public.base), contract.coords, contract.shared, contract.buffers)
