@@ -32,7 +32,7 @@ from thinwire.rounds.local import Vectorise
 from thinwire.run.checkpoint import Bounds, load_checkpoint, save_checkpoint
 from thinwire.run.config import Experiment, digest, from_table, to_table
 from thinwire.run.files import append, naming, read_checked, with_checksum, write_atomically
-from thinwire.run.records import SUMS, lines_at, parse_records, read_records, read_totals, sums_of, verify
+from thinwire.run.records import SUMS, begins_with, lines_at, parse_records, read_records, read_totals, sums_of, verify
 from thinwire.run.toml import Table, dumps, read_toml
 
 Summary = dict[str, Any]
@@ -156,20 +156,16 @@ class RunFolder:
         """
         file = self.path / "metrics.jsonl"
         kept = lines_at(self.checkpoints, rounds) if rounds else ""
-        history = [record for record in self.history() if record.round <= rounds]
+        damaged = kept is not None and not begins_with(file, kept.encode())
         if kept is None:  # the checkpoint is of a version that kept none
-            lines = [_line(record) for record in history]
-        else:
-            lines = kept.splitlines(keepends=True)
-        damaged = lines != [_line(record) for record in history]
-        if damaged:
-            history = _records(parse_records("".join(lines).encode()))
+            kept = "".join(_line(record) for record in self.history() if record.round <= rounds)
+        history = _records(parse_records(kept.encode()))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
             raise CheckpointError(
                 f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
             )
-        write_atomically(file, "".join(lines).encode())
-        self._lines = lines
+        write_atomically(file, kept.encode())
+        self._lines = kept.splitlines(keepends=True)
         if damaged:
             told = f"{file} was damaged; its first {rounds} rounds were restored from the checkpoint"
             warnings.warn(told, stacklevel=2)

@@ -246,7 +246,7 @@ def _covered_records(path: Path) -> list[Record]:
     folder, file = path / "checkpoints", path / "metrics.jsonl"
     rounds = rounds_in(folder)
     wanted = lines_at(folder, rounds[-1]) if rounds else None
-    if wanted and not _begins_with(file, wanted.encode()):
+    if wanted and not begins_with(file, wanted.encode()):
         newest = checkpoint_file(folder, rounds[-1])
         if newest.is_file():  # if not, the run was just begun again
             raise CheckpointError(
@@ -256,12 +256,13 @@ def _covered_records(path: Path) -> list[Record]:
     return read_records(file)
 
 
-def _begins_with(file: Path, data: bytes) -> bool:
+def begins_with(file: Path, data: bytes) -> bool:
+    """Whether a file begins with these bytes; no more of it is read. One that is not there is empty."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(data)) == data
     except FileNotFoundError:
-        return False
+        return not data
 
 
 # -- single values -----------------------------------------------------------------------------------------------------
