@@ -537,7 +537,7 @@ def watch(
 
 
 def main() -> None:
-    """Run the command line; what was foreseen, and what the system refuses, is one line and exit code 2; failed training 3."""
+    """Run the command line; an error that was foreseen, or the system's, is one line and exit code 2 (training: 3)."""
     from thinwire.terminal import note, refuse
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack what is printed
@@ -639,7 +639,7 @@ def _exit_if_broken(summaries: dict[str, Summary]) -> None:
 
     wrong = {path: summary for path, summary in summaries.items() if is_broken(summary)}
     for path, summary in wrong.items():
-        print(f"thinwire: {path} {summary['status']}: {summary['status_why']}", file=sys.stderr)
+        print(visible(f"thinwire: {path} {summary['status']}: {summary['status_why']}"), file=sys.stderr)
     if wrong:
         sys.exit(FAILED)
 

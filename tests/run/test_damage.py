@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import thinwire as tw
-from thinwire.errors import CheckpointError
+from thinwire.errors import CheckpointError, Diverged
 from thinwire.run.config import resolve
 from thinwire.run.execute import execute
 from thinwire.run.files import append, read_checked, with_checksum, write_all
@@ -121,6 +121,23 @@ def test_what_the_error_tells_to_do_brings_a_damaged_file_back(copies, two_runs,
     verify(copies / "0")
     for kept in COVERED:
         assert (copies / "0" / kept).read_bytes() == (two_runs / "0" / kept).read_bytes()
+
+
+@pytest.mark.parametrize("race", ["off", "on"])
+def test_training_that_diverged_has_totals_and_sums_too(tmp_path, monkeypatch, race):
+    monkeypatch.setenv("THINWIRE_PROBE", race)
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+    wanted = quick(**{"method.client_opt.lr": 1e30})
+    with pytest.raises(Diverged, match="round 1: "):
+        execute(wanted, tmp_path / "run")
+    path = tmp_path / "run"
+    assert [line.split()[1] for line in (path / "SHA256SUMS").read_text().splitlines()] == [COVERED[0], COVERED[2]]
+    with pytest.raises(Diverged, match="found before"):
+        execute(wanted, path, resume=True)
+    assert read_run(path).summary["status"] == "diverged"
+    spoil(path / "summary.json", "one bit", None)
+    with pytest.raises(CheckpointError, match=r"summary\.json is damaged"):
+        execute(wanted, path, resume=True)
 
 
 def test_damaged_sums_are_named(copies):

@@ -76,21 +76,24 @@ def execute(
 
 
 def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
-    """The newest checkpoint, or the state before round 1; how clients are trained is on disk before the first is.
+    """The newest checkpoint, if the run goes on, or the state before round 1."""
+    state = folder.load(simulation.engine.device) if resume else None
+    if state is None:
+        return simulation.start()
+    check_blocks(simulation, state)
+    return state
+
+
+def _settled(folder: RunFolder, simulation: Simulation, state: RunState) -> RunState:
+    """The state with a way to train; before round 1 it is chosen and written to disk.
 
     A run that is resumed before its first checkpoint trains as it was chosen then, whatever would be chosen now.
     """
-    if resume and (state := folder.load(simulation.engine.device)):
-        check_blocks(simulation, state)
+    if state.round:
         return state
-    state = simulation.start()
-    if resume and (chosen := folder.training()):
+    if chosen := folder.training():
         return state._replace(**chosen._asdict())
-    try:
-        state = simulation.settled(state)
-    except Diverged as error:
-        folder.broke_down(str(error))
-        raise
+    state = simulation.settled(state)
     folder.keep_training(Training.of(state))
     return state
 
@@ -121,8 +124,9 @@ def _rounds(
     for record in records if on_round else ():
         on_round(record)  # type: ignore[misc]
     while state.round < experiment.rounds and not _there(experiment, records):
-        before = Training.of(state)
         try:
+            state = _settled(folder, simulation, state)
+            way = Training.of(state)
             state, record = simulation.round(state, tap)
         except KeyboardInterrupt:
             folder.save(state)  # the round under way is lost, the ones before it are not
@@ -145,8 +149,8 @@ def _rounds(
         if on_round:
             on_round(record)
         last = state.round == experiment.rounds or _there(experiment, records)
-        other_way = Training.of(state) != before  # such as fewer clients at a time: rounds before it are not done again
-        if last or other_way or state.round % experiment.checkpoint.every == 0:
+        # in another way, such as fewer clients at a time, rounds before it must not be trained again
+        if last or Training.of(state) != way or state.round % experiment.checkpoint.every == 0:
             folder.save(state)
     return state, records
 

@@ -6,7 +6,7 @@ training.json      how clients are trained, chosen before round 1: a run that is
 metrics.jsonl      one line a round
 summary.json       the totals and how the run ended (`status`), when it is done or training broke down
 model.safetensors  the final weights, when the run is done
-SHA256SUMS         of these three, when the run is done: `sha256sum --check SHA256SUMS`
+SHA256SUMS         of these three, when there are totals: `sha256sum --check SHA256SUMS`
 checkpoints/       see `checkpoint`
 """
 
@@ -213,20 +213,20 @@ class RunFolder:
     def finish(self, summary: Summary, weights: Tree) -> None:
         """Write the final weights, the checksums and, last, the totals: a run that has totals is done."""
         model = save({name: block.detach().cpu().contiguous().clone() for name, block in weights.items()})
-        total = (json.dumps(summary, indent=1) + "\n").encode()
-        lines = "".join(self._lines).encode()
         write_atomically(self.path / "model.safetensors", model)
-        write_atomically(
-            self.path / SUMS,
-            sums_of({"metrics.jsonl": lines, "model.safetensors": model, "summary.json": total}),
-        )
-        write_atomically(self.path / "summary.json", total)
+        self._write_totals(summary, {"model.safetensors": model})
+
+    def _write_totals(self, summary: Summary, others: dict[str, bytes]) -> None:
+        """The totals, and before them the sums of all that a run which has totals has."""
+        lines, totals = "".join(self._lines).encode(), (json.dumps(summary, indent=1) + "\n").encode()
+        write_atomically(self.path / SUMS, sums_of({"metrics.jsonl": lines, **others, "summary.json": totals}))
+        write_atomically(self.path / "summary.json", totals)
 
     def broke_down(self, why: str, summary: Summary | None = None) -> None:
         """Note that training broke down, with the totals until then: a run repeats itself, so it is not run again."""
         write_atomically(self.path / "diverged.json", (json.dumps({"why": why}) + "\n").encode())
         if summary is not None:
-            write_atomically(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+            self._write_totals(summary, {})
 
     def summary(self) -> Summary | None:
         """The totals of a finished run, or None."""
