@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thinwire.core.text import visible
 from thinwire.errors import CheckpointError, ConfigError, Diverged, ThinwireError
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from thinwire.run.config import Experiment
     from thinwire.run.folder import Summary
 
+UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer carry inside
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # of these, `compare` alone runs those that exist
 
 FAILED = 3  # the exit code of training that diverged, collapsed or ended at chance
@@ -184,7 +189,7 @@ def adapter(
     from thinwire.run.adapter import adapter_of_run
 
     for file in adapter_of_run(run, folder, data_dir):
-        print(file)
+        print(visible(str(file)))
 
 
 @app.command("app")
@@ -205,7 +210,7 @@ def app_(
     from thinwire.run.app import write_app
 
     for file in write_app(_resolve(what, on, rounds, clients, cohort, seed, None, set_), folder):
-        print(file)
+        print(visible(str(file)))
 
 
 @app.command()
@@ -532,15 +537,45 @@ def watch(
 
 
 def main() -> None:
-    """Run the command line; an error that was foreseen is one line and exit code 2, training that failed is 3."""
+    """Run the command line; an error that was foreseen, or the system's, is one line and exit code 2 (training: 3)."""
+    from thinwire.terminal import note, refuse
+
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may lack what is printed
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = note
+            code = app(standalone_mode=False, prog_name="thinwire")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read what is printed has seen enough
+        _drop_output()
+        sys.exit(1)
     except Diverged as error:
-        print(f"thinwire: {error}", file=sys.stderr)
+        refuse(error)
         sys.exit(FAILED)
-    except ThinwireError as error:
-        print(f"thinwire: {error}", file=sys.stderr)
+    except (ThinwireError, OSError) as error:
+        if sys.stdout is sys.__stdout__:
+            _drop_output()
+        refuse(error)
         sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            asked = error.ctx.command_path if error.ctx else "thinwire"
+            refuse(ConfigError(f"{error.format_message()} (`{asked} --help` lists what there is)"))
+        sys.exit(error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere: where printing failed, it would fail again at the end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _resolve(
@@ -592,7 +627,7 @@ def _execute(
 
             summary = (by or execute)(experiment, path, data_dir=data_dir, on_round=on_round, **how)
     except KeyboardInterrupt:
-        err.print(f"stopped; `thinwire resume {path}` goes on", soft_wrap=True)
+        err.print(visible(f"stopped; `thinwire resume {path}` goes on"), soft_wrap=True)
         sys.exit(130)
     _print_json(summary) if as_json else show_facts(summary, str(path))
     _exit_if_broken({str(path): summary})
@@ -604,7 +639,7 @@ def _exit_if_broken(summaries: dict[str, Summary]) -> None:
 
     wrong = {path: summary for path, summary in summaries.items() if is_broken(summary)}
     for path, summary in wrong.items():
-        print(f"thinwire: {path} {summary['status']}: {summary['status_why']}", file=sys.stderr)
+        print(visible(f"thinwire: {path} {summary['status']}: {summary['status_why']}"), file=sys.stderr)
     if wrong:
         sys.exit(FAILED)
 
@@ -623,9 +658,11 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     from thinwire.run.layer_chart import draw_layers
     from thinwire.terminal import show_facts, show_layers
 
-    summary = RunFolder.open(path).summary()
+    run = RunFolder.open(path)
+    summary = run.summary()
     if summary is None:
         raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` goes on with it")
+    run.verify()
     layers = summary.get("layers", [])  # not in runs of earlier versions
     if plot and not layers:
         raise CheckpointError(f"{path} was run by a version that did not count layers; run it --again to draw it")
@@ -640,7 +677,7 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
 
 
 def _say_written(file: Path) -> None:
-    print(f"wrote {file}", file=sys.stderr)
+    print(visible(f"wrote {file}"), file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:

@@ -1,7 +1,13 @@
-"""What people see: progress bars in a terminal, plain lines elsewhere, tables at the end."""
+"""What people see: progress bars in a terminal, plain lines elsewhere, tables at the end.
+
+Names and paths are shown as they are: brackets are no markup, and what cannot be printed stands as an escape.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.core.text import visible
 from thinwire.run.collapse import BROKEN
 from thinwire.run.units import human_bytes, human_seconds, percent
 
@@ -24,7 +31,7 @@ WIDE = 160  # outside a terminal nobody scrolls sideways: tables are not squeeze
 
 
 def _console(stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE
     return console
@@ -41,7 +48,7 @@ def progress(
     if quiet:
         yield lambda record: None
         return
-    total = 0
+    total, label = 0, visible(label, 200)
     accuracy: float | None = None
 
     def news(record: RoundRecord) -> str:
@@ -66,10 +73,10 @@ def progress(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
+        TextColumn("{task.fields[news]}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err) as bars:
@@ -85,7 +92,7 @@ def progress(
 
 def show_facts(facts: dict[str, Any], title: str) -> None:
     """One fact a line."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=visible(title), show_header=False, title_justify="left")
     for key, value in facts.items():
         if isinstance(value, list):  # a table of its own
             continue
@@ -105,7 +112,7 @@ def show_facts(facts: dict[str, Any], title: str) -> None:
             text = ", ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v:,}" for k, v in value.items())
         else:
             text = f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)
-        table.add_row(key.replace("_", " "), text)
+        table.add_row(visible(key.replace("_", " ")), visible(text))
     out.print(table)
 
 
@@ -132,7 +139,7 @@ def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
         known = row["bytes_up"] is not None
         bar = "█" * round(24 * row["syncs"] / rounds)
         sent = human_bytes(row["bytes_up"]) if known else "-"
-        table.add_row(row["layer"], f"{row['numbers']:,}", f"{row['syncs']:,}", bar.ljust(24, "·"), sent)
+        table.add_row(visible(row["layer"], 200), f"{row['numbers']:,}", f"{row['syncs']:,}", bar.ljust(24, "·"), sent)
     out.print(table)
     if any(row["bytes_up"] is None for row in layers):
         out.print("the up codec mixes blocks, so no bytes belong to one layer")
@@ -147,20 +154,20 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
         return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.std else "")
 
     yardstick = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title=visible(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     heads = ["method", "final %", "best %", "up", "down", "catch-up", "total", "ideal", "fewer"]
     roomy, wide = out.width >= 100, out.width >= 112
     heads += ["seconds", "at 2 Mbps"] if roomy else []
     heads += ["slow up"] if wide else []
     heads += ["broke down"] if any(row.broken != "-" for row in rows) else []
     for head in heads:
-        least = max(len(row.method) for row in rows) if head == "method" else None
+        least = max(len(visible(row.method, 200)) for row in rows) if head == "method" else None
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True, min_width=least)
     for row in rows:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3g}x"
         ways = (row.bytes_up, row.bytes_down, row.bytes_catchup, row.bytes_total_honest, row.bytes_total_ideal)
         table.add_row(
-            row.method,
+            visible(row.method, 200),
             spread(row.final_accuracy),
             spread(row.best_accuracy),
             *(human_bytes(way) for way in ways),
@@ -173,7 +180,7 @@ def show_comparison(rows: Sequence[Row], title: str) -> None:
     by = "total" if rows[0].accounting == "honest" else "ideal"
     out.print(
         f"accuracy at the end and at best; bytes of all messages (total), and without catch-up (ideal); how many times "
-        f"fewer than {yardstick}, by {by} ({rows[0].accounting} accounting)"
+        f"fewer than {visible(yardstick, 200)}, by {by} ({rows[0].accounting} accounting)"
     )
     if roomy:
         slow = ", and with uploads 16x slower (slow up)" if wide else ""
@@ -204,7 +211,7 @@ def standing_line(now: Standing) -> str:
     pace = now.seconds_per_round or 0.0
     if now.state != "finished" and now.silent_seconds is not None and now.silent_seconds > max(60.0, 10 * pace):
         parts += [f"no news for {human_seconds(now.silent_seconds)}: `thinwire resume {now.run}` if it was stopped"]
-    return "  ".join(parts)
+    return visible("  ".join(parts))
 
 
 def watch_live(standings: Iterable[Standing]) -> None:
@@ -236,7 +243,7 @@ def show_list(items: Sequence[dict[str, Any]]) -> None:
     for item in items:
         cells = (item.get(head) for head in heads)
         # plain text: a word in brackets, as in thinwire[hf], is no markup
-        table.add_row(*(Text("" if c is None else f"{c:,}" if isinstance(c, int) else str(c)) for c in cells))
+        table.add_row(*(Text("" if c is None else f"{c:,}" if isinstance(c, int) else visible(str(c))) for c in cells))
     out.print(table)
 
 
@@ -246,9 +253,37 @@ def say_run(progress: Progress, quiet: bool = False) -> None:
         return
     left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s to go"
     words = progress.trouble or "done"
-    err.print(f"{progress.done}/{progress.todo} {progress.name} {words}{left}", soft_wrap=True, markup=False)
+    err.print(visible(f"{progress.done}/{progress.todo} {progress.name} {words}{left}"), soft_wrap=True)
 
 
 def show_markdown(text: str) -> None:
     """A page in the terminal, as it is written: tables are wide, and scripts may read them."""
-    out.print(Text(text), soft_wrap=True)
+    out.print(Text("\n".join(visible(line, len(line)) for line in text.split("\n"))), soft_wrap=True)
+
+
+def refuse(error: BaseException) -> None:
+    """What went wrong, as one line."""
+    print(f"thinwire: {visible(_words(error))}", file=sys.stderr)
+
+
+def note(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as one line, instead of Python's two."""
+    print(f"thinwire: note: {visible(str(message))}", file=sys.stderr)
+
+
+_HINTS = {
+    errno.ENOSPC: "; make room, then give the same command again",
+    errno.EDQUOT: "; make room, then give the same command again",
+    errno.EFBIG: "; allow longer files, or write to another place",
+    errno.ENAMETOOLONG: "; give it a shorter name",
+    errno.EACCES: "; choose a place where you may read and write",
+    errno.EPERM: "; choose a place where you may read and write",
+    errno.EROFS: "; choose a place where you may read and write",
+}
+
+
+def _words(error: BaseException) -> str:
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error) or type(error).__name__
+    where = visible(f"{os.fsdecode(error.filename)}: " if error.filename else "", 300)
+    return f"{where}{error.strerror}{_HINTS.get(error.errno, '')}"

@@ -338,7 +338,7 @@ def test_auto_falls_back_to_a_loop_and_says_why():
 
 def test_auto_stays_with_vmap_where_it_works():
     _, states, _ = play(job())
-    assert (states[-1].how, states[-1].why) == ("vmap", "")
+    assert (states[-1].how, states[-1].why) == ("vmap", "THINWIRE_PROBE is off")
 
 
 @pytest.mark.parametrize("vectorise", ["vmap", "loop"])

@@ -1,5 +1,8 @@
 """The race between ways of training: it picks what is fast, is kept, and is left out where it could change results."""
 
+import threading
+import time
+
 import pytest
 from torch import nn
 
@@ -68,10 +71,51 @@ def test_a_damaged_memory_is_made_anew(clock, tmp_path):
         clock[0] += 0.1
 
     choose(["d"], ["threads"], True, 4, run)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.npz")
     file.write_bytes(b"damaged")
     probe._known.clear()
     assert choose(["d"], ["threads"], True, 4, run).way.how == "threads"
+
+
+def test_processes_that_start_together_with_an_empty_cache_go_one_way(monkeypatch):
+    class Forgetful(dict):
+        """What another process knows: nothing."""
+
+        def __contains__(self, name):
+            return False
+
+    monkeypatch.setattr(probe, "_known", Forgetful())
+    together, raced, found = threading.Barrier(2), [], {}
+
+    def process(fast):
+        def run(way, clients):
+            raced.append(fast)
+            time.sleep(0.001 if way.how == fast else 0.004)
+
+        together.wait()
+        found[fast] = choose(["e"], ["threads", "vmap"], True, 2, run)
+
+    threads = [threading.Thread(target=process, args=(fast,)) for fast in ("threads", "vmap")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found["threads"].way.how == found["vmap"].way.how == raced[0]
+    assert len(set(raced)) == 1, "the other one waited, and took what was found"
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file"])
+def test_where_nothing_can_be_kept_there_is_no_race(monkeypatch, tmp_path, place):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("THINWIRE_CACHE", str(file if place == "a file" else file / "below"))
+
+    def run(way, clients):
+        raise AssertionError("the next run might go another way")
+
+    choice = choose(["f"], ["threads", "vmap", "loop"], False, 4, run)
+    assert choice.way == Way("vmap", False)
+    assert choice.why.startswith("no race, since its outcome cannot be kept in the cache folder: ")
 
 
 def test_a_run_is_settled_before_its_first_round_and_again_the_same():

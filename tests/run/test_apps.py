@@ -67,3 +67,14 @@ def test_a_run_keeps_its_name_only_when_it_goes_on(tmp_path):
     (tmp_path / "deployment.json").write_text(json.dumps([]))
     with pytest.raises(CheckpointError, match="cannot be read"):
         deployment(tmp_path)
+
+
+def test_a_name_with_quotes_makes_an_app_that_says_it_and_does_nothing_else(tmp_path):
+    name = '"""; raise SystemExit(1)  # \'{x}'
+    write_app(resolve("fedavg", "digits", {"name": name}), tmp_path / "app")
+    table = loads((tmp_path / "app/pyproject.toml").read_text(), "pyproject.toml")
+    assert table["project"]["description"] == f"{name} on digits"
+    code = (tmp_path / "app/federated/__init__.py").read_text()
+    space: dict = {}
+    exec(compile(code, "__init__.py", "exec"), space)
+    assert space["__doc__"] == f"{name} on digits, as a Flower app."

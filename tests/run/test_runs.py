@@ -12,12 +12,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from thinwire.core.tree import same
+from thinwire.engines import probe
 from thinwire.engines.job import RunState
+from thinwire.engines.simulation import Simulation
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.rounds.ledger import Ledger, Window
 from thinwire.rounds.state import ClientState, Public, ServerState
@@ -49,6 +52,8 @@ def test_a_run_directory_holds_what_it_promises(tmp_path):
         "metrics.jsonl",
         "summary.json",
         "model.safetensors",
+        "training.json",
+        "SHA256SUMS",
         "checkpoints",
     }
     assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
@@ -228,6 +233,84 @@ def test_the_saved_model_loads_into_a_plain_module(tmp_path):
     build("mlp").load_state_dict(load_file(tmp_path / "run/model.safetensors"))
 
 
+# -- how clients are trained -------------------------------------------------------------------------------------------
+
+
+def other_cache(kept: Path, folder: Path) -> str:
+    """A cache in which the race was won by another way; gives its name."""
+    folder.mkdir()
+    (file,) = kept.glob("way*.npz")
+    with np.load(file, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    other = "vmap" if str(found["how"]) != "vmap" else "loop"
+    np.savez(folder / file.name, **(found | {"how": np.array(other)}))
+    return other
+
+
+def test_a_run_killed_before_its_first_checkpoint_trains_on_as_it_was_chosen(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_PROBE", "on")
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(probe, "_known", {})
+    wanted = quick(**{"checkpoint.every": 100, "engine.precision": "bf16"})  # in 16 bits ways differ
+    execute(wanted, tmp_path / "whole")
+    seen = []
+
+    def kill(record):
+        seen.append(json.loads((tmp_path / "cut/training.json").read_text()))
+        if record.round == 2:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(wanted, tmp_path / "cut", on_round=kill)
+    assert rounds_in(tmp_path / "cut/checkpoints") == []
+    other = other_cache(tmp_path / "cache", tmp_path / "other")
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "other"))
+    probe._known.clear()  # as another process
+    execute(wanted, tmp_path / "cut", resume=True)
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert json.loads((tmp_path / "cut/environment.json").read_text())["clients_trained_by"] == seen[0]["how"] != other
+    execute(wanted, tmp_path / "another")
+    assert json.loads((tmp_path / "another/training.json").read_text())["how"] == other, "the cache decides a fresh run"
+
+
+def test_the_choice_is_made_before_anything_is_trained(tmp_path, monkeypatch):
+    def no_round(*_):
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(Simulation, "round", no_round)
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(quick(), tmp_path / "run")
+    kept = json.loads((tmp_path / "run/training.json").read_text())
+    assert (kept["how"], kept["why"], kept["chunk"], kept["onednn"]) == ("vmap", "THINWIRE_PROBE is off", 0, None)
+    monkeypatch.undo()
+    monkeypatch.setenv("THINWIRE_PROBE", "on")
+    execute(quick(), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run/environment.json").read_text())["because"] == "THINWIRE_PROBE is off"
+
+
+def test_a_round_that_finds_another_way_is_saved_at_once(tmp_path, monkeypatch):
+    train = Simulation.train_portion
+
+    def little_memory(self, portion, *rest, **more):
+        if len(portion.clients) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return train(self, portion, *rest, **more)
+
+    def stop(record):
+        if record.round == 2:
+            raise RuntimeError("killed")
+
+    wanted = quick(**{"checkpoint.every": 100})
+    monkeypatch.setattr(Simulation, "train_portion", little_memory)
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(wanted, tmp_path / "run", on_round=stop)
+    assert rounds_in(tmp_path / "run/checkpoints") == [1]
+    monkeypatch.undo()  # now there is room for all ten clients, but the run goes on by fives
+    execute(wanted, tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run/checkpoints/round-000004.json").read_text())["chunk"] == 5
+
+
 # -- real kills --------------------------------------------------------------------------------------------------------
 
 # a model large enough that writing a checkpoint takes a while, and a checkpoint after every round
@@ -238,12 +321,13 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "thinwire", *words, "-q"]
 
 
-def start(*words: str) -> subprocess.Popen:
-    return subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start(*words: str, **env: str) -> subprocess.Popen:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command(*words), env={**os.environ, **env}, **quiet)
 
 
-def finish(*words: str) -> None:
-    done = subprocess.run(command(*words), capture_output=True, text=True)
+def finish(*words: str, **env: str) -> None:
+    done = subprocess.run(command(*words), env={**os.environ, **env}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -290,9 +374,60 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_run_killed_many_times_resumes_to_the_same_bits(tmp_path, seed):
     print("killed:", kill_and_resume(tmp_path, kills=5, seed=seed))  # shown by pytest -rP
+
+
+LATE = [*KILL, "--set", "checkpoint.every=1000"]  # the first checkpoint is that of the last round
+
+
+def inode(file: Path) -> int:
+    return file.stat().st_ino if file.exists() else 0
+
+
+def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> list[str]:
+    """Kill a run, each time with an empty cache: at its start, in the race, or when it has trained a few rounds."""
+    rng = random.Random(seed)
+    whole, cut, moments = tmp_path / "whole", tmp_path / "cut", list[str]()
+    decided = None  # the cache of the process that chose how to train
+    for attempt in range(kills):
+        cache = tmp_path / f"cache-{attempt}"
+        env = {"THINWIRE_CACHE": str(cache), "THINWIRE_PROBE": "on"}
+        begun = (cut / "config.toml").is_file()
+        words = ("resume", str(cut)) if begun else ("run", "fedavgm", *LATE, "--out", str(cut))
+        old = inode(cut / "metrics.jsonl")  # a run that goes on writes this file again from the first round
+        process = start(*words, **env)
+        goal = rng.choice([0, 1, 2, 3])
+        seconds, began = rng.uniform(2, 8), time.monotonic()
+
+        def waits(old: int = old, goal: int = goal, end: float = began + seconds) -> bool:
+            trained = rounds_done(cut) if inode(cut / "metrics.jsonl") != old else 0
+            return trained < goal if goal else time.monotonic() < end
+
+        while process.poll() is None and waits():
+            time.sleep(0.01)
+        assert process.poll() is None, "it was too fast to be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert rounds_in(cut / "checkpoints") == []
+        if decided is None and (cut / "training.json").is_file():
+            decided = cache
+        moments.append(f"after {rounds_done(cut)} rounds" if decided else "before the choice")
+    env = {"THINWIRE_CACHE": str(tmp_path / "cache-last"), "THINWIRE_PROBE": "on"}
+    finish("resume", str(cut), **env)
+    env["THINWIRE_CACHE"] = str(decided or tmp_path / "cache-last")
+    finish("run", "fedavgm", *LATE, "--out", str(whole), **env)
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert metrics(cut) == metrics(whole)
+    return moments
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_killed_before_its_first_checkpoint_resumes_to_the_same_bits(tmp_path, seed):
+    print("killed:", kill_before_the_first_checkpoint(tmp_path, kills=5, seed=seed))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="flock is a POSIX call")

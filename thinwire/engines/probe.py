@@ -4,7 +4,9 @@ Ways differ by rounding only, but by ten times and more in speed, and which one 
 perceptron wants all clients in one program (vmap), convolutions want a client on each core (threads). So each way
 trains a few clients for a few steps before the first round, in two heats: two clients, then, for those that were not
 far behind, more. The outcome is kept in the process and in the cache folder, by what the time depends on, so that the
-same run goes the same way again. THINWIRE_PROBE=off leaves the race out; clients are then trained by vmap.
+same run goes the same way again: the first race decides for all processes of this machine, also for those that start at
+the same moment, which wait for it. Where it cannot be kept there is no race, because the next run might go another way.
+THINWIRE_PROBE=off leaves the race out, too; clients are then trained by vmap.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 
 from thinwire.errors import Diverged
 from thinwire.rounds.local import Unsuited, Vectorise
-from thinwire.tasks.cache import remember
+from thinwire.tasks.cache import agree_on
 
 CLIENTS, STEPS = (2, 16), 3  # of a heat
 FAR = 4.0  # whoever takes so many times as long as the first is not asked again
@@ -52,7 +54,7 @@ def wanted() -> bool:
 
 
 def choose(what: Sequence[object], hows: Sequence[Vectorise], onednn: bool, clients: int, run: Run) -> Choice:
-    """The fastest way, from memory if it was found before.
+    """The fastest way, from memory if it was found before; vmap where it could not be remembered.
 
     Args:
         what: all that the time depends on, as values that print alike in every process.
@@ -68,8 +70,12 @@ def choose(what: Sequence[object], hows: Sequence[Vectorise], onednn: bool, clie
             found = _race([Way(how, onednn) for how in hows], clients, run)
             return {key: np.array(value) for key, value in (*found.way._asdict().items(), ("why", found.why))}
 
-        kept = remember(f"way2-{name}", (), make, _fits)
-        _known[name] = Choice(Way(str(kept["how"]), bool(kept["onednn"])), str(kept["why"]))  # type: ignore[arg-type]
+        try:
+            kept = agree_on(f"way2-{name}", make, _fits)
+            _known[name] = Choice(Way(str(kept["how"]), bool(kept["onednn"])), str(kept["why"]))  # type: ignore[arg-type]
+        except OSError as error:
+            why = f"no race, since its outcome cannot be kept in the cache folder: {first_line(error)}"
+            _known[name] = Choice(Way("vmap", onednn), why)
     return _known[name]
 
 

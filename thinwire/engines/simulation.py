@@ -176,20 +176,17 @@ class Simulation:
 
     def _round(self, state: RunState, tap: Tap | None) -> tuple[RunState, RoundRecord]:
         began = time.perf_counter()
+        state = self.settled(state)
         number = state.round + 1
         server, job = state.server, self.job
         public = server.public
         contract = self.contract.at(public.version)
         plan, cohort = self._opening(state)
-        known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
-        opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
         early = self.ahead.take(state.round, cohort, public.coords)
         ready = early.ready if early else self.ahead.now()
-        down = Later(lambda: _Down.of(opening, versions), self.ahead.stream, ready)
-        known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
-        opened = _Open(plan, cohort, known, down)
+        opened = self._opened(state, plan, cohort, ready)
+        down = opened.down
         try:
-            state = self._settled(state, opened)
             with self.kernels(state.onednn):
                 state, replies, loss = self._train(state, opened, early)
             if not math.isfinite(loss):
@@ -268,11 +265,35 @@ class Simulation:
             return None, None
         return self.model.evaluate(self.weights(public), public.buffers, self.test)
 
-    def _settled(self, state: RunState, opened: _Open) -> RunState:
-        """The state with the fastest way to train, if it is still open: before the first round, on a CPU."""
+    def _opened(
+        self, state: RunState, plan: Plan, cohort: tuple[int, ...], ready: torch.cuda.Event | None = None
+    ) -> _Open:
+        """The next round with what its clients know and are sent, once the public state is ready."""
+        server, contract = state.server, self.contract.at(state.server.public.version)
+        known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
+        opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
+        down = Later(lambda: _Down.of(opening, versions), self.ahead.stream, ready)
+        known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
+        return _Open(plan, cohort, known, down)
+
+    def settled(self, state: RunState) -> RunState:
+        """The state with the fastest way to train, if it is still open: before the first round, on a CPU.
+
+        A run directory keeps it before that round, so that a run which is resumed goes the same way.
+        """
         undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
-        if not undecided or self.device.type != "cpu" or not probe.wanted():
+        if not undecided or self.device.type != "cpu":
             return state
+        if not probe.wanted():
+            return state._replace(why="THINWIRE_PROBE is off")
+        try:
+            (how, onednn), why = self._fastest(state, self._opened(state, *self._opening(state)))
+        except Diverged as error:
+            raise Diverged(f"round {state.round + 1}: {error}") from error
+        return state._replace(how=how, why=why, onednn=onednn)
+
+    def _fastest(self, state: RunState, opened: _Open) -> probe.Choice:
+        """The fastest way to train this cohort, by a race or as one decided before."""
         chunk, seen = next(self._chunks(state, opened))
         work = self.draws.workload(state.round, chunk)
 
@@ -294,8 +315,7 @@ class Simulation:
         )
         # on one core threads are a loop
         hows: tuple[Vectorise, ...] = ("threads", "vmap", *(("loop",) if self.crew.workers > 1 else ()))
-        (how, onednn), why = probe.choose(what, hows, onednn_as_a_rule(), len(chunk), run)
-        return state._replace(how=how, why=why, onednn=onednn)
+        return probe.choose(what, hows, onednn_as_a_rule(), len(chunk), run)
 
     def kernels(self, onednn: bool | None = None) -> AbstractContextManager[None]:
         """The kernels to compute with, oneDNN's as chosen."""

@@ -21,7 +21,8 @@ from thinwire.engines.local import LocalEngine
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.models import Pretrained, Roberta
 from thinwire.run.build import build_job
-from thinwire.run.files import write_atomically
+from thinwire.run.execute import check_blocks
+from thinwire.run.files import write_all
 from thinwire.run.folder import RunFolder
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
@@ -83,12 +84,9 @@ def save_adapter(
         "bias": "none",
         "inference_mode": True,
     }
-    out = Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
     data = save({name: block.detach().cpu().contiguous().clone() for name, block in tensors.items()})
-    write_atomically(out / "adapter_model.safetensors", data)
-    write_atomically(out / "adapter_config.json", (json.dumps(record, indent=1) + "\n").encode())
-    return [out / "adapter_config.json", out / "adapter_model.safetensors"]
+    text = (json.dumps(record, indent=1) + "\n").encode()
+    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
 
 
 def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
@@ -98,6 +96,7 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     state = known.load("cpu")
     if state is None:
         raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` goes on with it")
+    check_blocks(simulation, state)
     public = state.server.public
     method = simulation.contract.at(public.version).method
     frame = simulation.contract.frame(public.version, "cpu")

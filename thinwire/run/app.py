@@ -8,6 +8,7 @@ from pathlib import Path
 from thinwire.errors import ConfigError
 from thinwire.run.apps import deployable
 from thinwire.run.config import Experiment, to_table
+from thinwire.run.files import write_all
 from thinwire.run.toml import dumps
 
 PACKAGE = "federated"
@@ -20,7 +21,7 @@ build-backend = "hatchling.build"
 [project]
 name = "{name}"
 version = "1.0.0"
-description = "{what}"
+description = {quoted}
 dependencies = ["flwr>=1.41,<1.43", "thinwire"]
 
 [tool.hatch.build.targets.wheel]
@@ -93,17 +94,15 @@ def write_app(experiment: Experiment, folder: Path) -> list[Path]:
         raise ConfigError(f"{folder} exists and is not empty; name a new folder")
     experiment = deployable(experiment)
     name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{experiment.task.kind}".lower()).strip("-")
-    fields = {"name": name, "what": f"{experiment.name} on {experiment.task.kind}", "package": PACKAGE}
+    what = f"{experiment.name} on {experiment.task.kind}"
+    quoted = dumps({"x": what}).removeprefix("x = ").strip()  # a name may hold quotes
+    fields = {"name": name, "quoted": quoted, "package": PACKAGE}
     texts = {
         "pyproject.toml": _PYPROJECT.format(**fields),
-        f"{PACKAGE}/__init__.py": f'"""{fields["what"]}, as a Flower app."""\n',
+        f"{PACKAGE}/__init__.py": f"{what + ', as a Flower app.'!r}\n",
         f"{PACKAGE}/task.py": _TASK,
         f"{PACKAGE}/server_app.py": _SERVER.format(**fields),
         f"{PACKAGE}/client_app.py": _CLIENT.format(**fields),
         f"{PACKAGE}/experiment.toml": dumps(to_table(experiment)),
     }
-    for file, text in texts.items():
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    return [folder / file for file in texts]
+    return write_all(folder, {file: text.encode() for file, text in texts.items()})

@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from thinwire.core.text import visible
 from thinwire.engines.flower import need_flower
 from thinwire.engines.flower.client import Client
 from thinwire.engines.flower.kept import Answer, Ask, Kept
@@ -30,11 +31,11 @@ from thinwire.engines.simulation import Tap
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError, WireError
 from thinwire.rounds.state import Contract
 from thinwire.run.build import build_job
-from thinwire.run.checkpoint import rounds_in
 from thinwire.run.config import Checkpointing, Experiment, from_table
 from thinwire.run.execute import default_folder, execute
-from thinwire.run.files import write_atomically
-from thinwire.run.toml import loads
+from thinwire.run.files import append, read_json, write_atomically
+from thinwire.run.records import rounds_in
+from thinwire.run.toml import read_toml
 
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 FAILED = "thinwire failed:"  # how a server's last words begin in the log
@@ -51,7 +52,7 @@ def deployable(experiment: Experiment) -> Experiment:
 
 def read_experiment(path: Path) -> Experiment:
     """The experiment of an app folder."""
-    return deployable(from_table(loads(path.read_text("utf-8"), str(path))))
+    return deployable(from_table(read_toml(path)))
 
 
 def job_of(experiment: Experiment, node_config: Mapping[str, Any] | None) -> Job:
@@ -206,11 +207,7 @@ def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> 
         patience = Patience(**{key: value for key, value in settings.items() if key != "nodes"})
 
         def log(line: str) -> None:
-            """A line for `flwr log`, and for the run directory once there is one."""
-            print(line, flush=True)
-            if (path / "config.toml").is_file():
-                with (path / "server.log").open("a", encoding="utf-8") as file:
-                    file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n")
+            write_log(path, line)
 
         def prepare() -> Served:
             made = job(None)
@@ -223,12 +220,20 @@ def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> 
 
         try:
             execute(experiment, path, resume=True, prepare=prepare, tap=tap)
-        except ThinwireError as error:
+        except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
             raise
 
     app.main()(main)
     return app
+
+
+def write_log(path: Path, line: str) -> None:
+    """A line for `flwr log`, and for the run directory once there is one; what clients say in it is escaped."""
+    line = visible(line)
+    print(line, flush=True)
+    if (path / "config.toml").is_file():
+        append(path / "server.log", f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n".encode())
 
 
 def name_of(path: Path, settings: Mapping[str, Any]) -> str:
@@ -248,9 +253,9 @@ def deployment(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        known = json.loads(file.read_bytes())
+        known = read_json(file)
         return {
             key: known[key] for key in ("run", "nodes", "seconds", "quorum", "tries") if key in known or key == "run"
         }
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error})") from error
+    except KeyError as error:
+        raise CheckpointError(f"{file} cannot be read (it lacks {error})") from error

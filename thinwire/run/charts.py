@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import NamedTuple
+
+from thinwire.core.text import html_text as escape
 
 COLOURS = 8
 _DASHES = ("", "7 4", "3 3", "9 3 2 3", "5 2", "2 2", "12 4", "4 3 1 3")

@@ -2,29 +2,34 @@
 
 A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
 SHA-256 of the first: a checkpoint exists when its JSON does, and a kill at any moment leaves the previous one. The
-newest two are kept. Nothing is pickled.
+newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, so that these
+are restored should the file be damaged. Before tensors are read, all numbers are checked: none may be larger than the
+experiment allows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
-import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from thinwire.core.rng import Device
+from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.engines.job import RunState
 from thinwire.errors import CheckpointError
 from thinwire.rounds.ledger import Ledger, Window
+from thinwire.rounds.local import Vectorise
 from thinwire.rounds.state import ClientState, Public, ServerState
 from thinwire.rounds.tally import Tally
-from thinwire.run.files import write_atomically
+from thinwire.run.files import read_checked, with_checksum, write_atomically
+from thinwire.run.records import checkpoint_file, rounds_in
 
 FORMAT = 2
 KEEP = 2
@@ -33,19 +38,27 @@ _SERVER = ("opt", "correction", "schedule", "codec")
 _CLIENT = ("held", "correction", "codec", "opt")
 
 
-def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
+class Bounds(NamedTuple):
+    """How many rounds and clients the experiment of a checkpoint has."""
+
+    rounds: int = 1 << 40
+    clients: int = 1 << 40
+
+
+def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | None = None) -> None:
     """Write the state after a round.
 
     Args:
         folder: where checkpoints lie.
         state: the state.
         config: digest of the experiment that it belongs to.
+        metrics: the lines of `metrics.jsonl` up to that round.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"round-{state.round:06d}"
+    file = checkpoint_file(folder, state.round)
     tensors = _tensors(state)
     data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    write_atomically(folder / f"{stem}.safetensors", data)
+    write_atomically(file.with_suffix(".safetensors"), data)
     ledger = state.server.ledger
     meta: dict[str, Any] = {
         "format": FORMAT,
@@ -67,44 +80,41 @@ def save_checkpoint(folder: Path, state: RunState, config: str) -> None:
             "synced": dict(ledger.synced),
         },
         "clients": {str(i): client.version for i, client in state.clients.items()},
+        "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
+        "metrics": metrics,
     }
-    meta["checksum"] = _checksum(meta)
-    write_atomically(folder / f"{stem}.json", (json.dumps(meta, indent=1) + "\n").encode())
+    write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-KEEP]:
-        (folder / f"round-{old:06d}.json").unlink(missing_ok=True)
-        (folder / f"round-{old:06d}.safetensors").unlink(missing_ok=True)
+        checkpoint_file(folder, old).unlink(missing_ok=True)
+        checkpoint_file(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def rounds_in(folder: Path) -> list[int]:
-    """The rounds of which there is a checkpoint, ascending."""
-    found = (re.fullmatch(r"round-(\d{6,})\.json", path.name) for path in folder.glob("round-*.json"))
-    return sorted(int(match[1]) for match in found if match)
-
-
-def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunState | None:
+def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bounds | None = None) -> RunState | None:
     """The newest checkpoint of a folder, or None if there is none.
 
     Args:
         folder: where checkpoints lie.
         config: digest of the experiment that it must belong to.
         device: where the public state is to lie; what server and clients remember lies on the CPU.
+        bounds: what the experiment allows; by default, what a computer can do.
     """
     rounds = rounds_in(folder)
     if not rounds:
         return None
-    path = folder / f"round-{rounds[-1]:06d}.json"
+    path = checkpoint_file(folder, rounds[-1])
     older = f"; remove it to go on from round {rounds[-2]}" if len(rounds) > 1 else ""
+    meta = read_checked(path, older)
     try:
-        meta = json.loads(path.read_bytes())
-        checksum = meta.pop("checksum")
-        if checksum != _checksum(meta):
-            raise CheckpointError(f"{path} is damaged: its checksum does not match{older}")
         if meta["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
         if meta["config"] != config:
             raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
+        if wrong := _out_of_range(meta, bounds or Bounds()):
+            raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
         weights = path.with_suffix(".safetensors")
+        if "bytes" in meta and (size := weights.stat().st_size) != meta["bytes"]:
+            raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
         data = weights.read_bytes()
         if hashlib.sha256(data).hexdigest() != meta["sha256"]:
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
@@ -112,8 +122,34 @@ def load_checkpoint(folder: Path, config: str, device: Device = None) -> RunStat
         # the order of blocks is part of the contract, and safetensors keeps an order of its own
         places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
         return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}){older}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
+
+
+def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
+    """Which number of a checkpoint cannot be, in words; "" if all can. Nothing is made that is as long as one says."""
+    ledger = meta["ledger"]
+    version, clients = meta["version"], [*map(int, meta["clients"]), *meta["cohort"]]
+    lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
+    seen = [ledger["version"], ledger["opened"], *ledger["synced"].values(), *meta["clients"].values()]
+    seen += [edge for window in ledger["past"] for edge in window[:2]]
+    syncs = [*meta["tally"]["syncs"].values()]
+    ranges: tuple[tuple[str, Iterable[Any], int], ...] = (
+        ("round", [meta["round"]], bounds.rounds),
+        ("version", [version], meta["round"]),
+        ("version of a client or an entry", seen, version),
+        ("number of a client", clients, bounds.clients - 1),
+        ("count of clients trained together", [meta.get("chunk", 0)], bounds.clients),
+        ("count of synchronizations", syncs, meta["round"]),
+        ("length", [*lengths, meta.get("bytes", 0)], 1 << 48),
+    )
+    for what, values, most in ranges:
+        for value in values:
+            if type(value) is not int or not 0 <= value <= most:
+                return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
+    if meta["how"] not in get_args(Vectorise) or meta.get("onednn") not in (True, False, None):
+        return f"it trains by {visible(repr(meta['how']), 40)}"
+    return ""
 
 
 def _tensors(state: RunState) -> Tree:
@@ -141,6 +177,9 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
 
     public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
     data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
+    lengths = [*meta["ledger"]["lengths"], *(n for window in meta["ledger"]["past"] for n in window[2:])]
+    if sum(lengths) != len(data):
+        raise ValueError(f"its ledger has {len(data)} bytes, not {sum(lengths)}")
     ledger = _ledger(meta["ledger"], io.BytesIO(data))
     server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
     by_client: dict[str, Tree] = {}
@@ -167,7 +206,3 @@ def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
         *own, end = (data.read(length) for length in lengths)
         past.append(Window(since, until, tuple(own), end))
     return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])
-
-
-def _checksum(meta: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from thinwire.core.registry import lookup
+from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.rounds.batches import Local
@@ -33,10 +34,12 @@ from thinwire.run.plus import join
 from thinwire.run.plus import named as named_methods
 from thinwire.run.presets import layer, preset
 from thinwire.run.records import Accounting
-from thinwire.run.toml import Table, dumps, loads, parse_value
+from thinwire.run.toml import Table, dumps, parse_value, read_toml
 from thinwire.tasks.partition import Split
 
 DEFAULT_TASK = "digits"
+LONGEST_NAME = 120  # bytes: the name of a run directory begins with it
+MOST_ROUNDS = 10**9
 
 Scale = Literal["unit", "standard"]
 Augment = Literal["none", "shift-flip"]
@@ -95,6 +98,8 @@ class TaskChoice:
         for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
             if given not in get_args(known):
                 raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
+        if self.clients < 0:
+            raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
         if not 0 <= self.keep <= self.clients:
             raise ConfigError(f"task.keep must be 0 (all) or at most the {self.clients} clients, not {self.keep}")
 
@@ -152,6 +157,12 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.accounting not in get_args(Accounting):
             raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
+        if why := unfit_for_a_name(self.name, LONGEST_NAME):
+            raise ConfigError(f"name {visible(repr(self.name), 80)} cannot be used: {why}; write a name such as my-run")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        if self.rounds > MOST_ROUNDS:
+            raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")
 
     def digest(self) -> str:
         """A short name of the configuration: two experiments with one digest are the same run."""
@@ -188,12 +199,14 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None) ->
         path = Path(what)
         if not path.is_file():
             raise ConfigError(f"no such experiment file: {what}")
-        own, name = loads(path.read_text("utf-8"), what), path.stem
+        own, name = read_toml(path), path.stem
         methods, own = _builds_on(own)
-    task = on or _section(own, "task").get("kind", DEFAULT_TASK)
-    if on:
+    elif not what:
+        raise ConfigError("the name of the method is empty; write for example fedavg")
+    task = on if on is not None else coerce(_section(own, "task").get("kind", DEFAULT_TASK), str, "task.kind")
+    if on is not None:
         own = {key: value for key, value in own.items() if key != "task"}
-    tuned = _section(own, "on").get(task, {})  # what the file wants to be different on this task
+    tuned = _section(_section(own, "on"), task, "on.")  # what the file wants to be different on this task
     own = {key: value for key, value in own.items() if key != "on"}
     table = preset("tasks", task).table
     for above in (join(named_methods(methods), task) if methods else {}, own, tuned):
@@ -353,8 +366,8 @@ def _task(table: Table) -> TaskChoice:
     )
 
 
-def _section(table: Table, key: str) -> Table:
+def _section(table: Table, key: str, under: str = "") -> Table:
     section = table.get(key, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{key} must be a table, [{key}], not {section!r}")
+        raise ConfigError(f"{under}{key} must be a table, [{under}{key}], not {section!r}")
     return section

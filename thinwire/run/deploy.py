@@ -91,6 +91,7 @@ def deploy(
     folder = RunFolder(path, experiment)
     if folder.exists:
         if done := folder.summary():
+            folder.verify()
             refuse_diverged(done)
             return done
         if not resume:

@@ -14,7 +14,7 @@ from thinwire.run.build import build_job
 from thinwire.run.chance import chance_of
 from thinwire.run.collapse import Course, Verdict, judge, news, summary_of
 from thinwire.run.config import Experiment
-from thinwire.run.folder import RunFolder, Summary
+from thinwire.run.folder import RunFolder, Summary, Training
 from thinwire.run.layers import layers_of
 from thinwire.run.network import seconds_by_link
 from thinwire.run.records import Accounting, byte_totals, totals
@@ -53,6 +53,7 @@ def execute(
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
+            folder.verify()
             refuse_diverged(done)
             return {
                 **done,
@@ -65,14 +66,47 @@ def execute(
         if again:
             folder.clear()
         folder.create()
-        state = folder.load(experiment.engine.device) if resume else None
-        state = state or simulation.start()
+        state = _begin(folder, simulation, resume)
         records = folder.rewind(state.round)
         state, records = _rounds(experiment, folder, simulation, state, records, on_round, tap)
         summary = _summary(experiment, simulation, state, records)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
     return summary
+
+
+def _begin(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
+    """The newest checkpoint, if the run goes on, or the state before round 1."""
+    state = folder.load(simulation.engine.device) if resume else None
+    if state is None:
+        return simulation.start()
+    check_blocks(simulation, state)
+    return state
+
+
+def _settled(folder: RunFolder, simulation: Simulation, state: RunState) -> RunState:
+    """The state with a way to train; before round 1 it is chosen and written to disk.
+
+    A run that is resumed before its first checkpoint trains as it was chosen then, whatever would be chosen now.
+    """
+    if state.round:
+        return state
+    if chosen := folder.training():
+        return state._replace(**chosen._asdict())
+    state = simulation.settled(state)
+    folder.keep_training(Training.of(state))
+    return state
+
+
+def check_blocks(simulation: Simulation, state: RunState) -> None:
+    """Refuse a checkpoint whose blocks are not those of this model and method."""
+    public, contract = state.server.public, simulation.contract.at(state.server.public.version)
+    wanted = (Spec.of(simulation.public.base), contract.coords, contract.shared, contract.buffers)
+    for tree, spec in zip(public[1:], wanted, strict=True):
+        if Spec.of(tree) != spec:
+            raise CheckpointError(
+                f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
+            )
 
 
 def _rounds(
@@ -91,6 +125,8 @@ def _rounds(
         on_round(record)  # type: ignore[misc]
     while state.round < experiment.rounds and not _there(experiment, records):
         try:
+            state = _settled(folder, simulation, state)
+            way = Training.of(state)
             state, record = simulation.round(state, tap)
         except KeyboardInterrupt:
             folder.save(state)  # the round under way is lost, the ones before it are not
@@ -113,7 +149,8 @@ def _rounds(
         if on_round:
             on_round(record)
         last = state.round == experiment.rounds or _there(experiment, records)
-        if last or state.round % experiment.checkpoint.every == 0:
+        # in another way, such as fewer clients at a time, rounds before it must not be trained again
+        if last or Training.of(state) != way or state.round % experiment.checkpoint.every == 0:
             folder.save(state)
     return state, records
 

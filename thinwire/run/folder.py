@@ -2,9 +2,11 @@
 
 config.toml        the resolved experiment
 environment.json   versions, machine, how clients were trained
+training.json      how clients are trained, chosen before round 1: a run that is resumed does the same
 metrics.jsonl      one line a round
 summary.json       the totals and how the run ended (`status`), when it is done or training broke down
 model.safetensors  the final weights, when the run is done
+SHA256SUMS         of these three, when there are totals: `sha256sum --check SHA256SUMS`
 checkpoints/       see `checkpoint`
 """
 
@@ -13,11 +15,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
 from safetensors.torch import save
@@ -25,13 +28,28 @@ from safetensors.torch import save
 from thinwire.core.tree import Tree
 from thinwire.engines.job import RoundRecord, RunState
 from thinwire.errors import CheckpointError
-from thinwire.run.checkpoint import load_checkpoint, save_checkpoint
+from thinwire.rounds.local import Vectorise
+from thinwire.run.checkpoint import Bounds, load_checkpoint, save_checkpoint
 from thinwire.run.config import Experiment, digest, from_table, to_table
-from thinwire.run.files import write_atomically
-from thinwire.run.records import read_records
-from thinwire.run.toml import Table, dumps, loads
+from thinwire.run.files import append, naming, read_checked, with_checksum, write_atomically
+from thinwire.run.records import SUMS, begins_with, lines_at, parse_records, read_records, read_totals, sums_of, verify
+from thinwire.run.toml import Table, dumps, read_toml
 
 Summary = dict[str, Any]
+
+
+class Training(NamedTuple):
+    """How clients are trained: the fields of `RunState` that may change rounding, and why."""
+
+    how: Vectorise
+    why: str
+    chunk: int
+    onednn: bool | None
+
+    @classmethod
+    def of(cls, state: RunState) -> Training:
+        """As a state has it."""
+        return cls(state.how, state.why, state.chunk, state.onednn)
 
 
 class RunFolder:
@@ -42,6 +60,7 @@ class RunFolder:
         self.table = to_table(asked) if isinstance(asked, Experiment) else asked
         self.config = digest(self.table)
         self.checkpoints = path / "checkpoints"
+        self._lines: list[str] = []  # of metrics.jsonl
 
     @property
     def experiment(self) -> Experiment:
@@ -56,7 +75,7 @@ class RunFolder:
         file = path / "config.toml"
         if not file.is_file():
             raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
-        table = loads(file.read_text("utf-8"), str(file))
+        table = read_toml(file)
         return cls(path, table if "script" in table else from_table(table))
 
     @property
@@ -79,11 +98,13 @@ class RunFolder:
         """Write what was asked, and remove what a kill left half-written."""
         for half in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             half.unlink()
+        (self.path / SUMS).unlink(missing_ok=True)  # of totals that are written again
         write_atomically(self.path / "config.toml", dumps(self.table).encode())
 
     def clear(self) -> None:
         """Forget what was run here."""
-        for file in ("summary.json", "metrics.jsonl", "model.safetensors", "environment.json", "diverged.json"):
+        written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
+        for file in (*written, "diverged.json"):
             (self.path / file).unlink(missing_ok=True)
         if self.checkpoints.is_dir():
             for old in self.checkpoints.iterdir():
@@ -125,36 +146,63 @@ class RunFolder:
 
     def history(self) -> list[RoundRecord]:
         """The recorded rounds; a last line that a kill cut short is left out."""
-        records = []
-        for line in read_records(self.path / "metrics.jsonl"):
-            try:
-                records.append(RoundRecord(**line))
-            except TypeError:  # of a version that recorded other things
-                break
-        return records
+        return _records(read_records(self.path / "metrics.jsonl"))
 
     def rewind(self, rounds: int) -> list[RoundRecord]:
-        """Drop the records after a round, from which the run goes on."""
-        kept = [record for record in self.history() if record.round <= rounds]
-        if [record.round for record in kept] != list(range(1, rounds + 1)):
-            raise CheckpointError(f"{self.path / 'metrics.jsonl'} lacks rounds before the checkpoint of round {rounds}")
-        write_atomically(self.path / "metrics.jsonl", "".join(_line(record) for record in kept).encode())
-        return kept
+        """Cut the records back to a round, from which the run goes on; what is missing of them is restored.
+
+        A checkpoint holds the lines up to its round. If those in `metrics.jsonl` are others, or fewer, a warning says
+        so, and the checkpoint's take their place.
+        """
+        file = self.path / "metrics.jsonl"
+        kept = lines_at(self.checkpoints, rounds) if rounds else ""
+        damaged = kept is not None and not begins_with(file, kept.encode())
+        if kept is None:  # the checkpoint is of a version that kept none
+            kept = "".join(_line(record) for record in self.history() if record.round <= rounds)
+        history = _records(parse_records(kept.encode()))
+        if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
+            raise CheckpointError(
+                f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
+            )
+        write_atomically(file, kept.encode())
+        self._lines = kept.splitlines(keepends=True)
+        if damaged:
+            told = f"{file} was damaged; its first {rounds} rounds were restored from the checkpoint"
+            warnings.warn(told, stacklevel=2)
+        return history
 
     def record(self, record: RoundRecord) -> None:
         """Add the line of a round."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+        append(self.path / "metrics.jsonl", _line(record).encode())
+        self._lines.append(_line(record))
 
     def save(self, state: RunState) -> None:
         """Write a checkpoint; the metrics before it reach the disk first."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with naming(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-        save_checkpoint(self.checkpoints, state, self.config)
+        save_checkpoint(self.checkpoints, state, self.config, "".join(self._lines[: state.round]))
 
     def load(self, device: str) -> RunState | None:
         """The newest checkpoint, or None."""
-        return load_checkpoint(self.checkpoints, self.config, device)
+        task = self.table.get("task", {})
+        return load_checkpoint(self.checkpoints, self.config, device, Bounds(self.table["rounds"], task["clients"]))
+
+    def keep_training(self, training: Training) -> None:
+        """Write how clients are trained, before the first of them is."""
+        write_atomically(self.path / "training.json", with_checksum(training._asdict()))
+
+    def training(self) -> Training | None:
+        """How clients are trained, as it was chosen before round 1; None if nothing was chosen."""
+        file = self.path / "training.json"
+        if not file.is_file():
+            return None
+        hint = "; remove it to choose again, which may change the rounding of every round"
+        kept = read_checked(file, hint)
+        sound = kept.keys() == set(Training._fields) and kept["how"] in get_args(Vectorise)
+        sound = sound and isinstance(kept["why"], str) and kept["onednn"] in (True, False, None)
+        if not sound or type(kept["chunk"]) is not int or kept["chunk"] < 0:
+            raise CheckpointError(f"{file} holds no way to train{hint}")
+        return Training(**kept)
 
     def write_environment(self, facts: dict[str, Any]) -> None:
         """Write down the machine, the versions, and some facts about this run."""
@@ -163,27 +211,30 @@ class RunFolder:
         )
 
     def finish(self, summary: Summary, weights: Tree) -> None:
-        """Write the final weights and the totals."""
-        data = save({name: block.detach().cpu().contiguous().clone() for name, block in weights.items()})
-        write_atomically(self.path / "model.safetensors", data)
-        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        """Write the final weights, the checksums and, last, the totals: a run that has totals is done."""
+        model = save({name: block.detach().cpu().contiguous().clone() for name, block in weights.items()})
+        write_atomically(self.path / "model.safetensors", model)
+        self._write_totals(summary, {"model.safetensors": model})
+
+    def _write_totals(self, summary: Summary, others: dict[str, bytes]) -> None:
+        """The totals, and before them the sums of all that a run which has totals has."""
+        lines, totals = "".join(self._lines).encode(), (json.dumps(summary, indent=1) + "\n").encode()
+        write_atomically(self.path / SUMS, sums_of({"metrics.jsonl": lines, **others, "summary.json": totals}))
+        write_atomically(self.path / "summary.json", totals)
 
     def broke_down(self, why: str, summary: Summary | None = None) -> None:
         """Note that training broke down, with the totals until then: a run repeats itself, so it is not run again."""
         write_atomically(self.path / "diverged.json", (json.dumps({"why": why}) + "\n").encode())
         if summary is not None:
-            write_atomically(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+            self._write_totals(summary, {})
 
     def summary(self) -> Summary | None:
         """The totals of a finished run, or None."""
-        file = self.path / "summary.json"
-        if not file.is_file():
-            return None
-        try:
-            summary: Summary = json.loads(file.read_bytes())
-        except ValueError as error:
-            raise CheckpointError(f"{file} cannot be read ({error})") from error
-        return summary
+        return read_totals(self.path)
+
+    def verify(self) -> None:
+        """Refuse a finished run one of whose files is damaged or of another run."""
+        verify(self.path)
 
 
 def environment() -> dict[str, Any]:
@@ -208,3 +259,14 @@ def environment() -> dict[str, Any]:
 
 def _line(record: RoundRecord) -> str:
     return json.dumps(record._asdict()) + "\n"
+
+
+def _records(lines: Iterable[dict[str, Any]]) -> list[RoundRecord]:
+    """Lines as records, up to the first of a version that recorded other things."""
+    records = []
+    for line in lines:
+        try:
+            records.append(RoundRecord(**line))
+        except TypeError:
+            break
+    return records

@@ -16,7 +16,6 @@ is a tenth of the rounds of the run, of a short one in a search too: how often i
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import statistics
@@ -29,11 +28,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.core.text import markdown_text
 from thinwire.engines.probe import first_line
 from thinwire.errors import ThinwireError
 from thinwire.run.collapse import is_broken
 from thinwire.run.config import Experiment, parse_overrides, resolve
 from thinwire.run.execute import default_folder, execute
+from thinwire.run.records import read_run, read_totals
 from thinwire.run.toml import Table
 
 
@@ -149,8 +150,7 @@ def _short(value: Any) -> Any:
 
 def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
     """What a run came to; None if it did not finish, or diverged."""
-    file = default_folder(experiment, out) / "summary.json"
-    found = json.loads(file.read_text()) if file.exists() else None
+    found = read_totals(default_folder(experiment, out))
     return None if found is None or found.get("status") == "diverged" else found
 
 
@@ -176,8 +176,7 @@ def broken(line: Line, out: Path) -> list[int]:
 
 def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
     """The rounds of a run."""
-    file = default_folder(experiment, out) / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return read_run(default_folder(experiment, out)).records
 
 
 def score(line: Line, out: Path, by: str) -> float:
@@ -221,7 +220,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     | 1 | - |
     """
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join([*row, *["-"] * (len(head) - len(row))]) + " |" for row in rows]
+    lines += ["| " + " | ".join([*map(markdown_text, row), *["-"] * (len(head) - len(row))]) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
+from thinwire.core.text import html_text as escape
+from thinwire.core.text import markdown_text as plain
+from thinwire.core.text import visible
 from thinwire.run.style import STYLE
 
 
@@ -97,16 +100,18 @@ def _html(piece: Piece) -> str:
 
 def as_markdown(title: str, chapters: Sequence[Chapter]) -> str:
     """The same words and tables, without charts."""
-    out = [f"# {title}"]
+    out = [f"# {plain(title)}"]
     for chapter in chapters:
-        out.append(f"## {chapter.heading}")
+        out.append(f"## {plain(chapter.heading)}")
         for piece in chapter.pieces:
             if isinstance(piece, str):
-                out.append(piece)
+                out.append(plain(piece))
             elif isinstance(piece, Command):
-                out.append(f"```\n{piece.text}\n```")
+                lines = (visible(line, len(line)) for line in piece.text.split("\n"))
+                fence = "`" * max(3, 1 + max(map(len, re.findall("`+", piece.text)), default=0))
+                out.append("\n".join((fence, *lines, fence)))
             elif isinstance(piece, Grid):
                 cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
-                table = "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in cells)
-                out.append(f"{piece.caption}:\n\n{table}")
+                table = "\n".join("| " + " | ".join(plain(str(cell)) for cell in row) + " |" for row in cells)
+                out.append(f"{plain(piece.caption)}:\n\n{table}")
     return "\n\n".join(out) + "\n"

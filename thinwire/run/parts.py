@@ -138,8 +138,10 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             return tuple(coerce(v, inner[0], where) for v in value)
         if len(inner) == len(value):
             return tuple(coerce(v, h, where) for v, h in zip(value, inner, strict=True))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 1000:
         return float(value)
+    if hint is float and isinstance(value, float):  # infinite, or no number: parts say whether they can use it
+        return value
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     wanted = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)

@@ -1,24 +1,35 @@
 """What a run directory holds, read as plain values: nothing is trusted, nothing needs torch, nothing is written.
 
 A line of `metrics.jsonl` that is cut short (the run is still writing, or was killed) ends the reading.
+
+`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`; the rounds of an unfinished run
+are covered up to its newest checkpoint, which holds their lines. A file that does not match is named.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 from thinwire.run.collapse import Chance, Verdict, judge, known_chance, known_verdict
-from thinwire.run.toml import Table, loads
+from thinwire.run.files import LONGEST_JSON, read_checked, read_json
+from thinwire.run.toml import Table, read_toml
 
 Record = dict[str, Any]  # a line of metrics.jsonl
 Accounting = Literal["honest", "ideal"]
 
+SUMS = "SHA256SUMS"  # written before summary.json, so that a run which has totals has sums; earlier versions wrote none
+COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
+
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
+_LARGEST = 1 << 63  # of a count
 
 
 class Recorded(NamedTuple):
@@ -32,14 +43,14 @@ class Recorded(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tables call its method."""
-        return str(self.table.get("name", self.path.name))
+        """What tables call its method; on one line, whatever the file says."""
+        return visible(str(self.table.get("name", self.path.name)), 200)
 
     @property
     def task(self) -> str:
         """The name of its task."""
         task = self.table.get("task")
-        return str(task.get("kind", "?")) if isinstance(task, dict) else "?"
+        return visible(str(task.get("kind", "?")), 200) if isinstance(task, dict) else "?"
 
     @property
     def rounds(self) -> int:
@@ -59,16 +70,18 @@ class Recorded(NamedTuple):
 
 
 def read_run(path: Path) -> Recorded:
-    """What is in a run directory."""
+    """What is in a run directory; a file whose checksum does not match is an error that names it."""
     file = path / "config.toml"
-    try:
-        table = loads(file.read_text("utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read") from error
-    summary = _read_json(path / "summary.json")
-    return Recorded(
-        path, table, read_records(path / "metrics.jsonl"), _read_json(path / "environment.json") or {}, summary
-    )
+    if not file.is_file():
+        raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read")
+    table = read_toml(file)
+    summary = read_summary(path)
+    if summary is None:
+        records = _covered_records(path)
+    else:
+        verify(path, "metrics.jsonl")
+        records = read_records(path / "metrics.jsonl")
+    return Recorded(path, table, records, _read_notes(path / "environment.json"), summary)
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -84,15 +97,21 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 def read_records(file: Path) -> list[Record]:
     """The lines of a metrics file up to the first that is cut short or makes no sense."""
-    records: list[Record] = []
     try:
-        lines = file.read_bytes().split(b"\n")
+        if (size := file.stat().st_size) > LONGEST_JSON:
+            raise CheckpointError(f"{file} has {size:,} bytes, more than the lines of any run")
+        return parse_records(file.read_bytes())
     except FileNotFoundError:
-        return records
-    for line in lines[:-1]:  # what follows the last end of line is still being written
+        return []
+
+
+def parse_records(data: bytes) -> list[Record]:
+    """The same of the contents of such a file."""
+    records: list[Record] = []
+    for line in data.split(b"\n")[:-1]:  # what follows the last end of line is still being written
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not _sound(record):
             break
@@ -134,10 +153,125 @@ def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dic
     }
 
 
+# -- checksums ---------------------------------------------------------------------------------------------------------
+
+
+def sums_of(files: Mapping[str, bytes]) -> bytes:
+    """The contents of `SHA256SUMS` for files with these contents.
+
+    >>> sums_of({"summary.json": b"{}"})
+    b'44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a  summary.json\\n'
+    """
+    return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The totals of a finished run, or None."""
+    if not (path / "summary.json").is_file():
+        return None
+    verify(path, "summary.json")
+    return read_json(path / "summary.json")
+
+
+def read_totals(path: Path) -> dict[str, Any] | None:
+    """The totals of a finished run with all that tables need, or None; what lacks something is refused."""
+    summary = read_summary(path)
+    if summary is None:
+        return None
+    for key in ("rounds", "bytes_up", "bytes_down", "bytes_catchup"):
+        if type(summary.get(key)) is not int or not 0 <= summary[key] < _LARGEST:
+            given = visible(repr(summary.get(key)), 40)
+            raise CheckpointError(f"{path / 'summary.json'} is damaged: {key} is {given}; {_remedy(path)}")
+    return summary
+
+
+def verify(path: Path, *names: str) -> None:
+    """Refuse files of a finished run that are not those which it wrote; all that are covered, if none is named."""
+    sums = _sums(path)
+    for name in (name for name in names or COVERED if name in sums):
+        file = path / name
+        if file.is_file():
+            with file.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            what = "is damaged, or of another run: its SHA-256 is not the one in"
+        else:
+            found, what = "", "is missing, but stands in"
+        if found != sums[name] and (path / "summary.json").is_file():  # if not, the run was just begun again
+            raise CheckpointError(f"{file} {what} {path / SUMS}; {_remedy(path)}")
+
+
+def _sums(path: Path) -> dict[str, str]:
+    """SHA-256 by file; empty for a run of a version that wrote none."""
+    file = path / SUMS
+    if not file.is_file():
+        return {}
+    with file.open("rb") as stream:
+        lines = stream.read(4096).decode("utf-8", "replace").splitlines()
+    found = [re.fullmatch(r"([0-9a-f]{64})  ([a-z.]+)", line) for line in lines]
+    sums = {match[2]: match[1] for match in found if match}
+    if not {"metrics.jsonl", "summary.json"} <= set(sums) <= set(COVERED) or not all(found):
+        raise CheckpointError(f"{file} is damaged: it must hold the SHA-256 of {', '.join(COVERED)}; {_remedy(path)}")
+    return sums
+
+
+def _remedy(path: Path) -> str:
+    """How to get the files of a finished run again."""
+    if rounds_in(path / "checkpoints"):
+        return f"remove {path / 'summary.json'}, and `thinwire resume {path}` writes it again from its last checkpoint"
+    return "put the right file back, or run it again"
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint, ascending."""
+    found = (re.fullmatch(r"round-(\d{6,12})\.json", path.name) for path in folder.glob("round-*.json"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def checkpoint_file(folder: Path, number: int) -> Path:
+    """The JSON of the checkpoint of a round."""
+    return folder / f"round-{number:06d}.json"
+
+
+def lines_at(folder: Path, number: int) -> str | None:
+    """The lines of `metrics.jsonl` up to a checkpoint, as it holds them; None where it holds none that can be read."""
+    try:
+        text = read_checked(checkpoint_file(folder, number)).get("metrics")
+    except CheckpointError:
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _covered_records(path: Path) -> list[Record]:
+    """The rounds of an unfinished run; those before its newest checkpoint must be the ones that it holds."""
+    folder, file = path / "checkpoints", path / "metrics.jsonl"
+    rounds = rounds_in(folder)
+    wanted = lines_at(folder, rounds[-1]) if rounds else None
+    if wanted and not begins_with(file, wanted.encode()):
+        newest = checkpoint_file(folder, rounds[-1])
+        if newest.is_file():  # if not, the run was just begun again
+            raise CheckpointError(
+                f"{file} is damaged, or of another run: its first {rounds[-1]} rounds are not those in {newest}; "
+                f"`thinwire resume {path}` restores them"
+            )
+    return read_records(file)
+
+
+def begins_with(file: Path, data: bytes) -> bool:
+    """Whether a file begins with these bytes; no more of it is read. One that is not there is empty."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(data)) == data
+    except FileNotFoundError:
+        return not data
+
+
+# -- single values -----------------------------------------------------------------------------------------------------
+
+
 def _sound(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
-    if not all(type(record.get(key)) is int and record[key] >= 0 for key in _COUNTS):
+    if not all(type(record.get(key)) is int and 0 <= record[key] < _LARGEST for key in _COUNTS):
         return False
     for key in ("loss", "seconds", "accuracy", "own_accuracy"):
         value = record.get(key)
@@ -145,15 +279,17 @@ def _sound(record: Any) -> bool:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
+        if abs(value) >= _LARGEST and isinstance(value, int):  # it need not fit into a float
+            return False
         if key != "loss" and not math.isfinite(value):
             return False
     record.setdefault("accuracy", None)
     return True
 
 
-def _read_json(file: Path) -> dict[str, Any] | None:
+def _read_notes(file: Path) -> dict[str, Any]:
+    """An object of which nothing depends; empty where it cannot be read."""
     try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+        return read_json(file)
+    except CheckpointError:
+        return {}

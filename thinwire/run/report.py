@@ -6,10 +6,12 @@ equal pages, byte for byte.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 from thinwire.run.charts import Bar, Curve, Frame, Row, bars, curves, dots, reach, shade, swatch
 from thinwire.run.collapse import count_broken
@@ -52,10 +54,10 @@ def report(
         joules_per_megabyte: of the energy model.
     """
     check_page([file for file in (html, md) if file is not None], targets)
-    if compute is not None and compute < 0:
+    if compute is not None and not 0 <= compute < math.inf:
         raise ConfigError(f"compute must be 0 or more seconds, not {compute}")
     joules = JOULES_PER_BYTE if joules_per_megabyte is None else joules_per_megabyte / 1e6
-    if joules <= 0:
+    if not 0 < joules < math.inf:
         raise ConfigError(f"joules a megabyte must be more than 0, not {joules_per_megabyte}")
     paths = [Path(getattr(run, "path", None) or run) for run in runs if not _unwritten(run)]
     recorded = [read_run(path) for path in find_runs(paths)]
@@ -412,7 +414,7 @@ def _again(lines: Sequence[Line]) -> Chapter:
     from thinwire.run.rerun import rerun  # late: needs torch, the rest of the page does not
 
     pieces: list[Piece] = ["Each command repeats one run with exactly these settings."]
-    commands = dict.fromkeys(rerun(run.table, run.path) for line in lines for run in line.runs)
+    commands = dict.fromkeys(visible(rerun(run.table, run.path), 10_000) for line in lines for run in line.runs)
     return Chapter("Run it again", [*pieces, Command("\n".join(commands))])
 
 

@@ -19,6 +19,7 @@ from thinwire.run.charts import alone
 from thinwire.run.config import Experiment
 from thinwire.run.counts import counted_heads, counted_rows
 from thinwire.run.execute import default_folder
+from thinwire.run.files import write_all
 from thinwire.run.finals import ended, judged_on, spread, trial_words, widened
 from thinwire.run.grid import Line, at_edge, broke_down, broken, markdown, metrics, summary
 from thinwire.run.lines import Line as Seeds
@@ -95,8 +96,7 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
     text = page_head(path)
     order = {paper["name"]: i for i, paper in enumerate(papers())}
     ranked = sorted(sections, key=lambda part: order.get(part.paper.split(",")[0], len(order)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n".join(part.text for part in ranked))
+    files = {path.name: text + "\n".join(part.text for part in ranked)}
     runs: dict[str, dict[str, Any]] = {}
     for part in ranked:
         for name, numbers in part.runs.items():
@@ -104,11 +104,10 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
             first["tables"] = list(dict.fromkeys(first["tables"] + numbers["tables"]))
             first["values"] = {**first["values"], **numbers["values"]}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs))
-    path.with_suffix(".json").write_text("{\n" + lines + "\n}\n")
-    folder = path.parent / path.stem
+    files[path.with_suffix(".json").name] = "{\n" + lines + "\n}\n"
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(drawing)
+        files[f"{path.stem}/{name}"] = drawing
+    write_all(path.parent, {name: text.encode() for name, text in files.items()})
 
 
 def page_head(path: Path) -> str:

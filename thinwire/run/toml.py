@@ -14,11 +14,16 @@ import json
 import math
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
+from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
 Table = dict[str, Any]
+
+DEEPEST = 32  # levels of tables and lists
+LONGEST = 1 << 24  # bytes of a file
 
 
 def dumps(tree: Table) -> str:
@@ -32,11 +37,37 @@ def dumps(tree: Table) -> str:
 
 
 def loads(text: str, what: str) -> Table:
-    """A tree from TOML text; `what` names its source in the error."""
+    """A tree from TOML text; `what` names its source in the error.
+
+    >>> loads("x = " + "[" * 99 + "]" * 99, "a.toml")
+    Traceback (most recent call last):
+    thinwire.errors.ConfigError: a.toml is nested more than 32 levels deep
+    """
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
+        _check(tree)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested more than {DEEPEST} levels deep") from None
+    except _TooLarge as error:
+        raise ConfigError(f"{what} holds {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{what} is not valid TOML: {error}") from error
+        raise ConfigError(f"{what} is not valid TOML: {visible(str(error), 300)}") from error
+    except ValueError:  # of Python's limit on the digits of a number
+        raise ConfigError(f"{what} holds a whole number of more than 64 bits") from None
+    return tree
+
+
+def read_toml(file: Path) -> Table:
+    """The tree in a file; what cannot be read is refused in one line."""
+    try:
+        if (size := file.stat().st_size) > LONGEST:
+            raise ConfigError(f"{file} has {size:,} bytes; a file of settings has at most {LONGEST:,}")
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 (byte {error.start + 1}); save it as UTF-8 text") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    return loads(text, str(file))
 
 
 def parse_value(text: str) -> Any:
@@ -46,13 +77,48 @@ def parse_value(text: str) -> Any:
     (0.1, [1, 2], 'cuda')
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        tree = loads(f"value = {text}", "a value of --set")
+    except ConfigError as error:
+        if not isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            raise
         return text
+    return tree["value"] if tree.keys() == {"value"} else text
+
+
+class _TooLarge(Exception):
+    """A value that no setting can have."""
+
+
+def _check(value: Any, depth: int = 0) -> None:
+    """Refuse what is nested too deeply, and numbers of more than 64 bits, which TOML does not have."""
+    if depth > DEEPEST:
+        raise RecursionError
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:  # a seed has 64 bits without a sign
+        raise _TooLarge("a whole number of more than 64 bits")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check(inner, depth + 1)
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _string(text: str) -> str:
+    """A basic string of TOML; what cannot be printed stands as an escape.
+
+    >>> print(_string('say "\\x7f"'))
+    "say \\"\\u007f\\""
+    """
+    quoted = json.dumps(text, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{visible(text, 200)!r} is not UTF-8, so it cannot be written to a file") from error
+    if quoted.isprintable():
+        return quoted
+    return "".join(
+        c if c.isprintable() else f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else f"\\u{ord(c):04x}" for c in quoted
+    )
 
 
 def _value(value: Any) -> str:
@@ -65,7 +131,7 @@ def _value(value: Any) -> str:
             return repr(value)
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _string(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     if isinstance(value, dict):

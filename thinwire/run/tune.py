@@ -15,6 +15,7 @@ only reported; unless nothing is held out.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from thinwire.core.text import visible
 from thinwire.engines.job import RoundRecord
 from thinwire.errors import ConfigError, Diverged
 from thinwire.rounds.batches import Local
@@ -34,6 +36,7 @@ from thinwire.run.folder import RunFolder
 from thinwire.run.toml import Table
 
 Number = int | float
+_NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
 
 
 class Knob(NamedTuple):
@@ -112,9 +115,13 @@ def numbers(text: str, what: str) -> tuple[Number, ...]:
     ((1, 4), (0.0625, 0.25, 1))
     """
     try:
-        exact = [Fraction(one.strip()) for one in text.split(",")]
+        words = [one.strip() for one in text.split(",")]
+        if not all(_NUMBER.fullmatch(word) for word in words):
+            raise ValueError(text)
+        exact = [Fraction(word) for word in words]
     except (ValueError, ZeroDivisionError) as error:
-        raise ConfigError(f"{what} must be numbers between commas, such as 1,4 or 1/16,1/4, not {text!r}") from error
+        given = visible(text, 80)
+        raise ConfigError(f"{what} must be numbers between commas, such as 1,4 or 1/16,1/4, not {given!r}") from error
     return tuple(int(one) if one.denominator == 1 else float(one) for one in exact)
 
 

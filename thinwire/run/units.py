@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
 
@@ -25,7 +26,10 @@ def read_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)B?\s*", text, re.IGNORECASE)
     if not match:
         raise ConfigError(f"a number of bytes is written as 500MB or 2 GB, not {text!r}")
-    return int(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
+    count = float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " ")
+    if count >= 1 << 63:
+        raise ConfigError(f"a number of bytes has at most 63 bits, not {visible(text, 40)!r}")
+    return int(count)
 
 
 def human_joules(count: float) -> str:

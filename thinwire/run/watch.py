@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.errors import ConfigError
 from thinwire.run.records import read_run, totals
 
 RECENT = 20  # rounds that a rate is taken from
@@ -85,6 +86,8 @@ def standing(path: Path, now: float | None = None) -> Standing:
 
 def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
     """Where a run stands, again and again, until it is finished; looks at the files once in `every` seconds."""
+    if not 0 < every <= 86_400:
+        raise ConfigError(f"the seconds between two looks must be above 0 and at most 86,400, not {every}")
     while True:
         now = standing(path)
         yield now

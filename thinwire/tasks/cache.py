@@ -3,6 +3,8 @@
 One uncompressed .npz a data set, in THINWIRE_CACHE or ~/.cache/thinwire. Its name holds a digest of the files that it
 was made from, so a changed file is decoded anew. It is written beside its place and moved there when it is complete,
 and read without pickle; a cache that cannot be written is no error.
+
+What was measured on this machine is kept there too (`agree_on`): the first process that measures decides for all.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -50,6 +53,38 @@ def remember(
     return made
 
 
+def agree_on(
+    name: str, make: Callable[[], dict[str, np.ndarray]], fits: Callable[[dict[str, np.ndarray]], bool]
+) -> dict[str, np.ndarray]:
+    """What the first process returned from `make` that asked on this machine; others wait for it and take the same.
+
+    Raises OSError where it cannot be kept, before or after `make`: then nobody would agree.
+
+    Args:
+        name: of what is agreed on.
+        make: makes it; what it raises passes through, and the next process makes it.
+        fits: whether arrays that were kept have the right names and shapes; they are made again if not.
+    """
+    path = folder() / f"{name}.npz"
+    if (kept := load(path)) is not None and fits(kept):
+        return kept
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("ab") as lock:
+        _wait_for(lock)  # the system lifts the lock when the process ends, however it ends
+        if (kept := load(path)) is None or not fits(kept):
+            kept = make()
+            _save(path, kept)
+    return kept
+
+
+def _wait_for(lock: IO[bytes]) -> None:
+    """Hold a file, or wait until nobody does; nothing where the system or the file system has no locks."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def _digest(files: Iterable[Path]) -> str:
     """Twelve hexadecimal digits from the name, size, time and first 64 KiB of each file."""
     digest = hashlib.sha256()
@@ -80,6 +115,8 @@ def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     try:
         with os.fdopen(handle, "wb") as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]  # numpy 1.26 has no allow_pickle here
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)

@@ -121,7 +121,7 @@ def _facts(checkpoint: Path) -> dict[str, int]:
     try:
         config = json.loads((checkpoint / "config.json").read_bytes())
         vocab = config["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise DataError(
             f"{checkpoint}: no config.json with a vocab_size; expected a checkpoint folder of transformers"
         ) from None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
+from thinwire.core.text import visible
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Heard
 from thinwire.errors import WireError
@@ -106,13 +107,13 @@ class GridTransport:
             hello = {node: pack({"run": self.run}) for node in new}
             for node, reply in self._exchange(hello, "query", HELLO_SECONDS):
                 if reply.has_error():  # of Flower or of the app, which may pass
-                    self.log(f"node {node} could not introduce itself: {reply.error.reason}")
+                    self.log(f"node {node} could not introduce itself: {visible(str(reply.error.reason), 300)}")
                     self.silent[node] = time.monotonic() + AGAIN_SECONDS
                     continue
                 try:
                     self.serves[node] = self._introduced(reply)
                 except WireError as error:
-                    self.log(f"node {node} is left out: {error}")
+                    self.log(f"node {node} is left out: {visible(str(error), 300)}")
                     self.serves[node] = frozenset()
             for node in set(new) - self.serves.keys() - self.silent.keys():  # do not wait for it in every round
                 self.log(f"node {node} did not introduce itself in {HELLO_SECONDS:.0f} seconds")
@@ -125,7 +126,7 @@ class GridTransport:
         sent = {i: pack({"run": self.run, "client": i, "heard": ask.heard}, ask.data) for i, ask in asks.items()}
         for client, reply in self._exchange(sent, "train", seconds, node_of):
             if reply.has_error():  # of Flower or of the app: the client itself said nothing
-                self.log(f"client {client} did not answer: {reply.error.reason}")
+                self.log(f"client {client} did not answer: {visible(str(reply.error.reason), 300)}")
                 continue
             try:
                 yield Heard(client, _answer(client, reply))
@@ -136,7 +137,7 @@ class GridTransport:
         (served, schema), _ = unpack(reply.content, clients=list, schema=bytes)
         if schema != self.schema:
             raise WireError(
-                f"it runs another method, model or seed (schema {schema.hex()}, ours {self.schema.hex()}); "
+                f"it runs another method, model or seed (schema {schema[:16].hex()}, ours {self.schema.hex()}); "
                 "start it with the same app and the same data"
             )
         clients = frozenset(served)

@@ -12,6 +12,7 @@ import json
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from thinwire.core.tree import Tree, same
@@ -109,5 +110,5 @@ class Kept(NamedTuple):
             if meta["said"]:
                 said = Answer(bytes(tensors["said"].numpy()), meta["said"][0], meta["said"][1])
             return cls(tuple(places), said)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError) as error:
             raise CheckpointError(f"what this client kept cannot be read ({error})") from error

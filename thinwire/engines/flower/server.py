@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from thinwire.codecs import message as wire
 from thinwire.core.rng import SecretKey
+from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.engines.flower.kept import Answer, Ask
 from thinwire.engines.flower.transport import Transport
@@ -237,7 +238,7 @@ class Served(Simulation):
     def _judge(self, asking: _Asking, client: int, answer: Answer) -> bytes | None:
         """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
         if answer.error:
-            raise WireError(f"it could not answer: {answer.error[:300]}")
+            raise WireError(f"it could not answer: {visible(answer.error, 300)}")
         version, mask = asking.server.public.version, asking.masks[self.contract.tier(client)]
         contract = self.contract.at(version)
         if wire.unpack(answer.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
