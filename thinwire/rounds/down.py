@@ -127,8 +127,13 @@ class Opening:
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The way over entries and stretches."""
         now = self.server.public.version
-        bodies = (*past, *self._open_window(version, wire.LONGEST_WAY - len(past)), self._ask(news=now > version))
+        bodies = self._bodies(version, past)
         return wire.pack_pieces(wire.STEPS, now, bodies, self.contract.schema, now - version, self._crc)
+
+    def _bodies(self, version: int, past: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """The way over past windows, the open one, and the ask."""
+        room = wire.LONGEST_WAY - len(past)
+        return (*past, *self._open_window(version, room), self._ask(news=self.server.public.version > version))
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan says which blocks were synchronised since the client's version."""

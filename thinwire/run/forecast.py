@@ -136,9 +136,8 @@ class Foretold(Opening):
 
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The way over entries and stretches."""
-        now = self.server.public.version
-        bodies = (*past, *self._open_window(version), self._ask(news=now > version))
-        return self._message(wire.STEPS, sum(map(len, bodies)), now - version)
+        size = sum(map(len, self._bodies(version, past)))
+        return self._message(wire.STEPS, size, self.server.public.version - version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state."""

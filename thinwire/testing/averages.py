@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from thinwire.core.spec import Spec
-from thinwire.core.tree import restrict, tmap, weighted_mean
+from thinwire.core.tree import Tree, restrict, tmap, weighted_mean
 from thinwire.privacy.base import Privacy
 from thinwire.rounds.mean import Mean
 from thinwire.schedules.base import Plan, Schedule
@@ -134,7 +134,8 @@ def check_mean(mean: Mean) -> None:
     for clients in (1, 2, 3, 5, 8):
         said = [numbers(shapes, KEY.fold("client", i)) for i in range(clients)]
         alike = [said[0]] * clients
-        for trees in (said, alike, [tmap(torch.zeros_like, tree) for tree in said], [{}] * clients):
+        cases: list[list[Tree]] = [said, alike, [tmap(torch.zeros_like, tree) for tree in said], [{}] * clients]
+        for trees in cases:
             given = [float(1 + i % 3) for i in range(clients)]
             with hands_off("admit", *trees):
                 codes, weights = mean.admit(trees, given)
