@@ -180,7 +180,7 @@ def _relength(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Part
     if rng.random() < 0.5:
         first, end = _number(data, 0)
         other = rng.choice((0, 1, first + 1, max(0, first - 1), len(data), 4095, 4096, 16_730, LARGEST))
-        data = varint(other) + data[end:]
+        data = varint(min(other, LARGEST)) + data[end:]
     else:
         size = len(rng.choice(list(body.lanes.values()))) + rng.choice((-1, 0, 1, 4))
         data = (data + bytes(max(0, size)))[: max(0, size)]

@@ -721,7 +721,8 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for part in pool.imap_unordered(partial(fuzz, seed=options.seed, trace_every=options.trace_every), parts):
             tally.add(part)
-            print(f"{sum(tally.outcomes.values()):,} of {options.messages:,}", file=sys.stderr, flush=True)
+            done, wrong = sum(tally.outcomes.values()), "".join(f"\n{line}" for line in part.failures[:5])
+            print(f"{done:,} of {options.messages:,}{wrong}", file=sys.stderr, flush=True)
             if time.perf_counter() - start > 60 * options.minutes:
                 break
     print(report(tally, options.doors))

@@ -1,5 +1,6 @@
 """The wire format: round trips, one encoding each, and refusal of everything else."""
 
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -187,13 +188,42 @@ def test_what_another_client_sent_is_refused(kind):
         unpack(data, SCHEMA.sent_by(2))
 
 
-def test_the_kind_is_looked_at_before_the_bodies():
-    """Four megabytes of bodies cost a server seconds before it looked at the kind."""
-    data = pack(STEPS, 9, [b"no body", b"at all"], SCHEMA, 9)
-    with pytest.raises(WireError, match="plan flag 110 is not known"):
-        unpack(data, SCHEMA)
-    with pytest.raises(WireError, match="of kind 'steps' came from a client, which never sends it"):
-        unpack(data, SCHEMA.sent_by(0))
+@pytest.mark.parametrize("kind", [UP, STEPS, STATE, LOST])
+def test_the_kind_is_looked_at_before_the_bodies(kind):
+    """A message that goes the wrong way is refused by its kind, whatever follows."""
+    wrong = SCHEMA if kind in FROM_CLIENTS else SCHEMA.sent_by(0)
+    data = sealed(b"TW\x02" + bytes([kind]) + SCHEMA.digest[:4] + b"\xff" * 50, wrong)
+    with pytest.raises(WireError, match="which never sends it"):
+        unpack(data, wrong)
+
+
+def test_another_schema_is_refused_even_if_its_first_half_agrees():
+    other = Schema(SCHEMA.digest[:4] + b"else", BLOCKS)
+    with pytest.raises(WireError, match="checksum"):
+        unpack(example(), other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "behind", "count"),
+    [(UP, 0, 0), (UP, 0, 2), (STATE, 0, 1), (STATE, 9, 3), (STEPS, 0, 0), (STEPS, 0, 2), (STEPS, 2, 1), (STEPS, 2, 4)]
+    + [(LOST, 0, 1)],
+)
+def test_every_kind_has_its_number_of_bodies(kind, behind, count):
+    body = pack_body(Body(), SCHEMA)
+    with pytest.raises(WireError, match=f"bodies, this one has {count}"):
+        unpack(pack(kind, 9, [body] * count, of(kind), behind), of(kind))
+
+
+@pytest.mark.parametrize(("behind", "most"), [(3, "4"), (1 << 20, "1025")])
+def test_many_small_bodies_take_little_memory_and_are_not_read(behind, most):
+    data = pack(STEPS, 1 << 20, [pack_body(Body(), SCHEMA)] * 50_000, SCHEMA, behind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match=f"has 2 to {most} bodies, this one has {int(most) + 1} or more"):
+            unpack(data, SCHEMA)
+        assert tracemalloc.get_traced_memory()[1] < len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_length_is_looked_at_before_the_bytes():

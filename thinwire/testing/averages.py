@@ -133,9 +133,9 @@ def check_mean(mean: Mean) -> None:
     shapes = {**COORDS, "none": (0, 3)}
     for clients in (1, 2, 3, 5, 8):
         said = [numbers(shapes, KEY.fold("client", i)) for i in range(clients)]
-        zeros = [tmap(torch.zeros_like, tree) for tree in said]
-        cohorts: list[list[Tree]] = [said, [said[0]] * clients, zeros, [{}] * clients]
-        for trees in cohorts:
+        alike = [said[0]] * clients
+        cases: list[list[Tree]] = [said, alike, [tmap(torch.zeros_like, tree) for tree in said], [{}] * clients]
+        for trees in cases:
             given = [float(1 + i % 3) for i in range(clients)]
             with hands_off("admit", *trees):
                 codes, weights = mean.admit(trees, given)
@@ -145,7 +145,7 @@ def check_mean(mean: Mean) -> None:
             with hands_off("of", *codes):
                 out = repeatable("of", partial(mean.of, codes, weights))
             check_spec("of", out, Spec.of(trees[0]))
-            if trees is cohorts[1] and not mean.clips:
+            if trees is alike and not mean.clips:
                 assert close(out, said[0]), "clients that all say the same must be repeated"
             turned = mean.of(*mean.admit(trees[::-1], given[::-1]))
             assert close(turned, out), "the order of the clients must not matter"
