@@ -229,6 +229,33 @@ def test_rows_have_length_one(entries):
     assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)
 
 
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+@pytest.mark.parametrize("block", [100, 1 << 22])
+def test_rows_that_are_drawn_as_they_are_multiplied_have_the_length_of_stored_ones(monkeypatch, entries, block):
+    space, base = tw.MAPA(p=6, entries=entries), {"w": torch.zeros(301)}
+    spec, numbers = Spec.of(base), {"model/b": torch.eye(6)[:, None]}
+    stored = space.frame(spec, Key(4), "cpu")
+
+    def rows(frame):
+        return torch.stack([space.expand(base, frame, {"model/b": b})["w"] for b in numbers["model/b"]])
+
+    expected = rows(stored)
+    monkeypatch.setattr(projection, "STORED", 0)
+    monkeypatch.setattr(generated, "BLOCK", block)
+    frame = space.frame(spec, Key(4), "cpu")
+    assert "a" not in frame
+    torch.testing.assert_close(rows(frame).norm(dim=1), torch.ones(6), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rows(frame), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_training_in_a_drawn_gaussian_frame_is_training_in_a_stored_one(monkeypatch):
+    space = tw.MAPAX(k=3, p=4, entries="gaussian")
+    stored = train(space)
+    monkeypatch.setattr(projection, "STORED", 0)
+    for vectorise in ("vmap", "loop"):
+        assert torch.allclose(vector(stored), vector(train(space, vectorise=vectorise)), atol=1e-5)
+
+
 def test_a_message_is_k_numbers_and_its_frame():
     run = train(tw.MAPO(k=8), rounds=2, cohort=3)
     assert all(record.bytes_up <= 3 * (4 * 8 + 64) for record in run.history)

@@ -28,7 +28,7 @@ from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, unflatten
 from thinwire.errors import ConfigError
-from thinwire.spaces.generated import key_words, multiply_generated
+from thinwire.spaces.generated import key_words, multiply_generated, square_sums, unit_scales
 
 Entries = Literal["gaussian", "sign"]
 Normalise = Literal["row", "orthonormal", "none"]
@@ -86,6 +86,8 @@ class _Projection:
             out["a"] = _draw(key, p, e, self.entries, self.normalise).to(device or "cpu")
         else:
             out["key"] = key_words(key, device)
+            if self.entries == "gaussian" and self.normalise == "row":
+                out["scale"] = unit_scales(key, p, e, device)
         if self.layout == "permuted":
             out["place"], out["weight"] = _permutation(spec.size, str(device or "cpu"))
         return out
@@ -104,8 +106,9 @@ class _Projection:
         if "a" in frame:
             update = b @ frame["a"]
         else:
-            scale = 1.0 if self.normalise == "none" else e**-0.5
-            update = multiply_generated(b, frame["key"], p, e, self.entries, scale)
+            signs = self.entries == "sign" and self.normalise == "row"  # their rows all have the same length
+            b = b * frame["scale"] if "scale" in frame else b
+            update = multiply_generated(b, frame["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
             update = update.transpose(-1, -2)
         vector = update.reshape(*update.shape[:-2], -1)[..., :d]
@@ -233,17 +236,12 @@ def _draw(key: Key, p: int, e: int, entries: Entries, normalise: Normalise) -> T
     else:
         if normalise == "row":  # the squares are summed as whole numbers, so the length is exact on every machine
             whole = key.normal_integers(p, e)
-            lengths = torch.tensor([1 / math.sqrt(sum(row)) for row in _square_sums(whole)], dtype=torch.float32)
+            lengths = torch.tensor([1 / math.sqrt(row) for row in square_sums(whole)], dtype=torch.float32)
             return whole.to(torch.float32) * lengths[:, None]
         a = key.normal(p, e)
     if normalise == "orthonormal":
         a = torch.linalg.qr(a.double().T).Q.T.to(torch.float32).contiguous()
     return a
-
-
-def _square_sums(whole: Tensor) -> list[list[int]]:
-    """Exact sums of squares of each row, in pieces that fit into 64 bits."""
-    return [[int((piece * piece).sum()) for piece in row.split(1 << 20)] for row in whole]
 
 
 @lru_cache(maxsize=8)
