@@ -40,7 +40,7 @@ def square_sums(whole: Tensor) -> list[int]:
     >>> square_sums(torch.tensor([[3, 4], [0, -1]]))
     [25, 1]
     """
-    pieces = torch.stack([(piece * piece).sum(1) for piece in whole.split(1 << 20, dim=1)])
+    pieces = torch.stack([(piece * piece).sum(1) for piece in torch.split(whole, 1 << 20, dim=1)])
     return [sum(row) for row in pieces.T.tolist()]
 
 

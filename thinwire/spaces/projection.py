@@ -1,11 +1,14 @@
 """The whole model's update as a few numbers, in a subspace that everybody draws from the shared seed.
 
 Papers: MAPA and MAPAX ("Communication-efficient federated learning via model-agnostic projection adaptation"), MAPO
-("Reshape-then-factorize"). One implementation: all d trainable weights form one vector, cut into k segments of e
-numbers, each of which moves in the same p random directions.
+("Reshape-then-factorize"). One implementation: all d trainable weights form one vector, cut into k segments of e or
+e - 1 numbers, e = ceil(d / k), each of which moves in the same p random directions.
 
-    U(B) = (B A) flattened, first d entries;    A: p x e, drawn, never sent;    B: k x p, trained and sent
-    weights = base + U(B)
+    U(B) = the rows of B A, the last of them without their last entry, one after another: d entries
+    weights = base + U(B)                       A: p x e, drawn, never sent;    B: k x p, trained and sent
+
+Segments are as equal as they can be, so that every number of B moves something. (Segments of e numbers each would use
+up the weights before the last segments: for d = 11,274 and k = 8,192 there would be nothing left for 2,555 of them.)
 
     MAPA(p): k = 1.    MAPO(k): p = 1.    MAPAX(k, p): both.
 
@@ -42,7 +45,7 @@ _LAYOUT_KEY = Key(0).fold("thinwire.projection.layout")  # public and the same f
 
 
 class Sizes(NamedTuple):
-    """How d weights are cut: k segments of e, each moved by p directions."""
+    """How d weights are cut: k segments of e or e - 1, each moved by p directions."""
 
     k: int
     p: int
@@ -101,7 +104,7 @@ class _Projection:
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The base plus U(B)."""
         d = sum(block.numel() for block in base.values())
-        _, p, e = self.sizes(d)
+        k, p, e = self.sizes(d)
         b = coords["model/b"]
         if "a" in frame:
             update = b @ frame["a"]
@@ -110,8 +113,9 @@ class _Projection:
             b = b * frame["scale"] if "scale" in frame else b
             update = multiply_generated(b, frame["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
-            update = update.transpose(-1, -2)
-        vector = update.reshape(*update.shape[:-2], -1)[..., :d]
+            vector = update.transpose(-1, -2).flatten(-2)[..., :d]
+        else:
+            vector = _rows(update, d - k * (e - 1))
         if self.layout == "permuted":
             vector = _Permute.apply(vector, frame["place"], frame["weight"])  # type: ignore[no-untyped-call]
         moved = unflatten(vector, base)
@@ -123,7 +127,9 @@ class _Projection:
 class MAPO(_Projection):
     """Move each of k parts of the model along one shared random direction: k numbers say it all.
 
-        vec(W) = vec(W0) + vec(b a^T),    a: e = ceil(d / k) drawn numbers;    b: k trained numbers
+        segment j of vec(W) = that of vec(W0) + b_j a,    a: e = ceil(d / k) drawn numbers;    b: k trained numbers
+
+    Segments have e weights or, where k does not divide d, some of them e - 1: these leave out the last number of a.
 
     Args:
         k: how many numbers are trained and sent.
@@ -225,6 +231,18 @@ def _cut(d: int, k: int, p: int) -> Sizes:
     if not 1 <= p <= e:
         raise ConfigError(f"p must be from 1 to the length of a segment, {e:,}, not {p}")
     return Sizes(k, p, e)
+
+
+def _rows(update: Tensor, full: int) -> Tensor:
+    """The rows of (..., k, e) one after another; behind the first `full` of them each without its last entry.
+
+    >>> _rows(torch.arange(6).view(3, 2), 1).tolist()
+    [0, 1, 2, 4]
+    """
+    first = update[..., :full, :].flatten(-2)
+    if full == update.shape[-2]:
+        return first
+    return torch.cat((first, update[..., full:, :-1].flatten(-2)), -1)
 
 
 def _draw(key: Key, p: int, e: int, entries: Entries, normalise: Normalise) -> Tensor:
