@@ -79,8 +79,8 @@ class LowRank:
         rank: r, for every weight; above 0 it replaces the rule of like_gamma.
         like_gamma: for each weight the least rank that costs at least what `FedPara` costs at this gamma.
         start: as in `FedPara`, so that the two can be compared: `factor_he`, each factor by its own size;
-            `composed_he`, W at He's size; `composed`, W at the standard deviation of the dense weight; `auto`, the first
-            for convolutions of a model with norms, the third for the gates of recurrent layers, else the second.
+            `composed_he`, W at He's size; `composed`, W at the standard deviation of the dense weight; `auto`, the
+            first for convolutions of a model with norms, the third for the gates of recurrent layers, else the second.
         layers: selectors of weights to take apart.
         dense: selectors of weights to leave as they are.
 
