@@ -77,6 +77,29 @@ def test_pruned_slowly_each_mask_lies_in_the_one_before(name):
         assert not bool((two & ~one).any())
 
 
+@pytest.mark.parametrize("name", ["adapter-lth", "fedsparsify"])
+def test_round_s_of_the_lottery_trains_the_share_that_the_paper_says(name):
+    """FLASC, Algorithm 5, with q = 1: before round s the largest d numbers are left, d = 1, 0.98, 0.98^2, ..."""
+    federation = Federation(named(name), local=Local(1, batch=8))
+    size, densities, sent = federation.contract.coords.size, [], []
+    for _ in range(5):
+        mask = federation.contract.trained(federation.server.public)  # of the round that begins now
+        densities.append(int(flatten(mask).sum()) if mask else size)
+        federation.hear(0)
+        data = federation.answer(0)
+        sent.append(values(federation, data))
+        federation.close(Plan(frozenset(federation.contract.coords.names)), {0: data})
+    assert densities == sent == [int(size * 0.98 ** (s - 1)) for s in (1, 2, 3, 4, 5)]
+
+
+def test_lottery_tickets_of_every_second_round():
+    """q = 2: pruned before rounds 2 (by nothing), 4, 6."""
+    federation, seen = supports(named("adapter-lth", mask=tw.Prune(1.0, at=1, keep=0.5, every=2)), 6)
+    size = federation.contract.coords.size
+    before = [size, *(int(one.sum()) for one in seen[:5])]  # of rounds 1 to 6; what training makes zero is none here
+    assert [round(count / size, 2) for count in before[3:]] == [0.5, 0.5, 0.25]
+
+
 def test_a_mask_that_masks_nothing_changes_nothing():
     plain = named("full")
     for mask in (tw.Select(1.0), tw.Prune(1.0)):

@@ -214,6 +214,78 @@ def test_weights_start_at_their_usual_size(shape, personal):
     assert 0.8 < float(w.std()) / usual < 1.25
 
 
+LAYERS = {
+    "linear": (lambda: torch.nn.Linear(300, 200), "weight"),
+    "conv": (lambda: torch.nn.Conv2d(64, 96, 3), "weight"),
+    "input gates": (lambda: torch.nn.LSTM(64, 128), "weight_ih_l0"),
+    "state gates": (lambda: torch.nn.LSTM(64, 128), "weight_hh_l0"),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"activation": "tanh"}, {"personal": True}, {"rank": 8, "activation": "tanh"}, {"lowrank": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("start", ["composed", "composed_he"])
+def test_composed_weights_start_at_the_size_that_is_said(layer, settings, start):
+    """Within four percent, of one draw: of the dense weight, or of He's rule, with and without tanh."""
+    make, name = LAYERS[layer]
+    torch.manual_seed(0)
+    base = {key: p.detach() for key, p in make().named_parameters()}
+    if settings.get("lowrank"):
+        space = tw.LowRank(start=start)
+    else:
+        space = tw.FedPara(start=start, **{"gamma": 0.2, **settings})
+    made = space.expand(base, {}, space.init(base, {}, KEY))[name]
+    goal = float(base[name].std()) if start == "composed" else (2 / base[name][0].numel()) ** 0.5
+    assert float(made.std()) == pytest.approx(goal, rel=0.04)
+
+
+@pytest.mark.parametrize("space", [tw.FedPara(rank=16, activation="tanh"), tw.LowRank()], ids=["tanh", "low"])
+def test_gates_of_recurrent_layers_start_where_dense_ones_do(space):
+    """Of a network that reads letters: He's rule would make the gates of eight inputs fourteen times as large."""
+    base = {key: p.detach() for key, p in torch.nn.LSTM(64, 256).named_parameters()}
+    made = space.expand(base, {}, space.init(base, {}, KEY))
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        assert float(made[name].std() / base[name].std()) == pytest.approx(1, rel=0.05)
+    letters = {key: p.detach() for key, p in torch.nn.LSTM(8, 256).named_parameters()}
+    made = tw.LowRank(rank=4).expand(letters, {}, tw.LowRank(rank=4).init(letters, {}, KEY))
+    assert float(made["weight_ih_l0"].std() / letters["weight_ih_l0"].std()) == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("start", ["auto", "factor_he", "composed_he", "composed"])
+def test_low_rank_starts_as_fedpara_does(start, norms):
+    """One setting and one default for both: by factor where norms follow, else composed."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), *([torch.nn.GroupNorm(4, 64)] if norms else []))
+    base = {key: p.detach() for key, p in net.named_parameters()}
+    one, two = tw.FedPara(gamma=0.2, start=start), tw.LowRank(like_gamma=0.2, start=start)
+    a, b = (space.expand(base, {}, space.init(base, {}, KEY))["0.weight"] for space in (one, two))
+    goal = {"composed_he": (2 / (32 * 9)) ** 0.5, "composed": float(base["0.weight"].std())}
+    small = start == "factor_he" or (start == "auto" and norms)
+    for made, parts in ((a, 2), (b, 1)):
+        # by factor: core, X and Y by He's rule each, sqrt(8 R / (9 O I)) in all
+        rank = (one if parts == 2 else two).ranks(Spec.of(base))["0.weight"]
+        expected = (8 * rank / (9 * 64 * 32)) ** (parts / 2) if small else goal.get(start, goal["composed_he"])
+        assert float(made.std()) == pytest.approx(expected, rel=0.15)
+    assert tw.FedPara().start == tw.LowRank().start == "auto"
+    with pytest.raises(ConfigError, match="start must be one of auto, factor_he, composed_he, composed, not 'zero'"):
+        tw.LowRank(start="zero")
+
+
+def test_both_ends_find_the_same_first_size():
+    """The size of a dense weight is a sum of whole numbers: no order of adding changes it."""
+    from thinwire.spaces.factors import first_std
+
+    weight = torch.randn(64, 50, generator=torch.Generator().manual_seed(1)) * 0.037
+    sizes = {first_std("w", part, "composed") for part in (weight, weight.flip(0), weight.T.contiguous().T)}
+    assert len(sizes) == 1
+    assert sizes.pop() == pytest.approx(float(weight.double().std(correction=0)), rel=1e-5)
+
+
 def test_weights_start_small_by_factor_and_only_where_norms_follow():
     kernel = {"conv.weight": torch.zeros(512, 512, 3, 3)}
     normed = {**kernel, "norm.weight": torch.ones(512), "fc.weight": torch.zeros(300, 300)}

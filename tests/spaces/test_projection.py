@@ -150,16 +150,29 @@ def test_the_projection_error_has_the_mean_that_theory_says(k, p):
         assert float(errors.var()) == pytest.approx(2 * p * (d - p) / (d * d * (d + 2)), rel=0.15)
 
 
-def test_padding_never_matters():
-    space = tw.MAPO(k=10, layout="contiguous")  # 57 = 5 segments of 6 ... the last ones are partly or wholly padding
-    base = {name: p.detach() for name, p in model().named_parameters()}
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
+@pytest.mark.parametrize(("d", "k"), [(57, 10), (57, 40), (57, 56), (57, 57), (60, 10), (11_274, 8_192)])
+def test_segments_are_equal_to_one_and_every_number_moves_something(layout, d, k):
+    space, base = tw.MAPO(k=k, layout=layout), {"w": torch.zeros(d)}
     frame = space.frame(Spec.of(base), Key(3), "cpu")
-    k, _, e = space.sizes(D)
-    assert k * e > D
-    b = torch.zeros(k, 1, requires_grad=True)
-    flatten(space.expand(base, frame, {"model/b": b})).sum().backward()
-    padded = [j for j in range(k) if j * e >= D]
-    assert all(float(b.grad[j]) == 0 for j in padded)
+    assert space.sizes(d) == (k, 1, -(-d // k))
+    # each weight moves by the number of its segment, up to the sign
+    numbers = torch.arange(1.0, k + 1)[:, None]
+    moved = space.expand(base, frame, {"model/b": numbers})["w"].abs() * space.sizes(d).e ** 0.5
+    counts = torch.bincount((moved.round().long() - 1), minlength=k)
+    assert counts.tolist().count(0) == 0
+    assert int(counts.max() - counts.min()) <= 1
+    assert int(counts.sum()) == d
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "permuted"])
+def test_segments_that_divide_the_model_are_its_rows(layout):
+    space, base = tw.MAPAX(k=6, p=2, layout=layout), {"w": torch.zeros(60)}
+    frame = space.frame(Spec.of(base), Key(3), "cpu")
+    b = Key(1).normal(6, 2)
+    expected = (b @ frame["a"]).flatten()
+    expected = expected[frame["place"]] if layout == "permuted" else expected
+    assert torch.equal(space.expand(base, frame, {"model/b": b})["w"], expected)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
@@ -227,6 +240,33 @@ def test_rows_have_length_one(entries):
         Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
     )
     assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)
+
+
+@pytest.mark.parametrize("entries", ["sign", "gaussian"])
+@pytest.mark.parametrize("block", [100, 1 << 22])
+def test_rows_that_are_drawn_as_they_are_multiplied_have_the_length_of_stored_ones(monkeypatch, entries, block):
+    space, base = tw.MAPA(p=6, entries=entries), {"w": torch.zeros(301)}
+    spec, numbers = Spec.of(base), {"model/b": torch.eye(6)[:, None]}
+    stored = space.frame(spec, Key(4), "cpu")
+
+    def rows(frame):
+        return torch.stack([space.expand(base, frame, {"model/b": b})["w"] for b in numbers["model/b"]])
+
+    expected = rows(stored)
+    monkeypatch.setattr(projection, "STORED", 0)
+    monkeypatch.setattr(generated, "BLOCK", block)
+    frame = space.frame(spec, Key(4), "cpu")
+    assert "a" not in frame
+    torch.testing.assert_close(rows(frame).norm(dim=1), torch.ones(6), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rows(frame), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_training_in_a_drawn_gaussian_frame_is_training_in_a_stored_one(monkeypatch):
+    space = tw.MAPAX(k=3, p=4, entries="gaussian")
+    stored = train(space)
+    monkeypatch.setattr(projection, "STORED", 0)
+    for vectorise in ("vmap", "loop"):
+        assert torch.allclose(vector(stored), vector(train(space, vectorise=vectorise)), atol=1e-5)
 
 
 def test_a_message_is_k_numbers_and_its_frame():

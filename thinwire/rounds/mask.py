@@ -111,14 +111,18 @@ class Prune:
     A number under the mask that training brings to zero exactly is pruned, too.
 
     Args:
-        density: share of the numbers that is left by the first pruning; 1 prunes nothing at `at`, as the lottery
-            tickets of FLASC's comparison begin.
-        at: the version of the first pruning: after so many rounds.
+        density: share of the numbers that is left by the first pruning; 1 prunes nothing at `at`.
+        at: the version of the first pruning: after so many rounds. 0, with density 1, only sets where counting begins.
         keep: the factor of all later ones.
         every: rounds between them.
 
-    >>> [round(Prune(1.0, at=2, keep=0.5, every=2).share(version), 3) for version in range(7)]
-    [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    FLASC's lottery tickets prune before each q-th round, by nothing the first time: round s trains at a density of
+    keep^(floor(s / q) - 1). Round s is the one from version s - 1, so that is `at = q - 1` and `every = q`:
+
+    >>> [round(Prune(1.0, at=0, keep=0.5, every=1).share(s - 1), 3) for s in (1, 2, 3, 4)]
+    [1.0, 0.5, 0.25, 0.125]
+    >>> [round(Prune(1.0, at=1, keep=0.5, every=2).share(s - 1), 3) for s in (1, 2, 3, 4, 5, 6)]
+    [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
     >>> Prune(0.5).left({}, {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, version=1)["w"].tolist()
     [False, True, True, False]
     """
@@ -132,9 +136,10 @@ class Prune:
         for name, value in (("density", self.density), ("keep", self.keep)):
             if not 0 < value <= 1:
                 raise ConfigError(f"{name} must be above 0 and at most 1, not {value}; write for example {name} = 0.25")
-        for name, rounds in (("at", self.at), ("every", self.every)):
-            if rounds < 1:
-                raise ConfigError(f"{name} must be 1 or more rounds, not {rounds}")
+        if self.every < 1:
+            raise ConfigError(f"every must be 1 or more rounds, not {self.every}")
+        if self.at < 0 or (self.at == 0 and self.density < 1):
+            raise ConfigError(f"at must be 1 or more rounds (or 0 with density = 1), not {self.at}; write at = 1")
 
     @property
     def prunes(self) -> bool:

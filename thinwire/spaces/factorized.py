@@ -16,7 +16,7 @@ from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.factors import draw, he, is_matrix, pick, share_matrix, sides
+from thinwire.spaces.factors import draw, first_std, is_matrix, pick, share_matrix, sides
 
 
 @register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
@@ -76,7 +76,7 @@ class FactorizedFL:
                 continue
             o, i, k = sides(w.shape)
             matrix = is_matrix(w.shape)
-            goal = he(w.shape) * (math.sqrt(0.5) if matrix else 1.0)
+            goal = first_std(name, w) * (math.sqrt(0.5) if matrix else 1.0)
             std = share_matrix(goal, 1)
             coords[f"{name}/u"] = draw(key, name, "u", (i if matrix else k,), std, w)
             coords[f"{name}/v"] = draw(key, name, "v", (o,) if matrix else (o, i), std, w)

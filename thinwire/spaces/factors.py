@@ -10,15 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Literal, get_args
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec, select
 from thinwire.errors import ConfigError
+from thinwire.spaces.generated import square_sums
 
 # What embeddings are called; a selector other than "*" takes them apart all the same.
 TABLES = ("*embed*", "word.*", "*.word.*", "position.*", "*.position.*", "*wte.*", "*wpe.*")
+
+# What the gates of recurrent layers are called in torch.
+GATES = ("*weight_ih*", "*weight_hh*")
 
 
 def sides(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -88,6 +95,93 @@ def he(shape: Sequence[int]) -> float:
     return math.sqrt(2 / (i * k))
 
 
+Start = Literal["auto", "factor_he", "composed_he", "composed"]
+
+
+def check_start(start: str) -> None:
+    """Refuse a start that does not exist."""
+    if start not in get_args(Start):
+        raise ConfigError(f"start must be one of {', '.join(get_args(Start))}, not {start!r}")
+
+
+def by_factor(start: Start, spec: Spec, shape: Sequence[int]) -> bool:
+    """Whether each factor starts at a size of its own: if asked for, or for convolutions of a model with norms.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.GroupNorm(2, 8))
+    >>> spec = Spec.of(dict(net.named_parameters()))
+    >>> [by_factor(start, spec, (8, 3, 3, 3)) for start in ("auto", "composed")], by_factor("auto", spec, (8, 3))
+    ([True, False], False)
+    """
+    normed = any(len(block.shape) == 1 and block.name.endswith("weight") for block in spec)
+    return start == "factor_he" or (start == "auto" and normed and not is_matrix(shape))
+
+
+def factor_stds(shape: Sequence[int], rank: int) -> dict[str, float]:
+    """The standard deviations of core, X and Y, each by He's rule for itself: the weight then is far below its own."""
+    o, i, k = sides(shape)
+    return {"t": math.sqrt(2 / (rank * k)), "x": math.sqrt(2 / o), "y": math.sqrt(2 / i)}
+
+
+def first_std(name: str, weight: Tensor, start: Start = "auto") -> float:
+    """The standard deviation at which a weight that is made of factors starts.
+
+    `composed`: that of the dense weight. `composed_he`: He's, which is for layers with ReLUs. `auto`: the first for the
+    gates of recurrent layers, to which He's rule does not apply, the second for all others. Where the dense weight has
+    none, such as zeros, it is He's. Squares are summed as whole numbers, so that both ends find the same bits.
+
+    >>> import torch
+    >>> weight = torch.nn.init.normal_(torch.empty(100, 200), std=0.03)
+    >>> [round(first_std(name, weight), 2) for name in ("fc.weight", "lstm.weight_ih_l0")], first_std("w", weight * 0)
+    ([0.1, 0.03], 0.1)
+    """
+    own = start == "composed" or (start == "auto" and _matches(name, GATES))
+    if not own or weight.is_meta:
+        return he(weight.shape)
+    flat = weight.detach().reshape(-1).double().cpu()
+    largest = float(flat.abs().max())
+    if not 0 < largest < math.inf:
+        return he(weight.shape)
+    unit = 2.0 ** (math.frexp(largest)[1] - 20)  # numbers become whole ones of at most 20 bits
+    whole = (flat / unit).round().to(torch.int64)
+    mean = int(whole.sum()) / len(whole)
+    variance = square_sums(whole[None])[0] / len(whole) - mean**2
+    return unit * math.sqrt(variance) if variance > 0.25 else he(weight.shape)
+
+
+def under_tanh(std: float, rank: int, core: bool) -> float:
+    """The standard deviation s of two low-rank weights W1, W2 such that tanh(W1) * tanh(W2) has `std`.
+
+        std = E tanh(w)^2,    w = s sqrt(u) z,    z normal;   u = |x|^2 / rank, for kernels times |y|^2 / rank
+
+    since numbers of X Y^T are normal for given rows of X, whose lengths differ. Solved by halving.
+
+    >>> round(under_tanh(0.01, 16, core=False) ** 2, 3), round(under_tanh(0.3, 16, core=False) ** 2, 2)
+    (0.01, 0.62)
+    """
+    std = min(std, 0.9)  # tanh stays below 1
+    sizes, shares = _chi_squares(rank)
+    if core:
+        sizes, shares = np.outer(sizes, sizes).reshape(-1), np.outer(shares, shares).reshape(-1)
+    z = np.linspace(-8, 8, 257)
+    density = np.exp(-(z**2) / 2)
+    roots, density = np.sqrt(sizes)[:, None] * z, density / density.sum()
+    low, high = 0.0, 64.0
+    for _ in range(48):
+        s = (low + high) / 2
+        found = float(shares @ (np.tanh(s * roots) ** 2 @ density))
+        low, high = (s, high) if found < std else (low, s)
+    return float(f"{low:.7g}")  # the same bits on machines whose tanh differs in the last one
+
+
+def _chi_squares(rank: int, nodes: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes and shares that stand for |x|^2 / rank of normal x: Gauss's rule, exact for polynomials up to 23."""
+    n, alpha = np.arange(nodes), rank / 2 - 1
+    beside = np.sqrt(n[1:] * (n[1:] + alpha))
+    sizes, vectors = np.linalg.eigh(np.diag(2 * n + alpha + 1) + np.diag(beside, 1) + np.diag(beside, -1))
+    return sizes * 2 / rank, vectors[0] ** 2
+
+
 def share_matrix(std: float, rank: int) -> float:
     """The standard deviation of both factors of X Y^T whose product has `std`.
 
@@ -111,6 +205,20 @@ def draw(key: Key, name: str, part: str, shape: Sequence[int], std: float, like:
     if like.is_meta:  # only the shapes are asked for
         return like.new_empty(tuple(shape))
     return (key.fold(name, part).normal(*shape, device=like.device) * std).to(like.dtype)
+
+
+def draw_sized(key: Key, name: str, part: str, shape: Sequence[int], std: float, like: Tensor) -> Tensor:
+    """The same numbers scaled so that their root mean square is `std`: small factors would be off by chance.
+
+    >>> import torch
+    >>> float(draw_sized(Key(0), "w", "x", (8, 2), 0.5, torch.zeros(())).square().mean())
+    0.25
+    """
+    if like.is_meta:
+        return like.new_empty(tuple(shape))
+    whole = key.fold(name, part).normal_integers(*shape, device=like.device)
+    squares = square_sums(whole.reshape(1, -1))[0]
+    return (whole.to(torch.float32) * (std / math.sqrt(squares / whole.numel()))).to(like.dtype)
 
 
 def check_rank(rank: int) -> None:

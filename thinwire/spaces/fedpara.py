@@ -20,21 +20,26 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
+    Start,
+    by_factor,
     check_rank,
     check_share,
+    check_start,
     choose_ranks,
     draw,
-    he,
+    draw_sized,
+    factor_stds,
+    first_std,
     is_matrix,
     pick,
     share_matrix,
     share_tucker,
     sides,
     tucker,
+    under_tanh,
 )
 
 Activation = Literal["none", "tanh"]
-Start = Literal["auto", "factor_he", "composed_he"]
 
 
 def fedpara_size(shape: Sequence[int], rank: int) -> int:
@@ -85,8 +90,8 @@ class FedPara:
         personal:             W = W1 * (W2 + 1)          W2 stays at home by `Every(private=("*/[txy]2",))`
 
     The rank of W reaches R^2, that of a low-rank weight of the same size only 2 R. Biases, norms and embeddings are
-    trained as they are. The first factors are functions of the seed and of the shapes: what the model held is not
-    used, except for dense weights.
+    trained as they are. The first factors are functions of the seed and of the shapes (where `start` says so, also of
+    the size of the dense weight); what else the model held is not used, except for dense weights.
 
     Args:
         gamma: how large the factors are, from 0 (the least that can have full rank) to 1 (as large as the weight).
@@ -94,8 +99,9 @@ class FedPara:
         activation: f, `none` or `tanh` (the paper's convolutional networks).
         personal: one half is common, the other a client's own.
         start: `factor_he`: each factor by its own size (as the authors); the weights then are far too small unless a
-            norm follows. `composed_he`: W itself at its usual size. `auto`: the first for convolutions of a model with
-            norms, the second otherwise.
+            norm follows. `composed_he`: W itself at He's size, sqrt(2 / fan_in). `composed`: W at the standard
+            deviation of the dense weight. `auto`: the first for convolutions of a model with norms, the third for the
+            gates of recurrent layers, else the second. `LowRank` has the same setting, with the same default.
         layers: selectors of weights to take apart.
         dense: selectors of weights to leave as they are; the paper leaves linear layers of convolutional networks.
 
@@ -122,8 +128,7 @@ class FedPara:
         check_rank(self.rank)
         if self.activation not in get_args(Activation):
             raise ConfigError(f"activation must be one of {', '.join(get_args(Activation))}, not {self.activation!r}")
-        if self.start not in get_args(Start):
-            raise ConfigError(f"start must be one of {', '.join(get_args(Start))}, not {self.start!r}")
+        check_start(self.start)
         if self.personal and self.activation != "none":
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
 
@@ -153,15 +158,21 @@ class FedPara:
         """Normal factors from the key; dense weights from the base."""
         spec = Spec.of(base)
         ranks = self.ranks(spec)
-        normed = any(len(block.shape) == 1 and block.name.endswith("weight") for block in spec)
         coords: Tree = {}
         for name, weight in base.items():
             if name not in ranks:
                 coords[name] = weight
                 continue
-            by_factor = self.start == "factor_he" or (self.start == "auto" and normed and not is_matrix(weight.shape))
-            for part, (shape, std) in self._factors(tuple(weight.shape), ranks[name], by_factor).items():
-                coords[f"{name}/{part}"] = draw(key, name, part, shape, std, weight)
+            rank, core = ranks[name], not is_matrix(weight.shape)
+            stds, drawn = factor_stds(weight.shape, rank), draw
+            if not by_factor(self.start, spec, weight.shape):
+                half = self._half_std(first_std(name, weight, self.start), rank, core)
+                stds = dict.fromkeys("txy", share_tucker(half, rank) if core else share_matrix(half, rank))
+                drawn = draw_sized
+            shapes = {"x": (weight.shape[0], rank), "y": (weight.shape[1], rank)}
+            shapes = {"t": (rank, rank, *weight.shape[2:]), **shapes} if core else shapes
+            for part, shape in ((f"{part}{j}", size) for j in "12" for part, size in shapes.items()):
+                coords[f"{name}/{part}"] = drawn(key, name, part, shape, stds[part[0]], weight)
         return coords
 
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
@@ -174,18 +185,13 @@ class FedPara:
             return one * (two + 1)
         return torch.tanh(one) * torch.tanh(two) if self.activation == "tanh" else one * two
 
-    def _factors(self, shape: tuple[int, ...], rank: int, by_factor: bool) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Shape and standard deviation of each factor of a weight."""
-        o, i, k = sides(shape)
-        core = {} if is_matrix(shape) else {"t": (rank, rank, *shape[2:])}
-        shapes = {**core, "x": (o, rank), "y": (i, rank)}
-        if by_factor:
-            stds = {"t": math.sqrt(2 / (rank * k)), "x": math.sqrt(2 / o), "y": math.sqrt(2 / i)}
-        else:
-            # W1 * W2: each at the root of the usual size; W1 * (W2 + 1): W1 at the usual size, W2 as small beside 1
-            goal = he(shape) if self.personal else math.sqrt(he(shape))
-            stds = dict.fromkeys("txy", share_tucker(goal, rank) if core else share_matrix(goal, rank))
-        return {f"{part}{j}": (size, stds[part]) for j in "12" for part, size in shapes.items()}
+    def _half_std(self, std: float, rank: int, core: bool) -> float:
+        """The standard deviation of W1 and W2 for that of W."""
+        if self.activation == "tanh":
+            return under_tanh(std, rank, core)
+        if self.personal:  # W1 * (W2 + 1) has v (v + 1), v the variance of each
+            return math.sqrt((math.sqrt(1 + 4 * std**2) - 1) / 2)
+        return math.sqrt(std)
 
 
 def _half(name: str, j: str, weight: Tensor, coords: Tree) -> Tensor:

@@ -9,13 +9,14 @@ inside the kernel that multiplies (`fused`), if there is triton.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.core.gpu import has_triton
-from thinwire.core.rng import Device, Key
+from thinwire.core.rng import NORMAL_SCALE, Device, Key
 from thinwire.spaces import packed
 
 BLOCK = 1 << 22  # entries drawn at a time: 16 MiB of float32
@@ -31,6 +32,36 @@ def draw_rows(key: Key, first: int, rows: int, e: int, entries: str, scale: floa
     """Rows `first` to `first + rows` of A."""
     draw = key.signs if entries == "sign" else key.normal
     return draw(rows, e, start=first * e, device=device).mul_(scale)
+
+
+def square_sums(whole: Tensor) -> list[int]:
+    """Exact sums of squares of each row of whole numbers below 2**21 in size, in pieces that fit into 64 bits.
+
+    >>> square_sums(torch.tensor([[3, 4], [0, -1]]))
+    [25, 1]
+    """
+    pieces = torch.stack([(piece * piece).sum(1) for piece in torch.split(whole, 1 << 20, dim=1)])
+    return [sum(row) for row in pieces.T.tolist()]
+
+
+def unit_scales(key: Key, p: int, e: int, device: Device) -> Tensor:
+    """What each row of a drawn Gaussian matrix of p x e is multiplied by to have length one, (p,) in float32.
+
+    Squares are summed as whole numbers, so that scales have the same bits on every machine.
+
+    >>> scales = unit_scales(Key(1), 3, 50, None)
+    >>> (Key(1).normal(3, 50) * scales[:, None]).norm(dim=1).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    sums: list[int] = []
+    for first, rows in _blocks(p, e):
+        totals = [0] * rows
+        for at in range(0, e, BLOCK):  # a row that is longer than a block stands alone in it, and is cut
+            width = min(BLOCK, e - at)
+            whole = key.normal_integers(rows, width, start=first * e + at, device=device)
+            totals = [a + b for a, b in zip(totals, square_sums(whole), strict=True)]
+        sums += totals
+    return torch.tensor([1 / (math.sqrt(n) * NORMAL_SCALE) for n in sums], dtype=torch.float32, device=device or "cpu")
 
 
 def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:

@@ -17,11 +17,16 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.factors import (
+    Start,
+    by_factor,
     check_rank,
     check_share,
+    check_start,
     choose_ranks,
     draw,
-    he,
+    draw_sized,
+    factor_stds,
+    first_std,
     is_matrix,
     none_smaller,
     pick,
@@ -67,12 +72,15 @@ class LowRank:
         W = X Y^T             X: (O, r)   Y: (I, r)
         W = T x1 X x2 Y       T: (r, r, K, K)     (convolutions: Tucker-2)
 
-    Biases, norms and embeddings are trained as they are. The first factors are functions of the seed and of the
-    shapes, such that W starts at its usual size (He).
+    Biases, norms and embeddings are trained as they are. The first factors are drawn from the seed, at sizes that
+    `start` says.
 
     Args:
         rank: r, for every weight; above 0 it replaces the rule of like_gamma.
         like_gamma: for each weight the least rank that costs at least what `FedPara` costs at this gamma.
+        start: as in `FedPara`, so that the two can be compared: `factor_he`, each factor by its own size;
+            `composed_he`, W at He's size; `composed`, W at the standard deviation of the dense weight; `auto`, the
+            first for convolutions of a model with norms, the third for the gates of recurrent layers, else the second.
         layers: selectors of weights to take apart.
         dense: selectors of weights to leave as they are.
 
@@ -88,10 +96,12 @@ class LowRank:
     like_gamma: float = 0.1
     layers: tuple[str, ...] = ("*",)
     dense: tuple[str, ...] = ()
+    start: Start = "auto"
 
     def __post_init__(self) -> None:
         check_rank(self.rank)
         check_share(like_gamma=self.like_gamma)
+        check_start(self.start)
 
     @property
     def fresh_every(self) -> int:
@@ -113,18 +123,22 @@ class LowRank:
 
     def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
         """Normal factors from the key; dense weights from the base."""
-        ranks = self.ranks(Spec.of(base))
+        spec = Spec.of(base)
+        ranks = self.ranks(spec)
         coords: Tree = {}
         for name, w in base.items():
             if name not in ranks:
                 coords[name] = w
                 continue
             rank, matrix = ranks[name], is_matrix(w.shape)
-            std = share_matrix(he(w.shape), rank) if matrix else share_tucker(he(w.shape), rank)
+            stds, drawn = factor_stds(w.shape, rank), draw
+            if not by_factor(self.start, spec, w.shape):
+                share = share_matrix if matrix else share_tucker
+                stds, drawn = dict.fromkeys("txy", share(first_std(name, w, self.start), rank)), draw_sized
             if not matrix:
-                coords[f"{name}/t"] = draw(key, name, "t", (rank, rank, *w.shape[2:]), std, w)
-            coords[f"{name}/x"] = draw(key, name, "x", (w.shape[0], rank), std, w)
-            coords[f"{name}/y"] = draw(key, name, "y", (w.shape[1], rank), std, w)
+                coords[f"{name}/t"] = drawn(key, name, "t", (rank, rank, *w.shape[2:]), stds["t"], w)
+            coords[f"{name}/x"] = drawn(key, name, "x", (w.shape[0], rank), stds["x"], w)
+            coords[f"{name}/y"] = drawn(key, name, "y", (w.shape[1], rank), stds["y"], w)
         return coords
 
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
@@ -147,7 +161,7 @@ class Pufferfish:
     In a network without convolutions its matrices but the last take their place. Weights that would not become smaller
     stay dense.
     The original first trains dense for a while and then takes the weights apart by singular values; this one, like
-    FedPara's comparison, starts with factors, such that W is at its usual size (He).
+    FedPara's comparison, starts with factors, such that W is at its usual size (He; of gates, the dense weight's).
 
     Args:
         ratio: r as a share of the outputs.
@@ -217,9 +231,9 @@ class Pufferfish:
                 coords[name] = w
                 continue
             rank = ranks[name]
-            std = share_matrix(he(w.shape), rank)
-            coords[f"{name}/u"] = draw(key, name, "u", (w.shape[0], rank), std, w)
-            coords[f"{name}/v"] = draw(key, name, "v", (rank, *w.shape[1:]), std, w)
+            std = share_matrix(first_std(name, w), rank)
+            coords[f"{name}/u"] = draw_sized(key, name, "u", (w.shape[0], rank), std, w)
+            coords[f"{name}/v"] = draw_sized(key, name, "v", (rank, *w.shape[1:]), std, w)
         return coords
 
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:

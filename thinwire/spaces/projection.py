@@ -1,11 +1,14 @@
 """The whole model's update as a few numbers, in a subspace that everybody draws from the shared seed.
 
 Papers: MAPA and MAPAX ("Communication-efficient federated learning via model-agnostic projection adaptation"), MAPO
-("Reshape-then-factorize"). One implementation: all d trainable weights form one vector, cut into k segments of e
-numbers, each of which moves in the same p random directions.
+("Reshape-then-factorize"). One implementation: all d trainable weights form one vector, cut into k segments of e or
+e - 1 numbers, e = ceil(d / k), each of which moves in the same p random directions.
 
-    U(B) = (B A) flattened, first d entries;    A: p x e, drawn, never sent;    B: k x p, trained and sent
-    weights = base + U(B)
+    U(B) = the rows of B A, the last of them without their last entry, one after another: d entries
+    weights = base + U(B)                       A: p x e, drawn, never sent;    B: k x p, trained and sent
+
+Segments are as equal as they can be, so that every number of B moves something. (Segments of e numbers each would use
+up the weights before the last segments: for d = 11,274 and k = 8,192 there would be nothing left for 2,555 of them.)
 
     MAPA(p): k = 1.    MAPO(k): p = 1.    MAPAX(k, p): both.
 
@@ -28,7 +31,7 @@ from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, unflatten
 from thinwire.errors import ConfigError
-from thinwire.spaces.generated import key_words, multiply_generated
+from thinwire.spaces.generated import key_words, multiply_generated, square_sums, unit_scales
 
 Entries = Literal["gaussian", "sign"]
 Normalise = Literal["row", "orthonormal", "none"]
@@ -42,7 +45,7 @@ _LAYOUT_KEY = Key(0).fold("thinwire.projection.layout")  # public and the same f
 
 
 class Sizes(NamedTuple):
-    """How d weights are cut: k segments of e, each moved by p directions."""
+    """How d weights are cut: k segments of e or e - 1, each moved by p directions."""
 
     k: int
     p: int
@@ -86,6 +89,8 @@ class _Projection:
             out["a"] = _draw(key, p, e, self.entries, self.normalise).to(device or "cpu")
         else:
             out["key"] = key_words(key, device)
+            if self.entries == "gaussian" and self.normalise == "row":
+                out["scale"] = unit_scales(key, p, e, device)
         if self.layout == "permuted":
             out["place"], out["weight"] = _permutation(spec.size, str(device or "cpu"))
         return out
@@ -99,16 +104,18 @@ class _Projection:
     def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
         """The base plus U(B)."""
         d = sum(block.numel() for block in base.values())
-        _, p, e = self.sizes(d)
+        k, p, e = self.sizes(d)
         b = coords["model/b"]
         if "a" in frame:
             update = b @ frame["a"]
         else:
-            scale = 1.0 if self.normalise == "none" else e**-0.5
-            update = multiply_generated(b, frame["key"], p, e, self.entries, scale)
+            signs = self.entries == "sign" and self.normalise == "row"  # their rows all have the same length
+            b = b * frame["scale"] if "scale" in frame else b
+            update = multiply_generated(b, frame["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
-            update = update.transpose(-1, -2)
-        vector = update.reshape(*update.shape[:-2], -1)[..., :d]
+            vector = update.transpose(-1, -2).flatten(-2)[..., :d]
+        else:
+            vector = _rows(update, d - k * (e - 1))
         if self.layout == "permuted":
             vector = _Permute.apply(vector, frame["place"], frame["weight"])  # type: ignore[no-untyped-call]
         moved = unflatten(vector, base)
@@ -120,7 +127,9 @@ class _Projection:
 class MAPO(_Projection):
     """Move each of k parts of the model along one shared random direction: k numbers say it all.
 
-        vec(W) = vec(W0) + vec(b a^T),    a: e = ceil(d / k) drawn numbers;    b: k trained numbers
+        segment j of vec(W) = that of vec(W0) + b_j a,    a: e = ceil(d / k) drawn numbers;    b: k trained numbers
+
+    Segments have e weights or, where k does not divide d, some of them e - 1: these leave out the last number of a.
 
     Args:
         k: how many numbers are trained and sent.
@@ -224,6 +233,18 @@ def _cut(d: int, k: int, p: int) -> Sizes:
     return Sizes(k, p, e)
 
 
+def _rows(update: Tensor, full: int) -> Tensor:
+    """The rows of (..., k, e) one after another; behind the first `full` of them each without its last entry.
+
+    >>> _rows(torch.arange(6).view(3, 2), 1).tolist()
+    [0, 1, 2, 4]
+    """
+    first = update[..., :full, :].flatten(-2)
+    if full == update.shape[-2]:
+        return first
+    return torch.cat((first, update[..., full:, :-1].flatten(-2)), -1)
+
+
 def _draw(key: Key, p: int, e: int, entries: Entries, normalise: Normalise) -> Tensor:
     """A, on the CPU: the same bits everywhere, but for 'orthonormal', whose last bits are the linear algebra's."""
     if entries == "sign":
@@ -233,17 +254,12 @@ def _draw(key: Key, p: int, e: int, entries: Entries, normalise: Normalise) -> T
     else:
         if normalise == "row":  # the squares are summed as whole numbers, so the length is exact on every machine
             whole = key.normal_integers(p, e)
-            lengths = torch.tensor([1 / math.sqrt(sum(row)) for row in _square_sums(whole)], dtype=torch.float32)
+            lengths = torch.tensor([1 / math.sqrt(row) for row in square_sums(whole)], dtype=torch.float32)
             return whole.to(torch.float32) * lengths[:, None]
         a = key.normal(p, e)
     if normalise == "orthonormal":
         a = torch.linalg.qr(a.double().T).Q.T.to(torch.float32).contiguous()
     return a
-
-
-def _square_sums(whole: Tensor) -> list[list[int]]:
-    """Exact sums of squares of each row, in pieces that fit into 64 bits."""
-    return [[int((piece * piece).sum()) for piece in row.split(1 << 20)] for row in whole]
 
 
 @lru_cache(maxsize=8)
