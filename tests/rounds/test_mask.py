@@ -196,6 +196,16 @@ def test_only_tiers_that_are_asked_take_part():
         LocalEngine().prepare(Job(digits_task(), tw.Method(budget=budget), 1, 2))
 
 
+@pytest.mark.parametrize("task", ["digits", "20newsgroups", "text-classification"])
+def test_adapters_of_all_tiers_have_one_scale(task):
+    """alpha / rank is what a correction is multiplied by: presets that are compared differ in rank alone."""
+    names = ("lora", "flasc", "hetlora", "lowest-tier", "highest-tier", "sparse-adapter", "adapter-lth", "ffa-lora")
+    spaces = {name: resolve(name, task).method.space for name in names}
+    assert spaces["lowest-tier"].rank == 1
+    scales = {name: space.alpha / space.rank for name, space in spaces.items()}
+    assert len(set(scales.values())) == 1, scales
+
+
 @pytest.mark.parametrize("name", RIVALS)
 def test_every_preset_trains_and_is_written_and_read_again(name):
     experiment = resolve(name, "digits")
