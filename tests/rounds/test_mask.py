@@ -15,6 +15,7 @@ from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.rounds import Local
 from thinwire.rounds.lanes import unpack_up
+from thinwire.rounds.mask import dead_adapters
 from thinwire.run.config import from_table, method_from, resolve, to_table
 from thinwire.run.presets import preset
 from thinwire.run.toml import dumps, loads
@@ -227,6 +228,53 @@ def test_every_preset_trains_and_is_written_and_read_again(name):
 def test_what_cannot_be_masked_is_refused(changes, words):
     with pytest.raises(IncompatibleParts, match=words):
         Federation(named("spdst", **changes))
+
+
+def test_an_adapter_without_b_is_dead_and_said_to_be():
+    """Of A and B together the largest quarter holds no B after Adam's first step: nothing is ever learnt again."""
+    federation, _ = supports(named("sparse-adapter", server_opt=tw.Adam(0.003)), 3)
+    start, end = federation.first.coords, federation.server.public.coords
+    assert not any(bool(block.any()) for name, block in end.items() if name.endswith("/b"))
+    trained = federation.contract.trained(federation.server.public)
+    assert dead_adapters(end, trained) == ("0.weight", "2.weight")
+    assert dead_adapters(start, {}) == ()
+    late, _ = supports(named("sparse-adapter", mask=tw.Prune(0.9)), 2)  # here there is room for both
+    public = late.server.public
+    assert dead_adapters(public.coords, late.contract.trained(public)) == ()
+    weights = federation.weights(), federation.weights(federation.first)
+    assert same(*({name: w[name] for name in ("0.weight", "2.weight")} for w in weights))
+
+
+def test_selecting_the_largest_of_an_adapter_selects_a_dead_one():
+    method = named("federated-select", space=tw.LoRA(rank=4))
+    federation = Federation(method, local=Local(1, batch=8))
+    federation.hear(0)
+    heard = federation.public[0]
+    assert dead_adapters(heard.coords, federation.contract.trained(heard)) == ("0.weight", "2.weight")
+
+
+@pytest.mark.parametrize("part", ["a", "b"])
+def test_an_adapter_dies_rank_by_rank(part):
+    coords = {"w/a": torch.ones(2, 3), "w/b": torch.ones(4, 2), "head": torch.zeros(3)}
+    trained = {name: torch.ones_like(block, dtype=torch.bool) for name, block in coords.items()}
+    rows, other = ("w/a", "w/b") if part == "a" else ("w/b", "w/a")
+
+    def leave_out(name, rank):
+        at = (rank,) if name == "w/a" else (slice(None), rank)
+        coords[name][at], trained[name][at] = 0, False
+
+    leave_out(rows, 0)
+    assert dead_adapters(coords, trained) == ()
+    leave_out(other, 1)  # the rank that is left on one side is gone on the other
+    assert dead_adapters(coords, trained) == ("w",)
+    coords["w/a"], coords["w/b"] = torch.ones(2, 3), torch.ones(4, 2)  # standing still, but not at zero
+    assert dead_adapters(coords, trained) == ()
+
+
+def test_a_frozen_a_leaves_it_to_b():
+    coords, none = {"w/b": torch.zeros(4, 2)}, {"w/b": torch.zeros(4, 2, dtype=torch.bool)}
+    assert dead_adapters(coords, none) == ("w",)
+    assert dead_adapters(coords, {}) == dead_adapters({"w/b": torch.ones(4, 2)}, none) == ()
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -206,6 +206,38 @@ class Pick(_PrunesNothing):
         return {} if self.density == 1 else dict(_picked(Spec.of(coords), self.density, self.seed))
 
 
+def dead_adapters(coords: Tree, trained: Tree) -> tuple[str, ...]:
+    """The weights whose low-rank correction B A is zero and cannot change, under the mask of a round.
+
+        rank r is alive    if row r of A and column r of B each hold a number that is trained or not zero
+        an adapter is dead if none of its ranks is alive: without B, A has no gradient, and without A, B has none
+
+    A mask of the largest of A and B together leaves no B while B is small, since B begins at zero.
+
+    Args:
+        coords: what a client starts from, with zeros where the mask leaves nothing.
+        trained: by block, which numbers are trained, from `Mask.trained`; empty means all.
+
+    >>> coords = {"fc.weight/a": torch.ones(2, 3), "fc.weight/b": torch.zeros(4, 2)}
+    >>> dead_adapters(coords, Select(0.4).trained(coords, 0)), dead_adapters(coords, {})
+    (('fc.weight',), ())
+    """
+    dead = []
+    for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
+        if f"{name}/a" not in coords:  # A is drawn and stands still: then B alone decides
+            if trained and not bool((trained[f"{name}/b"] | (coords[f"{name}/b"] != 0)).any()):
+                dead.append(name)
+            continue
+        live = []
+        for part, axis in (("a", 1), ("b", 0)):
+            block = coords[f"{name}/{part}"]
+            some = (block != 0) | trained.get(f"{name}/{part}", torch.ones_like(block, dtype=torch.bool))
+            live.append(some.any(axis))
+        if not bool((live[0] & live[1]).any()):
+            dead.append(name)
+    return tuple(dead)
+
+
 @lru_cache(maxsize=2)
 def _picked(spec: Spec, density: float, seed: int) -> Tree:
     """Drawn once: a model of 22 million weights is asked for it several times a round."""
