@@ -47,7 +47,7 @@ class Tabled(NamedTuple):
     @property
     def text(self) -> str:
         """As it is written."""
-        return markdown(self.head, self.rows)
+        return markdown(self.head, self.rows, plain=False)
 
 
 def tables(text: str) -> Iterator[Tabled | str]:
@@ -104,7 +104,7 @@ def write_result(page: Path, chances: dict[str, Chance]) -> Runs:
             head.insert(3, "best accuracy %")
             best = [spread([run["best_accuracy"] for run in some]) for some in mine]
             rows = [[*row[:3], cell, *row[3:]] for row, cell in zip(rows, best, strict=True)]
-        text += part.before + markdown(*widened(head, rows, mine))
+        text += part.before + markdown(*widened(head, rows, mine), plain=False)
     by = str(content.get("tune", {}).get("by", "best_accuracy"))
     said = re.compile(r"^(On seed [\d, ]+, [\d or]+ rounds)(?:, by [a-z ]+)?\.$", re.M)
     text = said.sub(rf"\1, by accuracy {judged_on(by)}.", text)
@@ -160,7 +160,7 @@ def _section(text: str, name: str, runs: Runs, chances: dict[str, Chance]) -> st
                 fell[row[0]] = " ".join(str(run["seed"]) for run in some if run["status"] in BROKEN)
             head, rows = widened(part.head, part.rows, mine)
             own = own or ("our final own accuracy %" in head and "our best own accuracy %" not in head)
-            out += before + markdown(head, rows)
+            out += before + markdown(head, rows, plain=False)
         else:
             by = re.findall(r"The search, by (.*? %)", before)[-1].removesuffix(" %").replace(" ", "_")
             for row in part.rows:
@@ -251,7 +251,7 @@ def broken_part(found: dict[str, Runs]) -> str:
         f"{counts['at chance']} more never got above chance, most of them at the largest rates of a search. Rows are "
         "marked under 'broke down'. Runs whose numbers stopped being finite are not counted: they never finished.\n\n"
     )
-    return text + markdown(head, rows)
+    return text + markdown(head, rows, plain=False)
 
 
 def data_of(task: str) -> str:

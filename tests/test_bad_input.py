@@ -181,7 +181,7 @@ DAMAGE = [
     ("cut", "checkpoints/round-000002.json", b"[" * 5000, ("resume", "adapter"), "remove it to go on from round 1"),
     ("cut", "checkpoints/round-000002.json", b'{"a": ' + b"9" * 5000, ("resume", "adapter"), "thousands of digits"),
     ("cut", "checkpoints/round-000002.safetensors", b"x" * 99, ("resume", "adapter"), "it has 99 bytes, not"),
-    ("cut", "deployment.json", b"[" * 5000, ("resume",), "deployment.json cannot be read (it is nested too deeply)"),
+    ("cut", "deployment.json", b"[" * 200_000, ("resume",), "deployment.json cannot be read (it is nested too deeply)"),
 ]
 
 

@@ -221,7 +221,7 @@ def test_a_client_that_is_left_out_is_left_out_of_everything():
     [(tw.WeightedMean(), False), (tw.GeometricMedian(), True), (tw.CenteredClipping(), True), (tw.MultiKrum(1), True)],
 )
 def test_learning_goes_on_beside_a_client_that_flips_signs(mean, learns):
-    federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3)))
+    federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3), weigh=tw.Uniform()))
     for _ in range(6):
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
         up[0] = lying(federation, up[0], {wire.COORDS: -10.0})

@@ -200,6 +200,7 @@ def test_a_grid_counts_a_run_at_chance_as_broken_and_takes_the_next_best(tmp_pat
     # a rate that breaks down on the seeds of the table only, whatever its search said
     path = default_folder(grid.final(tmp_path)[0].runs[0], tmp_path)
     held = json.loads((path / "summary.json").read_text())
+    (path / "SHA256SUMS").unlink()
     (path / "summary.json").write_text(json.dumps({**held, "status": "collapsed"}))
     assert broken(grid.line(0, slow.chosen), tmp_path) == [0]
     assert [line.chosen for line in grid.final(tmp_path)] == [wild.chosen], "the next best takes its place"

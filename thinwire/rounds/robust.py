@@ -88,8 +88,8 @@ class CenteredClipping(Plain):
     A liar moves v by r / clients at most in an iteration, however far away it is. All clients count alike: weights
     could be lies too. The paper starts from the result of the round before; here nothing is remembered between rounds.
 
-    >>> said = [{"w": torch.tensor([x, 0.0])} for x in (0.9, 1.0, 1.1, 1e9)]
-    >>> CenteredClipping().of(said, [1.0] * 4)["w"].round(decimals=1).tolist()
+    >>> said = [{"w": torch.tensor([x, 0.0])} for x in (0.9, 1.0, 1.0, 1.0, 1.1, 1e9)]
+    >>> CenteredClipping().of(said, [1.0] * 6)["w"].round(decimals=1).tolist()
     [1.0, 0.0]
     """
 

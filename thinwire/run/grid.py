@@ -211,8 +211,8 @@ def at_edge(value: Any, tried: Sequence[Any]) -> bool:
     return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; short rows are filled up.
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = True) -> str:
+    """A table; short rows are filled up. Cells are plain text that is escaped, or else Markdown already.
 
     >>> print(markdown(["a", "b"], [["1"]]), end="")
     | a | b |
@@ -220,7 +220,8 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     | 1 | - |
     """
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join([*map(markdown_text, row), *["-"] * (len(head) - len(row))]) + " |" for row in rows]
+    shown = markdown_text if plain else str
+    lines += ["| " + " | ".join([*map(shown, row), *["-"] * (len(head) - len(row))]) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
