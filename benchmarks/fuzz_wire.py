@@ -242,7 +242,7 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
         encode = partial(_encode, contract, contract.up(client), peer, "up")
         yield Door(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws, encode=encode)
         read = partial(_read_closed, contract, server, plan, dict(enumerate(ups)), client)
-        closes = most_memory(partial(read, ups[client]))
+        closes = draws + most_memory(partial(read, ups[client]))  # what was drawn for this round is still remembered
         schema = contract.schema.sent_by(client)
         yield Door(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = say_lost(contract, seen[2].version, client)
