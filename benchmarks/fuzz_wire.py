@@ -92,6 +92,7 @@ from thinwire.sketches import EvoFed, Identity
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 
 SECONDS, TIMES, SMALL = 0.5, 4, 96 << 10
+KEPT_DRAWS = 8  # populations that EvoFed keeps, at most 128 MiB
 REFUSALS = (WireError, Drifted, Diverged)  # what may come of a message that cannot be used
 TORCH_EVERY = 64
 PART = 5_000  # messages of one task of a process
@@ -292,7 +293,7 @@ def _draw(contract, version: int) -> object:
     frame = contract.frame(version, "cpu") if contract.method.space.fresh_every else {}
     drawn = "RandomK" in repr(contract.method) and contract.key.words_numpy(contract.coords.size)
     sketch = contract.method.sketch
-    for missed in range(version if not isinstance(sketch, Identity) else 0):
+    for missed in range(KEPT_DRAWS if not isinstance(sketch, Identity) else 0):
         sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("draw", missed))
     return frame, drawn
 

@@ -82,7 +82,8 @@ def test_a_model_that_draws_random_numbers_is_not_recorded():
         play(job(task=task), LocalEngine(DEVICE, "graph"))
     simulation = LocalEngine(DEVICE).prepare(job(task=task))
     state, _ = simulation.round(simulation.start()._replace(how="graph"))
-    assert (state.how, state.why) == ("vmap", "graph failed: the model draws random numbers while it trains")
+    assert state.how == "vmap"
+    assert state.why.endswith("graph failed: the model draws random numbers while it trains")
 
 
 def test_a_later_round_may_have_more_steps_than_the_one_that_was_recorded():

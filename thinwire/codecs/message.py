@@ -23,7 +23,7 @@ Their last body is the *ask*; what stands before it is the way.
   one version. With lane 7 it is a *stretch*: the blocks of its plan as they are at the end of the window that it begins
   in, or at `version`, whichever comes first, and before any merge. A window is the rounds of one frame, from a multiple
   of `fresh_every` up to the next (one window for ever if that is 0). Where a window ends, the receiver merges. There is
-  no such body for a client that is up to date (behind = 0), and there are at most 1024: each may cost the receiver as
+  no such body for a client that is up to date (behind = 0), and there are at most 512: each may cost the receiver as
   much work as the model is large, however short it is. A longer way is sent as a stretch or a state.
 - state: one body, the whole public state. Its plan names the blocks that were synchronised since the client's version;
   its lanes hold them all.
@@ -72,7 +72,7 @@ FORMAT = 2
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
-LONGEST_WAY = 1024  # bodies of steps before the ask
+LONGEST_WAY = 512  # bodies of steps before the ask
 
 # Lanes: payloads of different meaning in one body. Their ids are part of the format.
 COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, GUARD = 1, 2, 3, 4, 5, 6, 7, 8

@@ -1,9 +1,9 @@
 """The way down: the shortest message that brings a client from its version to the current one, and its reading.
 
 On link 'ledger' each window (the rounds of one frame) that a client missed costs the missed entries or the coordinates
-at its end, whichever is shorter; and all of it never more than the whole state, nor more than 1024 bodies: a client
-that is further behind is sent the state. Version 0 is never sent: all derive it from method, model and seed. On link
-'snapshot' it is always the coordinates, through the down codec.
+at its end, whichever is shorter; and all of it never more than the whole state, nor more than 512 bodies (128 under a
+sketch): a client that is further behind is sent the state. Version 0 is never sent: all derive it from method, model
+and seed. On link 'snapshot' it is always the coordinates, through the down codec.
 
 A client that arrives and finds that its state is not the server's (`Drifted`) says so with `say_lost`; the server
 answers with `repair`, the whole state.
@@ -115,7 +115,7 @@ class Opening:
         if contract.method.link == "snapshot":
             return self.state(version, client)
         past = self.server.ledger.past_way(version)
-        if past is None or len(past) >= wire.LONGEST_WAY:  # at least one body is left for the open window
+        if past is None or len(past) >= contract.longest_way:  # at least one body is left for the open window
             return self.state(version, client)
         steps = self.steps(version, past)
         if (
@@ -133,7 +133,7 @@ class Opening:
 
     def _way(self, version: int, past: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """The bodies of steps: past windows, the open one, and the ask."""
-        left = wire.LONGEST_WAY - len(past)
+        left = self.contract.longest_way - len(past)
         return (*past, *self._open_window(version, left), self._ask(news=self.server.public.version > version))
 
     def state(self, version: int, client: int) -> wire.Pieces:
@@ -244,6 +244,8 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
     longest = max(stage.longest_down for stage in contract.stages)
     message = wire.unpack(data, contract.schema, longest)
     contract = contract.at(message.version)
+    if message.kind == wire.STEPS and len(message.bodies) > contract.longest_way + 1:
+        raise WireError(f"steps of {len(message.bodies) - 1} bodies, expected at most {contract.longest_way}")
     if (start := message.version - message.behind) != public.version:
         raise WireError(
             f"{wire.KINDS[message.kind]} from version {start} cannot continue version {public.version}, which we hold"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thinwire.codecs import message as wire
 from thinwire.codecs.base import Codec, Peer, Raw
 from thinwire.codecs.message import Schema
 from thinwire.core.rng import Device, Key
@@ -16,6 +17,7 @@ from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.rounds.ledger import Ledger
 from thinwire.rounds.mask import NoMask
 from thinwire.rounds.method import Method
+from thinwire.sketches.base import Identity
 
 _SPARE = 1 << 16  # bytes that a message may have beyond its numbers: heads, plans, notes for the schedule
 
@@ -120,6 +122,11 @@ class Contract:
         """How many bytes a message to a client may have: what is longer than the whole state is sent as that."""
         parts = (self.code, self.coords, self.weights, self.shared, self.buffers)
         return 2 * sum(part.nbytes for part in parts) + _SPARE
+
+    @cached_property
+    def longest_way(self) -> int:
+        """How many bodies steps may have: each costs a client a merge, or the draws of a sketch, which take longer."""
+        return wire.LONGEST_WAY if isinstance(self.method.sketch, Identity) else wire.LONGEST_WAY // 4
 
     @cached_property
     def remembers(self) -> bool:
