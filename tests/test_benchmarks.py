@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import codecs, contestants, faults, fuzz_wire, page, peers, precision
+from benchmarks import attackers, codecs, contestants, faults, fuzz_wire, page, peers, precision
 from thinwire.codecs import Peer, Quantise, Threshold, TopK
 from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
@@ -60,6 +60,7 @@ def test_codecs_that_keep_many_numbers_take_little_memory(codec):
     tree = {"w": Key(1).normal(300, 200)}
     spec, peer = Spec.of(tree), Peer(Key(5))
     data = memoryview(codec.encode(tree, codec.init(spec), peer)[0])
+    codec.decode(data, spec, peer)  # torch imports what it needs when it is first used
     assert fuzz_wire.most_memory(lambda: codec.decode(data, spec, peer)) < 3.1 * spec.nbytes
 
 
@@ -83,6 +84,16 @@ def test_messages_with_checksums_that_fit_reach_what_is_behind_them(level):
 def test_a_message_of_the_fuzzer_is_a_function_of_its_number():
     through, kin = fuzz_wire.ready(("raw, buffers",))
     assert all(fuzz_wire.message(i, 0, through, kin) == fuzz_wire.message(i, 0, through, kin) for i in range(50))
+
+
+def test_attackers_send_valid_messages_that_turn_the_mean_around():
+    assert [len(attackers.attackers_of(1, share)) for share in attackers.SHARES] == [0, 2, 4, 6]
+    mean, found = {"kind": "weighted"}, {}
+    for share in (0.0, 0.3):
+        found[share] = attackers.accuracy(mean, share, seed=1, rounds=2)
+    assert found[0.3] < 0.2 < found[0.0]
+    row = {share: [0.5, 0.75] for share in attackers.SHARES}
+    assert "| weighted | 62.5 (50 to 75) |" in attackers.table({"weighted": row})
 
 
 def test_a_part_of_a_page_is_written_and_the_rest_left_alone(tmp_path):
