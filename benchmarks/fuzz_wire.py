@@ -91,7 +91,7 @@ from thinwire.schedules import Every, FedLAMA
 from thinwire.sketches import EvoFed, Identity
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 
-SECONDS, TIMES, SMALL = 0.5, 4, 96 << 10
+SECONDS, TIMES, SMALL = 0.5, 4, 128 << 10  # the last for small objects and the rows of a drift check
 KEPT_DRAWS = 8  # populations that EvoFed keeps, at most 128 MiB
 REFUSALS = (WireError, Drifted, Diverged)  # what may come of a message that cannot be used
 TORCH_EVERY = 64
@@ -243,7 +243,8 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
         encode = partial(_encode, contract, contract.up(client), peer, "up")
         yield Door(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws, encode=encode)
         read = partial(_read_closed, contract, server, plan, dict(enumerate(ups)), client)
-        closes = draws + most_memory(partial(read, ups[client]))  # what was drawn for this round is still remembered
+        # what was drawn for this round is still remembered; an upload that is scaled down is there three times
+        closes = draws + most_memory(partial(read, ups[client])) + 2 * contract.code.nbytes
         schema = contract.schema.sent_by(client)
         yield Door(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = say_lost(contract, seen[2].version, client)
@@ -300,6 +301,7 @@ def _draw(contract, version: int) -> object:
 
 def most_memory(call: Callable[[], object]) -> int:
     """The most bytes that were alive during a call, of Python, numpy and torch."""
+    evofed._drawn.cache_clear()  # else it would depend on what was read before
     tracemalloc.start()
     try:
         with LiveStorages() as live:
@@ -621,6 +623,8 @@ def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], t
     if traced:
         tracemalloc.start()
     live = LiveStorages() if traced and i % TORCH_EVERY == 0 else None
+    if live:
+        evofed._drawn.cache_clear()
     start = time.perf_counter()
     wrong = ""
     try:
