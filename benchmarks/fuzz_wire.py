@@ -18,7 +18,7 @@ function of both (`--only i` runs one again): one seed, mutated once to four tim
 
 Whatever is sent must come back as a valid tree (names, shapes and types of the contract, finite numbers) or be refused
 with a WireError (or Drifted, where the guard finds it, or Diverged, where a round cannot be closed), within 0.5 s of
-processor time and without more memory than 4 times the model, plus 96 KiB for small Python objects and what both ends
+processor time and without more memory than 4 times the model, plus 128 KiB for small Python objects and what both ends
 compute whatever the message says: frames, random positions, what a server writes in answer or makes of an honest round.
 The model is what both ends hold: weights, buffers and the memory of the correction. Under a sketch, what both ends draw
 for each entry of a message takes its time besides: EvoFed's guesses are 32 times the model here, for each round that a
@@ -88,7 +88,7 @@ from thinwire.rounds.mask import Prune, Select
 from thinwire.rounds.secure import secure_mean
 from thinwire.rounds.weigh import Uniform
 from thinwire.schedules import Every, FedLAMA
-from thinwire.sketches import EvoFed, Identity
+from thinwire.sketches import EvoFed, Identity, evofed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 
 SECONDS, TIMES, SMALL = 0.5, 4, 128 << 10  # the last for small objects and the rows of a drift check
