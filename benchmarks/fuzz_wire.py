@@ -92,7 +92,7 @@ from thinwire.sketches import EvoFed, Identity, evofed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 
 SECONDS, TIMES, SMALL = 0.5, 4, 128 << 10  # the last for small objects and the rows of a drift check
-KEPT_DRAWS = 8  # populations that EvoFed keeps, at most 128 MiB
+KEPT_DRAWS = 9  # populations: EvoFed keeps eight of them, at most 128 MiB, while it draws the next
 REFUSALS = (WireError, Drifted, Diverged)  # what may come of a message that cannot be used
 TORCH_EVERY = 64
 PART = 5_000  # messages of one task of a process
