@@ -60,8 +60,8 @@ def test_codecs_that_keep_many_numbers_take_little_memory(codec):
     tree = {"w": Key(1).normal(300, 200)}
     spec, peer = Spec.of(tree), Peer(Key(5))
     data = memoryview(codec.encode(tree, codec.init(spec), peer)[0])
-    codec.decode(data, spec, peer)  # torch imports what it needs when it is first used
-    assert fuzz_wire.most_memory(lambda: codec.decode(data, spec, peer)) < 3.1 * spec.nbytes
+    # twice: torch imports what it needs when it is first used
+    assert min(fuzz_wire.most_memory(lambda: codec.decode(data, spec, peer)) for _ in range(2)) < 3.1 * spec.nbytes
 
 
 @pytest.mark.parametrize("level", ["repaired", "built"])
