@@ -33,7 +33,7 @@ FLOATS = tuple(
 EXTREMES = (3.4028235e38, -3.4028235e38, 1e30, -1e20, 1e25, 1e10, 1e-45, -1e-39, 1e-38, 0.0, -0.0, float("nan"))
 EXTREMES += (float("inf"), float("-inf"))
 REPEATS = (2, 3, 5, 9, 17, 40)
-MANY = (255, 256, 257, 1000, 5000)
+MANY = (127, 128, 129, 511, 512, 513, 5000)
 
 Encode = Callable[[frozenset[str], float], bytes]  # numbers of these blocks, all of this value, through the codec
 
