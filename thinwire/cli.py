@@ -637,6 +637,10 @@ def _exit_if_broken(summaries: dict[str, Summary]) -> None:
     """One line for each run that diverged, collapsed or ended at chance, and then exit code 3."""
     from thinwire.run.collapse import is_broken
 
+    for path, summary in summaries.items():
+        if dead := summary.get("dead_adapters"):
+            words = f"the mask has left {len(dead)} adapters dead, {dead[0]} among them: they can never change"
+            print(f"thinwire: {path}: {words}", file=sys.stderr)
     wrong = {path: summary for path, summary in summaries.items() if is_broken(summary)}
     for path, summary in wrong.items():
         print(visible(f"thinwire: {path} {summary['status']}: {summary['status_why']}"), file=sys.stderr)

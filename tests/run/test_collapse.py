@@ -232,3 +232,12 @@ def test_what_files_say_is_not_trusted(tmp_path, write_run):
     assert read_run(path).verdict.status == "finished"
     (path / "environment.json").write_text(json.dumps({"chance": TEN._asdict()}))
     assert read_run(path).verdict.status == "at chance", "a run of which only records are there"
+
+
+@pytest.mark.parametrize(("density", "dead"), [(0.1, True), (0.75, False)])
+def test_adapters_that_a_mask_has_left_dead_are_named(density, dead, tmp_path):
+    """After a small first step all of B is smaller than A: a mask of the largest tenth leaves nothing of it."""
+    small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.vectorise": "loop"}
+    chosen = {"method.mask.density": density, "method.server_opt.lr": 1e-4}
+    total = execute(resolve("sparse-adapter", "digits", {**small, **chosen}), tmp_path / "run")
+    assert total.get("dead_adapters", []) == (["fc1.weight", "head.weight"] if dead else [])

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from thinwire.core.spec import Spec
+from thinwire.core.tree import to_device
 from thinwire.engines.job import RoundRecord, RunState
 from thinwire.engines.simulation import Simulation, Tap
 from thinwire.errors import CheckpointError, Diverged
+from thinwire.rounds.lanes import as_heard
+from thinwire.rounds.mask import NoMask, dead_adapters
 from thinwire.rounds.tally import Tally
 from thinwire.run.build import build_job
 from thinwire.run.chance import chance_of
@@ -165,7 +168,18 @@ def _summary(
     experiment: Experiment, simulation: Simulation, state: RunState, records: Sequence[RoundRecord]
 ) -> Summary:
     """The totals of the rounds that are done."""
-    return summarise(experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting)
+    totals = summarise(experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting)
+    dead = _dead_adapters(simulation, state)
+    return {**totals, **({"dead_adapters": list(dead)} if dead else {})}
+
+
+def _dead_adapters(simulation: Simulation, state: RunState) -> tuple[str, ...]:
+    """The weights whose adapter the mask has left without A or B, so that it can never change."""
+    contract = simulation.contract.at(state.server.public.version)
+    if isinstance(contract.method.mask, NoMask):
+        return ()
+    heard = as_heard(contract, state.server.public, contract.method.down)
+    return dead_adapters(to_device(heard.coords, "cpu"), contract.trained(heard))
 
 
 def _there(experiment: Experiment, records: list[RoundRecord]) -> bool:
