@@ -180,8 +180,8 @@ def lied_to(name: str, aggregator: str) -> int:
     return told
 
 
-PAIRS = [(method, "weighted") for method in METHODS]
-PAIRS += [(METHODS[i % len(METHODS)], other) for i, other in enumerate(AGGREGATORS) if other != "weighted"]
+# each method and each aggregator once; all of them together are slow
+PAIRS = [(method, AGGREGATORS[i % len(AGGREGATORS)]) for i, method in enumerate(METHODS)]
 
 
 @pytest.mark.parametrize(("method", "aggregator"), PAIRS)
