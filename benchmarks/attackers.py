@@ -20,17 +20,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.codecs import message as wire
-from thinwire.codecs.bits import Bytes
-from thinwire.core.rng import Key
-from thinwire.engines.local import LocalEngine
-from thinwire.engines.simulation import Portion, Simulation
+from thinwire.core.key import Key
+from thinwire.deployment.apps import job_of
 from thinwire.errors import Diverged
-from thinwire.rounds.answer import NO_HASTE, Haste, Reply
-from thinwire.rounds.local import Workload
-from thinwire.rounds.state import Public
-from thinwire.run.apps import job_of
-from thinwire.run.config import Experiment, resolve
+from thinwire.experiments.config import Experiment, resolve
+from thinwire.protocol.client import NO_HASTE, Haste, Reply
+from thinwire.protocol.state import Public
+from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.simulation import Portion, Simulation
+from thinwire.training.local import Workload
+from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 CLIENTS, ROUNDS, FACTOR = 20, 30, -10.0
 SHARES = (0.0, 0.1, 0.2, 0.3)

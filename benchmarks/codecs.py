@@ -40,14 +40,15 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.codecs import ErrorFeedback, Peer, Quantise, RandomK, Raw, TopK, indices, sparse, symbols
+from thinwire.codecs import ErrorFeedback, Peer, Quantise, RandomK, Raw, TopK, sparse
 from thinwire.codecs.base import Codec
-from thinwire.codecs.vectors import join
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, sub
-from thinwire.run.build import build_job
-from thinwire.run.config import resolve
+from thinwire.core.vectors import join
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
+from thinwire.wire import indices, symbols
 
 CODECS: tuple[Codec, ...] = (
     Raw(),

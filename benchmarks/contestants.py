@@ -163,12 +163,13 @@ def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
     import torch
 
     from thinwire.core.registry import lookup
-    from thinwire.engines.job import Job
-    from thinwire.optim import SGD
-    from thinwire.rounds import Local, Method
-    from thinwire.tasks.base import Task
-    from thinwire.tasks.examples import Arrays
-    from thinwire.tasks.partition import Assignment
+    from thinwire.data.examples import Arrays
+    from thinwire.data.partitions.base import Assignment
+    from thinwire.data.task import Task
+    from thinwire.optimizers import SGD
+    from thinwire.protocol import Method
+    from thinwire.runtime.job import Job
+    from thinwire.training import Local
 
     torch.manual_seed(0)
     x, y = (torch.from_numpy(np.load(folder / name)) for name in ("x.npy", "y.npy"))
@@ -183,7 +184,7 @@ def ours(work: Work) -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from thinwire.engines.local import LocalEngine
+    from thinwire.simulation.engine import LocalEngine
 
     simulation = LocalEngine("cpu").prepare(job_of(work.model, work.lr, work.batch, len(work.cohorts[0]), work.folder))
     state = simulation.start()

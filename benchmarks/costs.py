@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.run.build import build_job
-from thinwire.run.check import check
-from thinwire.run.config import resolve
-from thinwire.run.presets import presets
+from thinwire.experiments.build import build_job
+from thinwire.experiments.check import check
+from thinwire.experiments.config import resolve
+from thinwire.experiments.presets import presets
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.page import write_part

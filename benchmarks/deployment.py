@@ -37,12 +37,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.engines.job import RoundRecord
-from thinwire.run.app import write_app
-from thinwire.run.apps import deployable
-from thinwire.run.config import Experiment, resolve
-from thinwire.run.deploy import Processes, deploy, free_ports
-from thinwire.run.execute import execute
+from thinwire.deployment.app_folder import write_app
+from thinwire.deployment.apps import deployable
+from thinwire.deployment.local import Processes, deploy, free_ports
+from thinwire.experiments.config import Experiment, resolve
+from thinwire.experiments.execute import execute
+from thinwire.runtime.job import RoundRecord
 
 Found = dict[str, Any]
 METHODS = ("fedavg", "mapo", "flasc", "fedlama", "pfedpara", "scaffold")
@@ -125,17 +125,17 @@ import flwr.supernode.runtime.run_clientapp
 lap("import Flower")
 import torch
 lap("import torch")
-import thinwire.run.apps, thinwire.engines.flower.grid, thinwire.models
+import thinwire.deployment.apps, thinwire.flower.grid_transport, thinwire.models
 lap("import thinwire")
 import torch._dynamo
 lap("what torch.func imports when first used")
-from thinwire.engines.flower.client import Client
-from thinwire.engines.flower.kept import Ask
-from thinwire.engines.local import LocalEngine
-from thinwire.rounds.down import open_round
-from thinwire.rounds.protocol import begin
-from thinwire.run.build import build_job
-from thinwire.run.config import resolve
+from thinwire.flower.client import Client
+from thinwire.flower.client_store import Ask
+from thinwire.simulation.engine import LocalEngine
+from thinwire.protocol.download import open_round
+from thinwire.protocol.round import begin
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
 job = build_job(resolve("mapo", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1}))
 client = Client(LocalEngine(), job)
 lap("read the data, make the model")

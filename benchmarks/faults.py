@@ -30,20 +30,20 @@ from safetensors.torch import load
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.spoilt import LIES, SPOILT
-from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
-from thinwire.engines.flower.client import Client
-from thinwire.engines.flower.grid import GridTransport, pack, unpack
-from thinwire.engines.flower.kept import Answer, Ask
-from thinwire.engines.flower.transport import Heard
-from thinwire.engines.job import RoundRecord
-from thinwire.engines.local import LocalEngine
-from thinwire.engines.simulation import Simulation
-from thinwire.rounds.protocol import begin, close_round, plan_round
-from thinwire.run.apps import MakeJob, deployable, job_of
-from thinwire.run.config import Experiment, resolve
-from thinwire.run.deploy import DeploymentFailed, deploy
-from thinwire.run.execute import execute
+from thinwire.core.key import Key
+from thinwire.deployment.apps import MakeJob, deployable, job_of
+from thinwire.deployment.local import DeploymentFailed, deploy
+from thinwire.experiments.config import Experiment, resolve
+from thinwire.experiments.execute import execute
+from thinwire.flower.client import Client
+from thinwire.flower.client_store import Answer, Ask
+from thinwire.flower.grid_transport import GridTransport, pack, unpack
+from thinwire.flower.transport import Heard
+from thinwire.protocol.round import begin, close_round, plan_round
+from thinwire.runtime.job import RoundRecord
+from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.simulation import Simulation
+from thinwire.wire import message as wire
 
 DEATHS = ("dies before training", "dies during training", "dies after training")
 FAULTS = (*DEATHS, "late", *SPOILT, *LIES)
@@ -180,15 +180,15 @@ def dress(folder: Path, *, seed: int, books: Path, seconds: float) -> None:
         "from pathlib import Path\n"
         "from benchmarks.faults import saboteur\n"
         "from federated.task import job\n"
-        "from thinwire.run.apps import client_app\n"
+        "from thinwire.deployment.apps import client_app\n"
         f"app = client_app(job, [saboteur(job, {seed}, Path({str(books)!r}), {seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "from pathlib import Path\n"
         "from benchmarks import faults\n"
         "from federated.task import EXPERIMENT, job\n"
-        "from thinwire.engines.flower import grid\n"
-        "from thinwire.run.apps import server_app\n"
+        "from thinwire.flower import grid\n"
+        "from thinwire.deployment.apps import server_app\n"
         f"faults.Echoing.seed, faults.Echoing.books = {seed}, Path({str(books)!r})\n"
         "grid.GridTransport = faults.Echoing\n"
         f"app = server_app(EXPERIMENT, job, faults.Books(Path({str(books / 'heard')!r})))\n"

@@ -16,11 +16,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from thinwire.run.config import Experiment, resolve
-from thinwire.run.finals import widened
-from thinwire.run.grid import markdown, metrics, run_one, summary
-from thinwire.run.tune import Knob, flasc_knobs, search, set_knob
-from thinwire.terminal import human_bytes
+from thinwire.cli.terminal import human_bytes
+from thinwire.experiments.config import Experiment, resolve
+from thinwire.experiments.grid import markdown, metrics, run_one, summary
+from thinwire.experiments.tune import Knob, flasc_knobs, search, set_knob
+from thinwire.reports.finals import widened
 
 RANKS, DENSITIES = (1, 4, 16, 64), (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 ALPHAS = (0.01, 1.0)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.codecs import message as wire
-from thinwire.codecs.bits import read_varint, varint
 from thinwire.errors import WireError
+from thinwire.wire import message as wire
+from thinwire.wire.bits import read_varint, varint
 
 LARGEST = (1 << 35) - 1  # number that a varint holds
 FLOATS = tuple(

@@ -59,6 +59,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federatio
 from benchmarks.fuzz_build import Encode, Parts, built, repaired
 from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
+from thinwire.aggregators.client_weight import Uniform
 from thinwire.codecs import (
     ByBlock,
     Chain,
@@ -72,24 +73,23 @@ from thinwire.codecs import (
     Threshold,
     TopK,
 )
-from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Diverged, Drifted, WireError
-from thinwire.optim.corrections import FedDyn, Scaffold
+from thinwire.masks.masks import Prune, Select
+from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
-from thinwire.rounds import Budget, Method, Tier
-from thinwire.rounds.agree import plan_round
-from thinwire.rounds.close import closed_round, masks_of
-from thinwire.rounds.down import open_round, receive, repair, say_lost
-from thinwire.rounds.lanes import unpack_up
-from thinwire.rounds.mask import Prune, Select
-from thinwire.rounds.secure import secure_mean
-from thinwire.rounds.weigh import Uniform
+from thinwire.protocol import Budget, Method, Tier
+from thinwire.protocol.download import open_round, receive, repair, say_lost
+from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.secagg import secure_mean
+from thinwire.protocol.server import closed_round, masks_of
+from thinwire.protocol.setup import plan_round
 from thinwire.schedules import Every, FedLAMA
 from thinwire.sketches import EvoFed, Identity, evofed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
+from thinwire.wire import message as wire
 
 SECONDS, TIMES, SMALL = 0.5, 4, 128 << 10  # the last for small objects and the rows of a drift check
 KEPT_DRAWS = 9  # populations: EvoFed keeps eight of them, at most 128 MiB, while it draws the next

@@ -2,7 +2,7 @@
 
     python benchmarks/grid.py benchmarks/grids/mapo-fashion.toml --jobs 2 --out runs/grids --device cpu
 
-`thinwire/run/grid.py` says what a grid file holds. Every run is an ordinary run directory, and finished runs are used
+`thinwire/experiments/grid.py` says what a grid file holds. Every run is an ordinary run directory, and finished runs are used
 again. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the few numbers of
 every run behind it to NAME.json, both from those directories.
 
@@ -21,9 +21,20 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.run.finals import judged_on, spread, widened
-from thinwire.run.grid import Grid, Line, at_edge, broken, markdown, metrics, run_grids, score, summary, to_target
-from thinwire.terminal import human_bytes, say_run
+from thinwire.cli.terminal import human_bytes, say_run
+from thinwire.experiments.grid import (
+    Grid,
+    Line,
+    at_edge,
+    broken,
+    markdown,
+    metrics,
+    run_grids,
+    score,
+    summary,
+    to_target,
+)
+from thinwire.reports.finals import judged_on, spread, widened
 
 KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
 WAYS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")

@@ -32,10 +32,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.core.gpu import has_triton
-from thinwire.core.rng import Key
-from thinwire.spaces import generated
-from thinwire.tasks import convolve
+from thinwire.core.key import Key
+from thinwire.kernels import conv as convolve
+from thinwire.kernels import projection as generated
+from thinwire.kernels.support import has_triton
 
 PICTURES = 32
 # channels in, size, channels out, kernel, stride, padding
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 @contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
     """How float32 is multiplied, by torch and by us."""
-    from thinwire.tasks import kernels
+    from thinwire.kernels import conv_triton as kernels
 
     kind = "tf32" if precision == "tf32" else "ieee"
     places: Any = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def operands(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def ways(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
     """What is measured: by operation, then by way."""
-    from thinwire.tasks import kernels
+    from thinwire.kernels import conv_triton as kernels
 
     i, size, o, k, stride, padding = case.shape
     x, kernel, bias, grad = operands(case)
@@ -274,7 +274,7 @@ def convolutions(plan: list[tuple[str, int, tuple[str, ...]]], until: float) -> 
 
 def drawn(until: float) -> list[dict[str, Any]]:
     """MAPA's products: the first blocks are compared with the reference, all are timed."""
-    from thinwire.spaces import fused
+    from thinwire.kernels import projection_triton as fused
 
     words = generated.key_words(Key(5).fold("frame", 1), "cuda")
     print("MAPA: G entries/s of A b and of A^T g, by rows, columns and warps of a block")
@@ -325,7 +325,7 @@ def drawn(until: float) -> list[dict[str, Any]]:
 
 def looked_up(turns: int = 5) -> dict[str, float]:
     """MAPA with signs on a CPU: the shortest seconds of A b and of A^T g, and processor seconds of both."""
-    from thinwire.spaces import packed
+    from thinwire.kernels import projection_cpu as packed
 
     key, b, g = Key(1), Key(2).normal(P), Key(3).normal(D)
     took: list[dict[str, float]] = []
@@ -344,8 +344,8 @@ def looked_up(turns: int = 5) -> dict[str, float]:
 
 def tune(until: float) -> None:
     """Other blocks than those chosen, for the convolutions that cost most."""
-    from thinwire.tasks import kernels
-    from thinwire.tasks.kernels import Block
+    from thinwire.kernels import conv_triton as kernels
+    from thinwire.kernels.conv_triton import Block
 
     product, gradient = kernels.product_block, kernels.gradient_block
     cases = [
@@ -440,7 +440,7 @@ def main() -> None:  # noqa: D103
         sys.exit("torch sees no GPU: --device cpu")
     torch.cuda.set_device(torch.device(options.device).index or 0)
     if not has_triton(torch.device("cuda", torch.cuda.current_device())):
-        from thinwire.core.trial import run_one
+        from thinwire.kernels.smoke_test import run_one
 
         run_one(torch.device("cuda"))  # says why
     began = time.monotonic()

@@ -13,8 +13,8 @@ import resource
 import tempfile
 from pathlib import Path
 
-from thinwire.run.config import resolve
-from thinwire.run.execute import execute
+from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import execute
 
 
 def main() -> None:  # noqa: D103

@@ -28,10 +28,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.engines.local import LocalEngine
-from thinwire.run.build import build_job
-from thinwire.run.config import resolve
-from thinwire.run.units import human_bytes
+from thinwire.core.units import human_bytes
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
+from thinwire.simulation.engine import LocalEngine
 
 BAR = 2.0
 

@@ -48,7 +48,7 @@ BARS = {"cnn2": {"loop": 1 / 0.55, "pfl": 1.4, "flower": 1.15}, "cnn-cifar": {"l
 
 def lay_out(model: str, examples: int, rounds: int, folder: Path) -> int:
     """Write what all contestants have in common; the steps of a round."""
-    from thinwire.engines.local import LocalEngine
+    from thinwire.simulation.engine import LocalEngine
 
     channels, size, *_ = SHAPES[model]
     rng = np.random.default_rng(0)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from thinwire.tasks.texts import MINILM, READERS, checkpoint_folder
-from thinwire.tasks.tokens import file_name, tokenise
+from thinwire.data.datasets.text_classification import MINILM, READERS, checkpoint_folder
+from thinwire.data.tokens import file_name, tokenise
 
 KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 

@@ -40,12 +40,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from benchmarks.speed import MODELS
-from thinwire.core.gpu import has_triton
 from thinwire.core.registry import lookup
 from thinwire.core.tree import Tree, stack
-from thinwire.engines.arithmetic import kernels
-from thinwire.tasks.convolve import by_products
-from thinwire.tasks.functional import Functional, cross_entropy
+from thinwire.data.functional import Functional, cross_entropy
+from thinwire.kernels.conv import by_products
+from thinwire.kernels.support import has_triton
+from thinwire.training.precision import kernels
 
 Function = Callable[..., Tensor]  # of an input and weights, without a client axis
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"

@@ -4,7 +4,7 @@
     python benchmarks/published.py --chance --data-dir DATA    # first docs/chance.json, from the test sets
 
 The runs behind a page are in the JSON file beside it, with the curve of each. This program judges every curve against
-the chance of its test set (`thinwire/run/collapse.py`), notes task and status in the JSON, and gives the tables final
+the chance of its test set (`thinwire/experiments/collapse.py`), notes task and status in the JSON, and gives the tables final
 beside best and a column of runs that broke down. Sentences above tables are those of the grids and of the presets.
 Cells that need more than the JSON holds (bytes until an accuracy) stay as they were written from run directories.
 """
@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.run.collapse import BROKEN, Chance, judge
-from thinwire.run.finals import ended, judged_on, spread, trial_words, widened
-from thinwire.run.grid import Grid, markdown
-from thinwire.run.presets import presets
-from thinwire.run.repro import load
-from thinwire.run.repro_page import page_head
+from thinwire.experiments.collapse import BROKEN, Chance, judge
+from thinwire.experiments.grid import Grid, markdown
+from thinwire.experiments.presets import presets
+from thinwire.experiments.repro import load
+from thinwire.reports.finals import ended, judged_on, spread, trial_words, widened
+from thinwire.reports.repro_page import page_head
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
@@ -262,7 +262,7 @@ def data_of(task: str) -> str:
 def write_chance(file: Path, data_dir: Path | None, tasks: Sequence[str] = TASKS) -> None:
     """What guessing gets on each test set."""
     from thinwire.core.registry import lookup
-    from thinwire.run.chance import chance_among
+    from thinwire.experiments.chance import chance_among
 
     found = {}
     for task in tasks:

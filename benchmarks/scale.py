@@ -30,19 +30,19 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
     import torch
     from torch import nn
 
-    from thinwire.core.rng import Key
-    from thinwire.engines.job import Job
-    from thinwire.engines.local import LocalEngine
-    from thinwire.engines.roster import Roster
-    from thinwire.rounds import Local
-    from thinwire.rounds.state import ClientState
-    from thinwire.run.checkpoint import load_checkpoint, save_checkpoint
-    from thinwire.run.config import method_from
-    from thinwire.run.presets import preset
-    from thinwire.tasks.base import Task
-    from thinwire.tasks.examples import Arrays
-    from thinwire.tasks.partition import Assignment
-    from thinwire.tasks.splits import IID
+    from thinwire.core.key import Key
+    from thinwire.data.examples import Arrays
+    from thinwire.data.partitions.base import Assignment
+    from thinwire.data.partitions.iid import IID
+    from thinwire.data.task import Task
+    from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
+    from thinwire.experiments.config import method_from
+    from thinwire.experiments.presets import preset
+    from thinwire.protocol.state import ClientState
+    from thinwire.runtime.job import Job
+    from thinwire.simulation.client_states import Roster
+    from thinwire.simulation.engine import LocalEngine
+    from thinwire.training import Local
 
     torch.manual_seed(0)
     began = time.process_time()

@@ -38,18 +38,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.core.registry import lookup
-from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine
-from thinwire.engines.simulation import Simulation
-from thinwire.optim import SGD
-from thinwire.rounds import Local, Method
-from thinwire.run.build import build_job
-from thinwire.run.config import method_from, resolve
-from thinwire.run.presets import preset
-from thinwire.tasks.base import Task
-from thinwire.tasks.examples import Images
-from thinwire.tasks.functional import cross_entropy
-from thinwire.tasks.partition import Assignment
+from thinwire.data.examples import Images
+from thinwire.data.functional import cross_entropy
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.task import Task
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import method_from, resolve
+from thinwire.experiments.presets import preset
+from thinwire.optimizers import SGD
+from thinwire.protocol import Method
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.simulation import Simulation
+from thinwire.training import Local
 
 # model, its options, channels, size, examples of a client
 MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {

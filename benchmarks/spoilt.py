@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from thinwire.codecs import message as wire
-from thinwire.engines.flower.client import Client
-from thinwire.engines.flower.kept import Answer
+from thinwire.flower.client import Client
+from thinwire.flower.client_store import Answer
+from thinwire.wire import message as wire
 
 
 def cut(client: Client, number: int, answer: Answer) -> Answer:

@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from thinwire.run.collapse import is_broken
-from thinwire.run.lines import Mean
+from thinwire.experiments.collapse import is_broken
+from thinwire.reports.seed_groups import Mean
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 ACCURACIES = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy")

@@ -22,16 +22,17 @@ from torch import nn
 import thinwire as tw
 from tests import parts
 from tests.federation import Federation, digits_task, same_public
+from thinwire.core.key import Key
 from thinwire.core.registry import entries
-from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
+from thinwire.data.functional import Functional
+from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.rounds import Local, Method
-from thinwire.rounds.method import Link, Say
-from thinwire.rounds.protocol import agree, begin, plan_round
-from thinwire.run.config import SLOTS
-from thinwire.tasks.base import Task
-from thinwire.tasks.functional import Functional
+from thinwire.experiments.config import SLOTS
+from thinwire.protocol import Method
+from thinwire.protocol.method import Link, Say
+from thinwire.protocol.round import agree, begin, plan_round
+from thinwire.training import Local
 
 Choice = dict[str, str]  # slot -> name of an entry
 

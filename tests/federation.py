@@ -7,22 +7,23 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.tree import Tree, same
+from thinwire.data.examples import Arrays
+from thinwire.data.functional import Functional, Loss, cross_entropy
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.task import Task
 from thinwire.errors import Drifted
-from thinwire.rounds import Local, Method
-from thinwire.rounds.batches import plan_batches
-from thinwire.rounds.down import open_round, receive, repair, say_lost
-from thinwire.rounds.local import Workload
-from thinwire.rounds.protocol import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
-from thinwire.rounds.secure import Circle
-from thinwire.rounds.state import Contract, Public
+from thinwire.protocol import Method
+from thinwire.protocol.download import open_round, receive, repair, say_lost
+from thinwire.protocol.round import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
+from thinwire.protocol.secagg import Circle
+from thinwire.protocol.state import Contract, Public
 from thinwire.schedules.base import Plan
-from thinwire.tasks.base import Task
-from thinwire.tasks.examples import Arrays
-from thinwire.tasks.functional import Functional, Loss, cross_entropy
-from thinwire.tasks.partition import Assignment
+from thinwire.training import Local
+from thinwire.training.batches import plan_batches
+from thinwire.training.local import Workload
+from thinwire.wire import message as wire
 
 SIZES = (40, 17, 33, 5, 24, 9)  # unequal on purpose
 

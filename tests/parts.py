@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from thinwire.codecs import Peer, Raw
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import sklearn
 
-from thinwire.cli import main
+from thinwire.cli.app import main
 from thinwire.core.text import visible
-from thinwire.run.config import resolve
-from thinwire.run.execute import execute
-from thinwire.run.folder import RunFolder
-from thinwire.run.toml import dumps, loads
+from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import execute
+from thinwire.experiments.run_directory import RunFolder
+from thinwire.experiments.toml import dumps, loads
 
 FAST = ("--rounds", "2", "--set", "local.steps=1", "--set", "checkpoint.every=1", "-q")
 

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import attackers, codecs, contestants, faults, fuzz_wire, page, peers, precision
 from thinwire.codecs import Peer, Quantise, Threshold, TopK
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import Drifted, WireError
 from thinwire.models import vgg

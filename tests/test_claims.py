@@ -14,13 +14,13 @@ import torch
 
 from benchmarks import published
 from tests.claims import Table, claims, paragraphs, rows
+from thinwire.core.key import Key
 from thinwire.core.registry import lookup
-from thinwire.core.rng import Key
 from thinwire.core.spec import Spec
-from thinwire.optim import SGD, Adam
-from thinwire.rounds.mask import Prune
-from thinwire.run.collapse import is_broken
-from thinwire.run.presets import papers, preset
+from thinwire.experiments.collapse import is_broken
+from thinwire.experiments.presets import papers, preset
+from thinwire.masks.masks import Prune
+from thinwire.optimizers import SGD, Adam
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.lowrank import LowRank
 

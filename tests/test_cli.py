@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from typer.main import get_command
 
-from thinwire.cli import app, main
-from thinwire.run.units import human_bytes
+from thinwire.cli.app import app, main
+from thinwire.core.units import human_bytes
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_help_of_every_verb_has_an_example(thinwire):
 
 
 def test_help_does_not_load_torch():
-    code = "import sys; sys.argv = ['thinwire', '--help']\nfrom thinwire.cli import main\n"
+    code = "import sys; sys.argv = ['thinwire', '--help']\nfrom thinwire.cli.app import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
     check = "assert not {'torch', 'numpy', 'sklearn', 'safetensors'} & set(sys.modules), 'heavy modules were loaded'"
     subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)

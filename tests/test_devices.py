@@ -9,21 +9,23 @@ from torch import nn
 from torch.func import grad_and_value, vmap
 
 from thinwire import models
-from thinwire.core.gpu import has_triton
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine
-from thinwire.optim import SGD
-from thinwire.rounds import Local, Method
-from thinwire.rounds.down import open_round, receive
-from thinwire.rounds.guard import project
-from thinwire.run.build import build_task
-from thinwire.run.config import resolve
-from thinwire.spaces import MAPA, MAPAX, MAPO, Full, generated, projection
-from thinwire.spaces.generated import draw_rows
-from thinwire.tasks import convolve
-from thinwire.tasks.base import Task, pool_clients
+from thinwire.data.task import Task, pool_clients
+from thinwire.experiments.build import build_task
+from thinwire.experiments.config import resolve
+from thinwire.kernels import conv as convolve
+from thinwire.kernels import projection as generated
+from thinwire.kernels.projection import draw_rows
+from thinwire.kernels.support import has_triton
+from thinwire.optimizers import SGD
+from thinwire.protocol import Method
+from thinwire.protocol.download import open_round, receive
+from thinwire.protocol.drift_check import project
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
+from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection
+from thinwire.training import Local
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

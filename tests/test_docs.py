@@ -20,13 +20,13 @@ from typer.main import get_command
 import thinwire as tw
 from benchmarks import costs, deployment
 from benchmarks.faults import FAULTS
-from thinwire.cli import app
+from thinwire.cli.app import app
 from thinwire.core.registry import entries
-from thinwire.run.config import parse_overrides, resolve
-from thinwire.run.presets import presets
-from thinwire.run.repro import load
-from thinwire.run.repro_page import section
-from thinwire.run.units import human_bytes
+from thinwire.core.units import human_bytes
+from thinwire.experiments.config import parse_overrides, resolve
+from thinwire.experiments.presets import presets
+from thinwire.experiments.repro import load
+from thinwire.reports.repro_page import section
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "CHANGELOG.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the first is history

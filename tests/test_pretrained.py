@@ -12,15 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import thinwire as tw
 from tests.checkpoints import WORDS, make, write_checkpoint, write_sheets
 from thinwire.core.tree import stack, unstack
+from thinwire.data.functional import Functional
 from thinwire.errors import ConfigError
+from thinwire.experiments.build import build_task
+from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.experiments.execute import execute
+from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.models import build
 from thinwire.models.pretrained import Pretrained
-from thinwire.run.adapter import adapter_of_run
-from thinwire.run.build import build_task
-from thinwire.run.config import from_table, resolve, to_table
-from thinwire.run.execute import execute
-from thinwire.spaces.beside import Beside
-from thinwire.tasks.functional import Functional
+from thinwire.spaces.unmerged import Beside
 
 pytest.importorskip("transformers")
 

@@ -39,7 +39,7 @@ def test_importing_everything_public_needs_only_torch_numpy_and_safetensors():
         "sys.meta_path.insert(0, Block())\n"
         "import thinwire as tw\n"
         "for name in tw.__all__: getattr(tw, name)\n"
-        "import thinwire.models, thinwire.tasks, thinwire.testing\n"
+        "import thinwire.models, thinwire.data, thinwire.testing\n"
     )
     subprocess.run([sys.executable, "-c", block], check=True)
 

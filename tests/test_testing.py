@@ -10,7 +10,7 @@ from thinwire.codecs import RandomK, Raw
 from thinwire.core.spec import Spec
 from thinwire.core.tree import scale, tmap
 from thinwire.errors import ConfigError, WireError
-from thinwire.optim import SGD, FedDyn, NoCorrection, Scaffold
+from thinwire.optimizers import SGD, FedDyn, NoCorrection, Scaffold
 from thinwire.privacy import NoPrivacy
 from thinwire.schedules import Every, Plan
 from thinwire.sketches import Identity

@@ -14,24 +14,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thinwire.aggregators.base import Bounded as Bounded
+    from thinwire.aggregators.base import ByNorm as ByNorm
+    from thinwire.aggregators.base import Median as Median
+    from thinwire.aggregators.base import TrimmedMean as TrimmedMean
+    from thinwire.aggregators.base import WeightedMean as WeightedMean
+    from thinwire.aggregators.client_weight import BySamples as BySamples
+    from thinwire.aggregators.client_weight import Uniform as Uniform
+    from thinwire.aggregators.robust import CenteredClipping as CenteredClipping
+    from thinwire.aggregators.robust import GeometricMedian as GeometricMedian
+    from thinwire.aggregators.robust import MultiKrum as MultiKrum
     from thinwire.codecs.base import Codec as Codec
     from thinwire.codecs.base import Peer as Peer
     from thinwire.codecs.base import Raw as Raw
-    from thinwire.codecs.byblock import ByBlock as ByBlock
+    from thinwire.codecs.by_block import ByBlock as ByBlock
     from thinwire.codecs.chain import Chain as Chain
-    from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
-    from thinwire.codecs.quantise import Quantise as Quantise
-    from thinwire.codecs.rank import RankSlice as RankSlice
+    from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
+    from thinwire.codecs.quantize import Quantise as Quantise
+    from thinwire.codecs.rank_slice import RankSlice as RankSlice
     from thinwire.codecs.sparse import Masked as Masked
     from thinwire.codecs.sparse import RandomK as RandomK
     from thinwire.codecs.sparse import Threshold as Threshold
     from thinwire.codecs.sparse import TopK as TopK
+    from thinwire.core.key import Key as Key
     from thinwire.core.registry import register as register
-    from thinwire.core.rng import Key as Key
     from thinwire.core.spec import Spec as Spec
-    from thinwire.engines.job import Job as Job
-    from thinwire.engines.job import RoundRecord as RoundRecord
-    from thinwire.engines.local import LocalEngine as LocalEngine
+    from thinwire.data.task import Task as Task
     from thinwire.errors import CheckpointError as CheckpointError
     from thinwire.errors import ConfigError as ConfigError
     from thinwire.errors import DataError as DataError
@@ -41,53 +49,45 @@ if TYPE_CHECKING:
     from thinwire.errors import ThinwireError as ThinwireError
     from thinwire.errors import UnknownName as UnknownName
     from thinwire.errors import WireError as WireError
-    from thinwire.optim.adaptive import Adagrad as Adagrad
-    from thinwire.optim.adaptive import Adam as Adam
-    from thinwire.optim.adaptive import AdamW as AdamW
-    from thinwire.optim.adaptive import Yogi as Yogi
-    from thinwire.optim.corrections import FedDyn as FedDyn
-    from thinwire.optim.corrections import FedNova as FedNova
-    from thinwire.optim.corrections import FedProx as FedProx
-    from thinwire.optim.corrections import NoCorrection as NoCorrection
-    from thinwire.optim.corrections import Scaffold as Scaffold
-    from thinwire.optim.penalties import Jacobian as Jacobian
-    from thinwire.optim.penalties import NoPenalty as NoPenalty
-    from thinwire.optim.penalties import Norms as Norms
-    from thinwire.optim.rates import Constant as Constant
-    from thinwire.optim.rates import Cosine as Cosine
-    from thinwire.optim.rates import Decay as Decay
-    from thinwire.optim.rates import Steps as Steps
-    from thinwire.optim.rates import Warmup as Warmup
-    from thinwire.optim.sgd import SGD as SGD
+    from thinwire.experiments.config import Experiment as Experiment
+    from thinwire.experiments.config import resolve as resolve
+    from thinwire.experiments.simulate import Run as Run
+    from thinwire.experiments.simulate import simulate as simulate
+    from thinwire.masks.masks import NoMask as NoMask
+    from thinwire.masks.masks import Pick as Pick
+    from thinwire.masks.masks import Prune as Prune
+    from thinwire.masks.masks import Select as Select
+    from thinwire.optimizers.adaptive import Adagrad as Adagrad
+    from thinwire.optimizers.adaptive import Adam as Adam
+    from thinwire.optimizers.adaptive import AdamW as AdamW
+    from thinwire.optimizers.adaptive import Yogi as Yogi
+    from thinwire.optimizers.corrections import FedDyn as FedDyn
+    from thinwire.optimizers.corrections import FedNova as FedNova
+    from thinwire.optimizers.corrections import FedProx as FedProx
+    from thinwire.optimizers.corrections import NoCorrection as NoCorrection
+    from thinwire.optimizers.corrections import Scaffold as Scaffold
+    from thinwire.optimizers.lr_schedules import Constant as Constant
+    from thinwire.optimizers.lr_schedules import Cosine as Cosine
+    from thinwire.optimizers.lr_schedules import Decay as Decay
+    from thinwire.optimizers.lr_schedules import Steps as Steps
+    from thinwire.optimizers.lr_schedules import Warmup as Warmup
+    from thinwire.optimizers.penalties import Jacobian as Jacobian
+    from thinwire.optimizers.penalties import NoPenalty as NoPenalty
+    from thinwire.optimizers.penalties import Norms as Norms
+    from thinwire.optimizers.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
     from thinwire.privacy.dp import DP as DP
-    from thinwire.rounds.batches import Local as Local
-    from thinwire.rounds.budget import Budget as Budget
-    from thinwire.rounds.budget import Tier as Tier
-    from thinwire.rounds.mask import NoMask as NoMask
-    from thinwire.rounds.mask import Pick as Pick
-    from thinwire.rounds.mask import Prune as Prune
-    from thinwire.rounds.mask import Select as Select
-    from thinwire.rounds.mean import Bounded as Bounded
-    from thinwire.rounds.mean import ByNorm as ByNorm
-    from thinwire.rounds.mean import Median as Median
-    from thinwire.rounds.mean import TrimmedMean as TrimmedMean
-    from thinwire.rounds.mean import WeightedMean as WeightedMean
-    from thinwire.rounds.method import Method as Method
-    from thinwire.rounds.robust import CenteredClipping as CenteredClipping
-    from thinwire.rounds.robust import GeometricMedian as GeometricMedian
-    from thinwire.rounds.robust import MultiKrum as MultiKrum
-    from thinwire.rounds.stage import Stage as Stage
-    from thinwire.rounds.weigh import BySamples as BySamples
-    from thinwire.rounds.weigh import Uniform as Uniform
-    from thinwire.run.config import Experiment as Experiment
-    from thinwire.run.config import resolve as resolve
-    from thinwire.run.report import report as report
-    from thinwire.run.simulate import Run as Run
-    from thinwire.run.simulate import simulate as simulate
+    from thinwire.protocol.budget import Budget as Budget
+    from thinwire.protocol.budget import Tier as Tier
+    from thinwire.protocol.method import Method as Method
+    from thinwire.protocol.stage import Stage as Stage
+    from thinwire.reports.report import report as report
+    from thinwire.runtime.job import Job as Job
+    from thinwire.runtime.job import RoundRecord as RoundRecord
     from thinwire.schedules.base import Every as Every
     from thinwire.schedules.base import Plan as Plan
     from thinwire.schedules.lama import FedLAMA as FedLAMA
+    from thinwire.simulation.engine import LocalEngine as LocalEngine
     from thinwire.sketches.base import Identity as Identity
     from thinwire.sketches.evofed import EvoFed as EvoFed
     from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
@@ -101,22 +101,22 @@ if TYPE_CHECKING:
     from thinwire.spaces.projection import MAPAX as MAPAX
     from thinwire.spaces.projection import MAPO as MAPO
     from thinwire.spaces.route import Route as Route
-    from thinwire.tasks.base import Task as Task
+    from thinwire.training.batches import Local as Local
 
 # Where each public name lives; a test holds this list against the imports above.
 _HOMES = {
     "thinwire.codecs.base": ("Codec", "Peer", "Raw"),
-    "thinwire.codecs.byblock": ("ByBlock",),
+    "thinwire.codecs.by_block": ("ByBlock",),
     "thinwire.codecs.chain": ("Chain",),
-    "thinwire.codecs.feedback": ("ErrorFeedback",),
-    "thinwire.codecs.quantise": ("Quantise",),
-    "thinwire.codecs.rank": ("RankSlice",),
+    "thinwire.codecs.error_feedback": ("ErrorFeedback",),
+    "thinwire.codecs.quantize": ("Quantise",),
+    "thinwire.codecs.rank_slice": ("RankSlice",),
     "thinwire.codecs.sparse": ("Masked", "RandomK", "Threshold", "TopK"),
     "thinwire.core.registry": ("register",),
-    "thinwire.core.rng": ("Key",),
+    "thinwire.core.key": ("Key",),
     "thinwire.core.spec": ("Spec",),
-    "thinwire.engines.job": ("Job", "RoundRecord"),
-    "thinwire.engines.local": ("LocalEngine",),
+    "thinwire.runtime.job": ("Job", "RoundRecord"),
+    "thinwire.simulation.engine": ("LocalEngine",),
     "thinwire.errors": (
         "CheckpointError",
         "ConfigError",
@@ -128,24 +128,24 @@ _HOMES = {
         "UnknownName",
         "WireError",
     ),
-    "thinwire.optim.adaptive": ("Adagrad", "Adam", "AdamW", "Yogi"),
-    "thinwire.optim.corrections": ("FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
-    "thinwire.optim.penalties": ("Jacobian", "NoPenalty", "Norms"),
-    "thinwire.optim.rates": ("Constant", "Cosine", "Decay", "Steps", "Warmup"),
-    "thinwire.optim.sgd": ("SGD",),
+    "thinwire.optimizers.adaptive": ("Adagrad", "Adam", "AdamW", "Yogi"),
+    "thinwire.optimizers.corrections": ("FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
+    "thinwire.optimizers.penalties": ("Jacobian", "NoPenalty", "Norms"),
+    "thinwire.optimizers.lr_schedules": ("Constant", "Cosine", "Decay", "Steps", "Warmup"),
+    "thinwire.optimizers.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.privacy.dp": ("DP",),
-    "thinwire.rounds.batches": ("Local",),
-    "thinwire.rounds.budget": ("Budget", "Tier"),
-    "thinwire.rounds.mask": ("NoMask", "Pick", "Prune", "Select"),
-    "thinwire.rounds.mean": ("Bounded", "ByNorm", "Median", "TrimmedMean", "WeightedMean"),
-    "thinwire.rounds.method": ("Method",),
-    "thinwire.rounds.robust": ("CenteredClipping", "GeometricMedian", "MultiKrum"),
-    "thinwire.rounds.stage": ("Stage",),
-    "thinwire.rounds.weigh": ("BySamples", "Uniform"),
-    "thinwire.run.config": ("Experiment", "resolve"),
-    "thinwire.run.report": ("report",),
-    "thinwire.run.simulate": ("Run", "simulate"),
+    "thinwire.training.batches": ("Local",),
+    "thinwire.protocol.budget": ("Budget", "Tier"),
+    "thinwire.masks.masks": ("NoMask", "Pick", "Prune", "Select"),
+    "thinwire.aggregators.base": ("Bounded", "ByNorm", "Median", "TrimmedMean", "WeightedMean"),
+    "thinwire.protocol.method": ("Method",),
+    "thinwire.aggregators.robust": ("CenteredClipping", "GeometricMedian", "MultiKrum"),
+    "thinwire.protocol.stage": ("Stage",),
+    "thinwire.aggregators.client_weight": ("BySamples", "Uniform"),
+    "thinwire.experiments.config": ("Experiment", "resolve"),
+    "thinwire.reports.report": ("report",),
+    "thinwire.experiments.simulate": ("Run", "simulate"),
     "thinwire.schedules.base": ("Every", "Plan"),
     "thinwire.schedules.lama": ("FedLAMA",),
     "thinwire.sketches.base": ("Identity",),
@@ -158,7 +158,7 @@ _HOMES = {
     "thinwire.spaces.lowrank": ("LowRank", "Pufferfish"),
     "thinwire.spaces.projection": ("MAPA", "MAPAX", "MAPO"),
     "thinwire.spaces.route": ("Route",),
-    "thinwire.tasks.base": ("Task",),
+    "thinwire.data.task": ("Task",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)

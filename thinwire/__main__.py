@@ -1,5 +1,5 @@
 """`python -m thinwire` is the command line."""
 
-from thinwire.cli import main
+from thinwire.cli.app import main
 
 main()

@@ -11,7 +11,7 @@
     └── Diverged               training produced a number that is not finite
 
 The command line prints the message of any of them as one line and exits with 2, or with 3 where training failed:
-`Diverged`, and a run that finished but collapsed or never got above chance (`thinwire/run/collapse.py`).
+`Diverged`, and a run that finished but collapsed or never got above chance (`thinwire/experiments/collapse.py`).
 """
 
 from __future__ import annotations

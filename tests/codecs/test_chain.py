@@ -6,12 +6,12 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, digits, perceptron
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantise, RandomK, Raw, Threshold, TopK
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, UnknownName, WireError
-from thinwire.run.parts import build, describe
-from thinwire.run.toml import dumps, loads
+from thinwire.experiments.parts import build, describe
+from thinwire.experiments.toml import dumps, loads
 from thinwire.testing import check_codec
 
 PEER = Peer(Key(1))

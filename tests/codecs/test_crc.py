@@ -3,7 +3,7 @@ import zlib
 
 import pytest
 
-from thinwire.codecs.crc import joined_crc
+from thinwire.wire.crc import joined_crc
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 1000])

@@ -13,12 +13,13 @@ import torch
 
 from tests import wire_reader as reader
 from tests.golden import make
-from thinwire.codecs import Peer, indices, symbols
-from thinwire.core.rng import Key
+from thinwire.codecs import Peer
+from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Block, Spec
-from thinwire.rounds.down import receive
-from thinwire.rounds.lanes import unraw
-from thinwire.run.parts import build
+from thinwire.experiments.parts import build
+from thinwire.protocol.download import receive
+from thinwire.protocol.fields import unraw
+from thinwire.wire import indices, symbols
 
 FILES = {file.stem: json.loads(file.read_text()) for file in sorted(make.HERE.glob("*.json"))}
 TYPES = {code: dtype for dtype, (code, _) in DTYPES.items()}
@@ -194,8 +195,8 @@ def test_clients_arrive_where_the_file_says(name):
 
 
 def test_every_codec_and_kind_of_message_has_a_file():
-    from thinwire.codecs.message import KINDS
     from thinwire.core.registry import entries
+    from thinwire.wire.message import KINDS
 
     used = json.dumps([file.get("codec") for file in FILES.values()])
     assert [name for name in entries("codec") if f'"{name}"' not in used] == []
@@ -219,9 +220,9 @@ MADE_IN_A_CHILD = """
 import hashlib, torch
 from tests.golden import make
 from thinwire import models
-from thinwire.core.exact_init import exact_init
-from thinwire.core.rng import Key
-from thinwire.rounds.guard import project
+from thinwire.models.exact_init import exact_init
+from thinwire.core.key import Key
+from thinwire.protocol.drift_check import project
 drawn = {"w": Key(1).normal(300_000) * torch.logspace(-30, 6, 300_000), "b": Key(2).normal(7)}
 checks = [project(drawn, Key(version))[0].hex() for version in range(5)]
 for name in ("mlp", "cnn2", "resnet20", "lstm-shakespeare", "transformer-sent140"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.codecs import Peer, Raw
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Spec
 from thinwire.core.tree import cut, same
 from thinwire.errors import WireError

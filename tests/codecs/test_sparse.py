@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantise, RandomK, Raw, Threshold, TopK
 from thinwire.codecs.sparse import kept
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, same, sub, zeros_like
 from thinwire.errors import ConfigError, WireError
@@ -108,7 +108,7 @@ def test_rounding_of_how_many_is_a_choice(density, n, down, up):
 
 
 def test_presets_round_as_their_papers_do():
-    from thinwire.run.config import resolve
+    from thinwire.experiments.config import resolve
 
     sparse = resolve("sparse").method
     assert sparse.up.rounding == sparse.down.rounding == "up"  # s = ceil(density d)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.rng import Key, SecretKey, _sorted_places, permutations, philox_numpy, philox_torch
+from thinwire.core.key import Key, SecretKey, _sorted_places, permutations, philox_numpy, philox_torch
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ONES = 0xFFFFFFFF

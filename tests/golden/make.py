@@ -26,23 +26,22 @@ from thinwire.codecs import (
     Raw,
     Threshold,
     TopK,
-    indices,
-    symbols,
 )
-from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Spec
 from thinwire.core.tree import Tree
-from thinwire.optim.corrections import Scaffold
-from thinwire.rounds import Method
-from thinwire.rounds.budget import Budget, Tier
-from thinwire.rounds.down import open_round, receive, repair, say_lost
-from thinwire.rounds.lanes import raw, read_step, read_stretch, unpack_up
-from thinwire.rounds.protocol import agree, begin, close_round, plan_round
-from thinwire.rounds.state import Contract, Public, ServerState
-from thinwire.run.parts import describe
+from thinwire.experiments.parts import describe
+from thinwire.optimizers.corrections import Scaffold
+from thinwire.protocol import Method
+from thinwire.protocol.budget import Budget, Tier
+from thinwire.protocol.download import open_round, receive, repair, say_lost
+from thinwire.protocol.fields import raw, read_step, read_stretch, unpack_up
+from thinwire.protocol.round import agree, begin, close_round, plan_round
+from thinwire.protocol.state import Contract, Public, ServerState
 from thinwire.schedules.base import Every, Plan
 from thinwire.spaces import MAPO
+from thinwire.wire import indices, symbols
+from thinwire.wire import message as wire
 
 HERE = Path(__file__).parent
 KEY, EVERYONE = Key(20), Key(27)

@@ -10,13 +10,13 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation
-from thinwire.codecs import message as wire
-from thinwire.core.rng import NORMAL_SCALE, Key
+from thinwire.core.key import NORMAL_SCALE, Key
 from thinwire.core.tree import Tree, flatten, scale, weighted_mean
 from thinwire.privacy.accountant import epsilon
 from thinwire.privacy.lattice import onto_lattice
-from thinwire.rounds.lanes import read_step, unpack_up
-from thinwire.rounds.protocol import plan_round
+from thinwire.protocol.fields import read_step, unpack_up
+from thinwire.protocol.round import plan_round
+from thinwire.wire import message as wire
 
 PART = tw.DP(clip=0.5, sigma=1.0)
 TRUE, WRONG = (0, 1, 2), (0, 1, 3)

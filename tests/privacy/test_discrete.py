@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from thinwire.core.rng import Key, SecretKey
+from thinwire.core.key import Key, SecretKey
 from thinwire.privacy.discrete import _coarse, _keeps, _table, discrete_gaussian
 
 

@@ -9,14 +9,14 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, perceptron
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.tree import flatten, same, scale, weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import method_from, resolve
+from thinwire.experiments.execute import execute
+from thinwire.experiments.presets import preset
 from thinwire.privacy.discrete import discrete_gaussian
-from thinwire.run.build import build_job
-from thinwire.run.config import method_from, resolve
-from thinwire.run.execute import execute
-from thinwire.run.presets import preset
 from thinwire.testing import check_privacy
 
 PLAIN = tw.Method(weigh=tw.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))

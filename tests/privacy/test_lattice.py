@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.privacy.lattice import length, onto_lattice, squared_length
 
 

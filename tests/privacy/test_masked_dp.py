@@ -11,16 +11,16 @@ import thinwire as tw
 from tests.federation import Federation, digits_task
 from tests.parts import Clip
 from thinwire.codecs import RandomK
-from thinwire.core.rng import Key, SecretKey
+from thinwire.core.key import Key, SecretKey
 from thinwire.core.tree import flatten
-from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import execute
 from thinwire.privacy import MaskedPrivacy, NoPrivacy
 from thinwire.privacy.secagg import hide_words, reveal_sum
-from thinwire.rounds.secure import Circle, hide_payload
-from thinwire.run.config import resolve
-from thinwire.run.execute import execute
+from thinwire.protocol.secagg import Circle, hide_payload
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
 
 METHOD = tw.Method(weigh=tw.Uniform(), server_opt=tw.SGD(1.0), secure=True)
 

@@ -7,15 +7,16 @@ import torch
 import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task, perceptron
 from tests.parts import Clip, Half, Turns
+from thinwire.aggregators import Uniform
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantise, RandomK, Raw, TopK
-from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
+from thinwire.experiments.check import check
+from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.privacy.secagg import hidden_size, hide, reveal
-from thinwire.rounds import Budget, Method, Tier, Uniform
-from thinwire.rounds.protocol import plan_round
-from thinwire.run.check import check
-from thinwire.run.config import from_table, resolve, to_table
+from thinwire.protocol import Budget, Method, Tier
+from thinwire.protocol.round import plan_round
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import EvoFed
 
 COHORT = (2, 5, 11, 40)

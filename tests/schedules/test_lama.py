@@ -7,22 +7,24 @@ import torch
 import torch.nn.functional as F
 
 from tests.federation import SIZES, Federation, digits, perceptron, same_public, workload
+from thinwire.aggregators import Uniform
 from thinwire.codecs import ErrorFeedback, Quantise, TopK
-from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
-from thinwire.engines.local import LocalEngine
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
 from thinwire.models import build
-from thinwire.optim import SGD, Adam, FedDyn, FedProx, Scaffold
-from thinwire.rounds import Local, Method, Uniform
-from thinwire.rounds.protocol import cohort_round, fresh_client, plan_round
-from thinwire.run.build import build_job
-from thinwire.run.config import resolve
+from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
+from thinwire.protocol import Method
+from thinwire.protocol.round import cohort_round, fresh_client, plan_round
 from thinwire.schedules import Every, FedLAMA
+from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA, Route
 from thinwire.testing import check_schedule
+from thinwire.training import Local
+from thinwire.wire import message as wire
 
 STEPS = Local(batch=8, steps=3)
 SMALL = Spec.of(dict(perceptron().named_parameters()))

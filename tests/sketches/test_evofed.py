@@ -7,11 +7,11 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits, perceptron, same_public
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, flatten, restrict, same, scale, weighted_mean
 from thinwire.errors import ConfigError
-from thinwire.run.config import resolve
+from thinwire.experiments.config import resolve
 from thinwire.sketches import EvoFed
 from thinwire.sketches import evofed as module
 from thinwire.testing import check_sketch

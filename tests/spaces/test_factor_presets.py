@@ -9,19 +9,19 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits, digits_task, schema_of
-from thinwire.codecs import message as wire
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.tree import same
-from thinwire.engines.job import Job
-from thinwire.engines.local import LocalEngine
+from thinwire.data.examples import Arrays
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.task import Task, hold_out
+from thinwire.experiments.config import from_table, method_from, resolve, to_table
+from thinwire.experiments.presets import preset
+from thinwire.experiments.toml import dumps, loads
 from thinwire.models.mlp import mlp
-from thinwire.run.config import from_table, method_from, resolve, to_table
-from thinwire.run.presets import preset
-from thinwire.run.toml import dumps, loads
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces.base import in_use
-from thinwire.tasks.base import Task, hold_out
-from thinwire.tasks.examples import Arrays
-from thinwire.tasks.partition import Assignment
+from thinwire.wire import message as wire
 
 PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "factorized-fl-u", "fedper", "local")
 # numbers that a client sends of the network for the digits (4,810 weights)

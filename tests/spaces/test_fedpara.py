@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, perceptron
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, same, unstack
 from thinwire.errors import ConfigError
@@ -19,7 +19,7 @@ from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.resnet import resnet18
 from thinwire.models.vgg import vgg16_gn
-from thinwire.rounds.protocol import agree
+from thinwire.protocol.round import agree
 from thinwire.spaces.fedpara import fedpara_bounds, fedpara_rank, fedpara_size
 from thinwire.testing import check_space
 

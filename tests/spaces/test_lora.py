@@ -12,21 +12,22 @@ from torch.func import functional_call
 
 import thinwire as tw
 from tests.federation import Federation, digits_task, perceptron, same_public
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, same, scale, sub, weighted_mean
-from thinwire.engines.draws import Draws
-from thinwire.engines.local import LocalEngine
+from thinwire.data.functional import Functional
+from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.rounds import Local, Method
-from thinwire.rounds.agree import agree
-from thinwire.run.build import build_job
-from thinwire.run.config import resolve
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
+from thinwire.protocol import Method
+from thinwire.protocol.setup import agree
+from thinwire.runtime.sampler import Draws
 from thinwire.schedules import Every
+from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
-from thinwire.tasks.base import pool_clients
-from thinwire.tasks.functional import Functional
 from thinwire.testing import check_space
+from thinwire.training import Local
 
 PRESETS = ("lora", "ffa-lora", "fa-lora", "fedsa-lora", "fedloru")
 EVERYONE = range(6)

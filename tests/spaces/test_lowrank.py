@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.vgg import vgg16_gn
-from thinwire.rounds.protocol import agree
+from thinwire.protocol.round import agree
 from thinwire.spaces.base import in_use
 from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
 from thinwire.spaces.lowrank import lowrank_rank, lowrank_size

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError
-from thinwire.spaces import generated, projection
+from thinwire.kernels import projection as generated
+from thinwire.spaces import projection
 from thinwire.testing import check_space
 
 SGD = tw.SGD
@@ -201,7 +202,7 @@ def test_frames_are_drawn_anew_as_often_as_asked():
 
 
 def _agree(space):
-    from thinwire.rounds.protocol import agree
+    from thinwire.protocol.round import agree
 
     weights = {name: p.detach() for name, p in model().named_parameters()}
     return agree(tw.Method(space=space), weights, {}, Key(0))
@@ -285,8 +286,8 @@ def test_a_client_that_missed_rounds_of_one_frame_downloads_one_vector():
 
 @pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
 def test_the_presets_learn_digits(preset, tmp_path):
-    from thinwire.run.config import resolve
-    from thinwire.run.execute import execute
+    from thinwire.experiments.config import resolve
+    from thinwire.experiments.execute import execute
 
     summary = execute(resolve(preset, overrides={"rounds": 15}), tmp_path / preset)
     assert summary["final_loss"] < 1.7

@@ -10,14 +10,14 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, same_public
 from tests.parts import Drift, Product
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, same
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.rounds import Method
-from thinwire.run.config import from_table, resolve, to_table
-from thinwire.run.parts import build, describe
-from thinwire.run.toml import dumps, loads
+from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.experiments.parts import build, describe
+from thinwire.experiments.toml import dumps, loads
+from thinwire.protocol import Method
 from thinwire.spaces import MAPO, Frozen, Full, LoRA, Route
 from thinwire.spaces.route import Rule
 from thinwire.testing import check_space

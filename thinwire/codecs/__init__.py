@@ -3,11 +3,11 @@
 from thinwire.codecs.base import Codec as Codec
 from thinwire.codecs.base import Peer as Peer
 from thinwire.codecs.base import Raw as Raw
-from thinwire.codecs.byblock import ByBlock as ByBlock
+from thinwire.codecs.by_block import ByBlock as ByBlock
 from thinwire.codecs.chain import Chain as Chain
-from thinwire.codecs.feedback import ErrorFeedback as ErrorFeedback
-from thinwire.codecs.quantise import Quantise as Quantise
-from thinwire.codecs.rank import RankSlice as RankSlice
+from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
+from thinwire.codecs.quantize import Quantise as Quantise
+from thinwire.codecs.rank_slice import RankSlice as RankSlice
 from thinwire.codecs.sparse import Masked as Masked
 from thinwire.codecs.sparse import RandomK as RandomK
 from thinwire.codecs.sparse import Threshold as Threshold

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs.bits import Bytes
+from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Cut, Tree, cut
 from thinwire.errors import WireError
+from thinwire.wire.bits import Bytes
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.codecs.bits import Bytes
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.wire.bits import Bytes
 
 
 @register("codec", "chain")
@@ -26,7 +26,7 @@ class Chain:
             `ErrorFeedback`, `TopK`, `Threshold`, `RandomK`. The last may be anything.
 
     >>> import torch
-    >>> from thinwire.core.rng import Key
+    >>> from thinwire.core.key import Key
     >>> from thinwire.codecs import Quantise, TopK
     >>> tree, peer = {"w": torch.arange(100.0)}, Peer(Key(0))
     >>> chain, nested = Chain((TopK(0.1), Quantise(4))), TopK(0.1, inner=Quantise(4))

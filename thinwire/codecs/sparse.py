@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.codecs import indices as _indices
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.codecs.bits import Bytes, read_varint, varint
-from thinwire.codecs.vectors import as_one_block, common_type, cut, join
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
+from thinwire.core.vectors import as_one_block, common_type, cut, join
 from thinwire.errors import ConfigError, WireError
+from thinwire.wire import indices as _indices
+from thinwire.wire.bits import Bytes, read_varint, varint
 
 By = Literal["tree", "block"]
 Rounding = Literal["down", "up"]
@@ -40,7 +40,7 @@ class TopK:
         rounding: which whole number k is: `down` (FLASC) or `up` (the sparse baseline of the sketching papers).
 
     >>> import torch
-    >>> from thinwire.core.rng import Key
+    >>> from thinwire.core.key import Key
     >>> codec, tree, peer = TopK(0.5), {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, Peer(Key(0))
     >>> data, _ = codec.encode(tree, {}, peer)
     >>> codec.decode(data, Spec.of(tree), peer)["w"].tolist()
@@ -109,7 +109,7 @@ class Threshold:
         inner: the codec of the values that are sent, as one block.
 
     >>> import torch
-    >>> from thinwire.core.rng import Key
+    >>> from thinwire.core.key import Key
     >>> codec, tree, peer = Threshold(1.0), {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, Peer(Key(0))
     >>> codec.decode(codec.encode(tree, {}, peer)[0], Spec.of(tree), peer)["w"].tolist()
     [0.0, -3.0, 2.0, 0.0]
@@ -161,7 +161,7 @@ class Masked:
         inner: the codec of the values that are sent, as one block.
 
     >>> import torch
-    >>> from thinwire.core.rng import Key
+    >>> from thinwire.core.key import Key
     >>> peer = Peer(Key(0), mask={"w": torch.tensor([True, False, True])})
     >>> data, _ = Masked().encode({"w": torch.tensor([1.0, 0.0, 3.0])}, {}, peer)
     >>> len(data), Masked().decode(data, Spec.of({"w": torch.zeros(3)}), peer)["w"].tolist()
@@ -214,7 +214,7 @@ class RandomK:
         shared: draw the same positions for all clients of a round, so that their messages can be added up as they are.
 
     >>> import torch
-    >>> from thinwire.core.rng import Key
+    >>> from thinwire.core.key import Key
     >>> codec, tree, peer = RandomK(0.5), {"w": torch.arange(1.0, 5.0)}, Peer(Key(0))
     >>> data, _ = codec.encode(tree, {}, peer)
     >>> len(data), int((codec.decode(data, Spec.of(tree), peer)["w"] != 0).sum())

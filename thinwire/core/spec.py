@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from thinwire.core.rng import Device
+from thinwire.core.key import Device
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 

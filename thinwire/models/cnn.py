@@ -10,9 +10,9 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from thinwire.core.exact_init import truncated_normal_
 from thinwire.core.registry import register
 from thinwire.models.checks import at_least, one_of, pictures
+from thinwire.models.exact_init import truncated_normal_
 
 # Standard deviation of a standard normal number cut off at two: what keeps the variance right after the cut.
 CUT = 0.87962566103423978

@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Key
 from thinwire.core.tree import Tree
 
 

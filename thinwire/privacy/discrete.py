@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 
 MOST_VARIANCE = 1 << 56  # so that every product below fits into 64 bits
 _CHUNK = 1 << 16  # numbers at a time: working arrays stay in the cache

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Key
 from thinwire.core.tree import Tree, flatten, scale, unflatten
 from thinwire.errors import ConfigError
 from thinwire.privacy import accountant

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from thinwire.core.key import Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, unflatten
 from thinwire.errors import ConfigError

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from thinwire.core.rng import Device, Key
+from thinwire.core.key import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 

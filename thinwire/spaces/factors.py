@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.core.rng import Key
+from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec, select
 from thinwire.errors import ConfigError
-from thinwire.spaces.generated import square_sums
+from thinwire.kernels.projection import square_sums
 
 # What embeddings are called; a selector other than "*" takes them apart all the same.
 TABLES = ("*embed*", "word.*", "*.word.*", "position.*", "*.position.*", "*wte.*", "*wpe.*")

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError

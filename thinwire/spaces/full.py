@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 

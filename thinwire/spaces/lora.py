@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.beside import TURNED_A, TURNED_B, A, B
+from thinwire.spaces.unmerged import TURNED_A, TURNED_B, A, B
 
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")

@@ -26,12 +26,12 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, unflatten
 from thinwire.errors import ConfigError
-from thinwire.spaces.generated import key_words, multiply_generated, square_sums, unit_scales
+from thinwire.kernels.projection import key_words, multiply_generated, square_sums, unit_scales
 
 Entries = Literal["gaussian", "sign"]
 Normalise = Literal["row", "orthonormal", "none"]

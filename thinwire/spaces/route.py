@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.rng import Device, Key
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space, in_use
-from thinwire.spaces.beside import beside
 from thinwire.spaces.frozen import Frozen
 from thinwire.spaces.full import Full
+from thinwire.spaces.unmerged import beside
 
 _WHOLE = "model/"  # how a space names coordinates that belong to no single weight
 

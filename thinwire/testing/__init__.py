@@ -11,12 +11,12 @@ repr evaluates to an equal part; and that it draws randomness from the key that 
 >>> check_space(Full())
 """
 
-from thinwire.testing.averages import check_mean as check_mean
-from thinwire.testing.averages import check_privacy as check_privacy
-from thinwire.testing.averages import check_schedule as check_schedule
-from thinwire.testing.averages import check_sketch as check_sketch
+from thinwire.testing.aggregation import check_mean as check_mean
+from thinwire.testing.aggregation import check_privacy as check_privacy
+from thinwire.testing.aggregation import check_schedule as check_schedule
+from thinwire.testing.aggregation import check_sketch as check_sketch
 from thinwire.testing.codecs import check_codec as check_codec
-from thinwire.testing.optimisers import check_correction as check_correction
-from thinwire.testing.optimisers import check_optimiser as check_optimiser
-from thinwire.testing.optimisers import check_rate as check_rate
+from thinwire.testing.optimizers import check_correction as check_correction
+from thinwire.testing.optimizers import check_optimiser as check_optimiser
+from thinwire.testing.optimizers import check_rate as check_rate
 from thinwire.testing.spaces import check_space as check_space

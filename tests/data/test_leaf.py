@@ -1,0 +1,129 @@
+"""LEAF's folders, with a few records made up in their layout: the real ones are not at hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.core.key import Key
+from thinwire.errors import DataError
+from thinwire.data.datasets.leaf import femnist, sent140, shakespeare_leaf
+from thinwire.data.partitions.iid import Natural
+
+
+def write(folder: Path, half: str, name: str, data: dict) -> None:
+    path = folder / half / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"users": list(data), "num_samples": [len(d["y"]) for d in data.values()], "user_data": data}
+    path.write_text(json.dumps(found))
+
+
+def picture(value: int) -> list[float]:
+    return [value / 255] * 783 + [1.0]
+
+
+def tweet(text: str) -> list[str]:
+    return ["1467810369", "Mon Apr 06", "NO_QUERY", "somebody", text, "training"]
+
+
+WINDOW = "abcdefgh" * 10
+
+
+@pytest.mark.parametrize("base", ["femnist/data", "leaf/data/femnist/data"])
+def test_femnist_pictures_come_back_as_the_bytes_they_were(tmp_path, base) -> None:
+    folder = tmp_path / base
+    write(folder, "train", "all_data_0.json", {"w1": {"x": [picture(0), picture(77)], "y": [61, 0]}})
+    write(folder, "train", "all_data_1.json", {"w2": {"x": [picture(254)], "y": [5]}, "w3": {"x": [], "y": []}})
+    write(folder, "test", "all_data_0.json", {"w2": {"x": [picture(3)], "y": [1]}, "w9": {"x": [picture(4)], "y": [2]}})
+    source = femnist(tmp_path)
+    assert source.train.pixels.shape == (3, 1, 28, 28)
+    assert source.train.pixels[:, 0, 0, 0].tolist() == [0, 77, 254]
+    assert source.train.pixels[:, 0, -1, -1].tolist() == [255] * 3
+    assert source.train.targets.tolist() == [61, 0, 5]
+    assert source.users.tolist() == [0, 0, 1]
+    assert source.test_users.tolist() == [1, 2]
+    assert source.classes == 62
+    clients = Natural().assign(source.train.targets.numpy(), 2, Key(0), source.users.numpy())
+    assert clients.sizes().tolist() == [2, 1]
+
+
+def test_tweets_become_rows_of_forty_words_by_user(tmp_path) -> None:
+    folder = tmp_path / "sent140/data"
+    write(folder, "train", "a.json", {"u": {"x": [tweet("Good good day"), tweet("")], "y": [1, "4"]}})
+    write(folder, "test", "a.json", {"u": {"x": ["a good plain text"], "y": ["0"]}})
+    source = sent140(tmp_path)
+    x, y = source.train.gather(torch.arange(2))
+    assert x.shape == (2, 40)
+    assert x[0, :4].tolist() == [3, 3, 4, 0]
+    assert y.tolist() == [1, 1]
+    assert source.test.gather(torch.tensor([0]))[0][0, :5].tolist() == [1, 3, 1, 1, 0]
+    assert source.test.targets.tolist() == [0]
+    assert source.users.tolist() == [0, 0]
+
+
+def test_shakespeare_keeps_the_split_of_leaf(tmp_path) -> None:
+    folder = tmp_path / "shakespeare/data"
+    write(folder, "train", "a.json", {"ROMEO": {"x": [WINDOW, WINDOW[1:] + "x"], "y": ["x", "y"]}})
+    write(folder, "test", "a.json", {"JULIET": {"x": [WINDOW], "y": ["z"]}})
+    source = shakespeare_leaf(tmp_path)
+    assert (len(source.train), len(source.test), source.classes) == (2, 1, 80)
+    assert len(source.train.codes) == 82
+    assert source.users.tolist() == [0, 0]
+    assert source.test_users.tolist() == [1]
+
+
+GOOD = {"w": {"x": [picture(1)], "y": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"x": [picture(1)[:-1]], "y": [1]}, "not rows of 784 numbers"),
+        ({"x": [[["deep"]] * 784], "y": [1]}, "not rows of 784 numbers"),
+        ({"x": [picture(1), [1]], "y": [1, 1]}, "not rows of 784 numbers"),
+        ({"x": [[float("nan")] * 784], "y": [1]}, "outside 0 to 1"),
+        ({"x": [[2] * 784], "y": [1]}, "outside 0 to 1"),
+        ({"x": [picture(1)], "y": [62]}, "label 62, expected 0 to 61"),
+        ({"x": [picture(1)], "y": [-1]}, "not a class number"),
+        ({"x": [picture(1)], "y": [10**4000]}, "expected 0 to 61"),
+        ({"x": [picture(1)], "y": [True]}, "not a class number"),
+        ({"x": [], "y": []}, "no examples"),
+    ],
+)
+def test_a_wrong_picture_or_label_is_refused_in_one_line(tmp_path, record, says) -> None:
+    write(tmp_path / "femnist/data", "train", "a.json", {"w": record})
+    write(tmp_path / "femnist/data", "test", "a.json", GOOD)
+    with pytest.raises(DataError) as refused:
+        femnist(tmp_path)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+
+
+def test_a_row_without_text_is_refused(tmp_path) -> None:
+    write(tmp_path / "sent140/data", "train", "a.json", {"u": {"x": [[1, 2, 3, 4, 5]], "y": [1]}})
+    write(tmp_path / "sent140/data", "test", "a.json", {"u": {"x": ["good"], "y": [1]}})
+    with pytest.raises(DataError, match="neither text nor a row"):
+        sent140(tmp_path)
+
+
+def test_a_folder_without_test_files_is_refused(tmp_path) -> None:
+    write(tmp_path / "femnist/data", "train", "a.json", GOOD)
+    with pytest.raises(DataError, match=r"no \.json file"):
+        femnist(tmp_path)
+
+
+@pytest.mark.parametrize("load", [femnist, sent140, shakespeare_leaf])
+def test_without_files_the_line_says_where_to_put_them(tmp_path, load) -> None:
+    with pytest.raises(DataError, match=r"data/train/\*\.json") as refused:
+        load(tmp_path)
+    assert "THINWIRE_DATA" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_pixels_survive_the_way_through_json() -> None:
+    values = np.arange(256)
+    through = np.array(json.loads(json.dumps((values / 255).tolist())))
+    assert (np.rint(through * 255) == values).all()

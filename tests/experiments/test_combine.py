@@ -1,0 +1,168 @@
+"""Methods joined by `+`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.core.key import Key
+from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
+from thinwire.experiments.build import build_task
+from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.experiments.execute import execute
+from thinwire.experiments.presets import presets
+from thinwire.experiments.toml import dumps, loads
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
+
+NAMES = sorted(presets("methods"))
+
+
+def test_slots_that_do_not_clash_stand_side_by_side():
+    method = resolve("fedpara+scaffold+fedadam+int8").method
+    assert isinstance(method.space, tw.FedPara)
+    assert (method.correction, method.weigh) == (tw.Scaffold(), tw.Uniform())
+    assert isinstance(method.server_opt, tw.Adam)
+    assert method.up == tw.Quantise(8)
+
+
+def test_a_joined_method_is_the_same_from_its_record():
+    experiment = resolve("mapo+int8", on="fashion-mnist")
+    again = from_table(loads(dumps(to_table(experiment)), "test"))
+    assert (again, again.digest()) == (experiment, experiment.digest())
+    assert experiment.name == "mapo+int8"
+    assert experiment.method.space.fresh_every == 10  # what mapo wants to be different on this task
+
+
+def test_the_order_of_methods_that_do_not_meet_does_not_matter():
+    one, other = resolve("mapo+int8"), resolve("int8+mapo")
+    assert one.method == other.method
+
+
+def test_codecs_chain_in_the_order_of_their_names():
+    assert resolve("topk+int8").method.up == tw.Chain((tw.TopK(0.05), tw.Quantise(8)))
+    assert resolve("ef+topk+int4").method.up == tw.Chain((tw.ErrorFeedback(), tw.TopK(0.05), tw.Quantise(4)))
+    method = resolve("sparse+int8+fedavgm").method
+    assert method.up == tw.Chain((tw.TopK(0.1, rounding="up"), tw.Quantise(8)))
+    assert method.down == tw.TopK(0.1, rounding="up")
+    assert method.server_opt.momentum == 0.9
+    assert resolve("fp16+fedpaq-fp16").method.up == resolve("fp16").method.up  # the same twice
+
+
+def test_codecs_that_do_not_chain_are_refused_with_what_to_write():
+    for wrong, right in (("int8+topk", "topk+int8"), ("mapo+int4+topk", "mapo+topk+int4")):
+        with pytest.raises(IncompatibleParts, match=r"method\.up") as error:
+            resolve(wrong)
+        assert str(error.value).endswith(f"write {right}")
+        resolve(right)
+    with pytest.raises(IncompatibleParts, match=r"'int8' and 'int4' both fill method\.up"):
+        resolve("int8+int4")
+
+
+def test_a_clash_names_the_slot_and_both():
+    for expression, slot in (("fedprox+scaffold", "correction"), ("mapo+fedavg+lora", "space")):
+        with pytest.raises(IncompatibleParts) as error:
+            resolve(expression)
+        first, *_, last = expression.split("+")
+        assert f"{first!r} and {last!r} both fill method.{slot}" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_the_first_rate_counts():
+    from thinwire.experiments import combine as plus
+    from thinwire.experiments.presets import Preset
+
+    slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
+    (mapo,) = plus.named("mapo")
+    assert plus.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
+    assert plus.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
+    assert plus.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
+
+
+def test_local_settings_that_differ_clash():
+    from thinwire.experiments import combine as plus
+    from thinwire.experiments.presets import Preset
+
+    (fedsgd,) = plus.named("fedsgd")
+    other = Preset("other", "", "", {"local": {"steps": 5}})
+    with pytest.raises(IncompatibleParts, match=r"'fedsgd' and 'other' both fill local\.steps"):
+        plus.join([fedsgd, other])
+    assert plus.join([fedsgd, Preset("same", "", "", {"local": {"steps": 1}})])["local"]["steps"] == 1
+
+
+def test_a_misspelt_name_inside_is_answered_with_the_nearest():
+    with pytest.raises(UnknownName, match="unknown method 'int9': did you mean 'int"):
+        resolve("mapo+int9")
+    for expression in ("mapo+", "+mapo", "mapo++int8"):
+        with pytest.raises(ConfigError, match="no method on one side"):
+            resolve(expression)
+    with pytest.raises(ConfigError, match="names 'mapo' twice"):
+        resolve("mapo+int8+mapo")
+
+
+@pytest.mark.parametrize("text", ['method = "mapo+int8"\n', '[method]\nkind = "mapo+int8"\n'])
+def test_a_file_builds_on_joined_methods(tmp_path, text):
+    file = tmp_path / "mine.toml"
+    file.write_text(f"rounds = 7\n{text}")
+    experiment = resolve(str(file))
+    assert experiment.method == resolve("mapo+int8").method
+    assert (experiment.name, experiment.rounds) == ("mine", 7)
+
+
+def test_a_file_may_change_what_it_builds_on(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[method]\nkind = "mapo+int8"\nspace = { k = 7 }\nclient_opt = { lr = 0.25 }\n')
+    method = resolve(str(file)).method
+    assert (method.space.k, method.client_opt, method.up) == (7, tw.SGD(0.25), tw.Quantise(8))
+    file.write_text('[method]\nkind = "mapo+lora"\n')
+    with pytest.raises(IncompatibleParts, match=r"both fill method\.space"):
+        resolve(str(file))
+
+
+def test_simulate_takes_joined_methods_and_their_local_settings():
+    clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+    model = torch.nn.Linear(4, 2)
+    plain, short = (tw.simulate(model, clients, method, rounds=1) for method in ("fedavg", "fedadam+fp16"))
+    assert short.bytes_up < plain.bytes_up
+    one = tw.simulate(model, clients, "fedsgd", rounds=1)
+    explicit = tw.simulate(model, clients, tw.Method(), rounds=1, local=tw.Local(batch=0, steps=1))
+    assert all(torch.equal(one.weights[name], explicit.weights[name]) for name in one.weights)
+
+
+def test_every_pair_of_presets_is_ready_to_train_or_refused_in_one_line():
+    task = build_task(resolve("fedavg").task, Key(0))
+    outcomes: dict[tuple[str, str], str] = {}
+    turned = {pair[::-1] for pair in itertools.combinations(NAMES, 2)}
+    for pair in itertools.permutations(NAMES, 2):
+        try:
+            experiment = resolve("+".join(pair))
+            if pair not in turned:
+                LocalEngine().prepare(Job(task, experiment.method)).start()
+            outcomes[pair] = ""
+        except (IncompatibleParts, ConfigError) as error:
+            outcomes[pair] = str(error)
+    assert not {pair: why for pair, why in outcomes.items() if "\n" in why or len(why) > 600}
+    assert not outcomes["mapo", "int8"]
+    assert outcomes["mapo", "scaffold"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "mapo+fedadam",
+        "fedpara+scaffold",
+        "mapo+int8",
+        "sparse+fedavgm",
+        "ef+topk+int4",
+        "lora+feddyn+int8",
+        "fedlama+topk+int8",
+    ],
+)
+def test_joined_methods_train(expression, tmp_path):
+    summary = execute(resolve(expression, overrides={"rounds": 3}), tmp_path / "run")
+    assert summary["method"] == expression
+    assert math.isfinite(summary["final_loss"])

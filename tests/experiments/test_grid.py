@@ -1,0 +1,91 @@
+"""Grids: what is tried, what is taken, and that nothing runs twice."""
+
+import json
+from pathlib import Path
+
+from thinwire.experiments.execute import default_folder
+from thinwire.experiments.grid import Grid, Progress, broken, run_grids, score, summary, to_target
+from thinwire.experiments.run_directory import RunFolder
+
+CONTENT = {
+    "on": "digits",
+    "rounds": 4,
+    "seeds": [0, 1],
+    "tune": {"seeds": [100], "share": 0.5, "by": "final_accuracy"},
+    "set": {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.vectorise": "loop"},
+    "rows": [{"method": "fedavg", "over": {"method.client_opt.lr": [1e-6, 0.1]}}, {"method": "local", "rounds": 2}],
+}
+
+
+def test_the_best_of_a_search_is_run_on_other_seeds_and_nothing_twice(tmp_path: Path) -> None:
+    grid, told = Grid(CONTENT), []
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.1}, {}]
+    assert {e.seed for line in grid.final(tmp_path) for e in line.runs} == {0, 1}
+    assert [len(line.runs) for line in grid.trials()] == [1, 1], "a row without a choice needs no search"
+    assert all(summary(e, tmp_path)["rounds"] == 2 for line in grid.trials() for e in line.runs)
+    assert [(p.done, p.todo, p.trouble) for p in told] == [(i + 1, 2, "") for i in range(2)] + [
+        (i + 1, 4, "") for i in range(4)
+    ]
+    assert told[-1].seconds_left == 0
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert len(told) == 6
+
+
+def test_a_search_can_go_by_examples_that_clients_hold_out(tmp_path: Path) -> None:
+    tune = {"seeds": [100], "share": 0.5, "hold_out": 0.2}
+    grid = Grid({**CONTENT, "tune": tune, "seeds": [0], "rows": CONTENT["rows"][:1]})
+    run_grids([grid], tmp_path)
+    assert grid.by(0) == "best_own_accuracy"
+    for line in grid.trials():
+        found = summary(line.runs[0], tmp_path)
+        assert score(line, tmp_path, grid.by(0)) == found["best_own_accuracy"] != found["best_accuracy"]
+    assert [e.task.hold_out for line in grid.final(tmp_path) for e in line.runs] == [0.0], "the table trains on all"
+
+
+def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    rows = [{"method": "fedavg", "set": {"method.client_opt.lr": 1e30}}, {"method": "fedavg"}]
+    grid, told = Grid({**CONTENT, "tune": {}, "seeds": [0], "rows": rows}), list[Progress]()
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert "learning rate" in told[0].trouble
+    assert not told[1].trouble
+    folder = default_folder(grid.lines()[1].runs[0], tmp_path)
+    before = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()  # as if killed before the end
+    run_grids([grid], tmp_path, on_run=told.append)
+    after = json.loads((folder / "summary.json").read_text())
+    assert after["final_accuracy"] == before["final_accuracy"]
+
+
+def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
+    rows = [{"method": "fedavg", "set": {"eval.until": 0.3}}]
+    grid = Grid({**CONTENT, "tune": {}, "rounds": 12, "rows": rows})
+    run_grids([grid], tmp_path / "one")
+    run_grids([grid], tmp_path / "two", jobs=2)
+    for e in grid.lines()[0].runs:
+        one, two = (summary(e, tmp_path / name) for name in ("one", "two"))
+        assert one["rounds"] < 12
+        assert one["final_accuracy"] >= 0.3
+        assert (one["final_accuracy"], one["bytes_total"]) == (two["final_accuracy"], two["bytes_total"])
+        assert to_target(e, tmp_path / "one", 0.3)[0] == one["rounds"]
+        assert to_target(e, tmp_path / "one", 0.99) is None
+
+
+def test_what_breaks_down_makes_room_for_the_next_best_and_is_not_run_again(tmp_path: Path) -> None:
+    rows = [{"method": "fedavg", "over": {"method.client_opt.lr": [0.01, 0.1]}}]
+    grid, told = Grid({**CONTENT, "seeds": [0], "rows": rows}), list[Progress]()
+    best = grid.line(0, {"method.client_opt.lr": 0.1})
+    folder = RunFolder(default_folder(best.runs[0], tmp_path), best.runs[0])
+    folder.path.mkdir()
+    folder.broke_down("round 3: the training loss is nan")
+    run_grids([grid], tmp_path, on_run=told.append)
+    assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.01}]
+    assert broken(best, tmp_path) == [0]
+    assert len(told) == 3
+    wild = Grid(
+        {**CONTENT, "tune": {}, "seeds": [0], "rows": [{"method": "fedavg", "set": {"method.client_opt.lr": 1e30}}]}
+    )
+    run_grids([wild], tmp_path, on_run=told.append)
+    run_grids([wild], tmp_path, on_run=told.append)
+    assert broken(wild.lines()[0], tmp_path) == [0]
+    assert len(told) == 4

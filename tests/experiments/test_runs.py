@@ -1,0 +1,445 @@
+"""Run directories: complete, resumable, guarded."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from thinwire.core.tree import same
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.checkpoint import load_checkpoint, rounds_in, save_checkpoint
+from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import execute
+from thinwire.protocol.ledger import Ledger, Window
+from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.sync_counts import Tally
+from thinwire.reports.compare import table
+from thinwire.runtime.job import RunState
+from thinwire.simulation.simulation import Simulation
+from thinwire.training import autotune as probe
+
+QUICK = {"rounds": 4, "checkpoint.every": 2, "local.epochs": 1}
+
+
+def quick(**overrides):
+    return resolve("fedavg", overrides={**QUICK, **overrides})
+
+
+def metrics(folder: Path) -> list[dict]:
+    """The lines of a run, without the only number that may differ between two equal runs."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_a_run_directory_holds_what_it_promises(tmp_path):
+    summary = execute(quick(), tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "training.json",
+        "SHA256SUMS",
+        "checkpoints",
+    }
+    assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
+    promised = {"method", "task", "seed", "rounds", "parameters", "trainable", "final_accuracy", "best_accuracy"}
+    assert promised | {"bytes_up", "bytes_down", "bytes_catchup", "bytes_total", "seconds"} <= summary.keys()
+    lines = metrics(tmp_path / "run")
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert {"loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup", "clients"} <= lines[0].keys()
+    for way in ("up", "down", "catchup"):
+        assert summary[f"bytes_{way}"] == sum(line[f"bytes_{way}"] for line in lines)
+    assert summary["bytes_total"] == summary["bytes_up"] + summary["bytes_down"] + summary["bytes_catchup"]
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["clients_trained_by"] == "vmap"
+    assert environment["versions"]["torch"] == torch.__version__
+
+
+def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        execute(quick(seed=seed), tmp_path / name)
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b") != metrics(tmp_path / "c")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"method.server_opt.momentum": 0.9},
+        {"method.schedule.private": ["*.bias"]},
+        {"method.link": "snapshot"},
+        {"method.space": {"kind": "mapo", "k": 8, "fresh_every": 2}, "cohort.size": 2, "task.clients": 6},
+        {"method.client_opt.momentum": 0.9, "method.weigh": "uniform", "engine.vectorise": "loop"},
+        {"method.schedule": {"kind": "fedlama", "phi": 2}, "method.client_opt.momentum": 0.5},
+    ],
+)
+def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
+    execute(quick(**overrides), tmp_path / "whole")
+
+    def stop(record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(quick(**overrides), tmp_path / "cut", on_round=stop)
+    with pytest.raises(CheckpointError, match="thinwire resume"):
+        execute(quick(**overrides), tmp_path / "cut")
+    summary = execute(quick(**overrides), tmp_path / "cut", resume=True)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert summary["bytes_total"] == sum(
+        line["bytes_up"] + line["bytes_down"] + line["bytes_catchup"] for line in metrics(tmp_path / "whole")
+    )
+
+
+def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
+    space = {"kind": "mapo", "k": 8, "fresh_every": 3}
+    known = {"method.space": space, "cohort.size": 2, "task.clients": 9, "rounds": 6}
+    honest = execute(quick(**known), tmp_path / "run")
+    assert honest["accounting"] == "honest"
+    assert honest["bytes_catchup"] > 0
+    assert (
+        honest["bytes_total"] == honest["bytes_total_honest"] == honest["bytes_total_ideal"] + honest["bytes_catchup"]
+    )
+    rounds = []
+    ideal = execute(quick(**known, accounting="ideal"), tmp_path / "run", on_round=rounds.append)
+    assert rounds == [], "it is the same run, counted otherwise"
+    assert ideal == {**honest, "accounting": "ideal", "bytes_total": honest["bytes_total_ideal"]}
+    again = execute(quick(**known, accounting="ideal"), tmp_path / "other")
+    clock = {"seconds": 0, "seconds_by_link": 0}  # what may differ between two equal runs
+    assert {**again, **clock} == {**ideal, **clock}
+    for summaries, accounting in (([ideal, again], "ideal"), ([ideal, honest], "honest")):
+        (row,) = table(summaries)
+        assert (row.accounting, row.bytes_total) == (accounting, honest[f"bytes_total_{accounting}"])
+        assert (row.bytes_total_honest, row.bytes_total_ideal) == (
+            honest["bytes_total_honest"],
+            ideal["bytes_total_ideal"],
+        )
+    with pytest.raises(ConfigError, match="accounting 'free': Known: honest, ideal"):
+        quick(accounting="free")
+    with pytest.raises(ConfigError, match="accounting must be one of honest, ideal, not 'free'"):
+        replace(quick(), accounting="free")
+
+
+def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):
+    first = execute(quick(), tmp_path / "run")
+    rounds = []
+    assert execute(quick(), tmp_path / "run", on_round=rounds.append) == first
+    assert rounds == []
+    execute(quick(), tmp_path / "run", again=True, on_round=rounds.append)
+    assert len(rounds) == 4
+
+
+def test_a_directory_of_another_configuration_is_refused_and_left_alone(tmp_path):
+    execute(quick(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="another configuration"):
+        execute(quick(seed=1), tmp_path / "run")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_a_directory_with_other_things_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(CheckpointError, match="not a run directory"):
+        execute(quick(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_a_flipped_byte_in_a_checkpoint_is_found(tmp_path, suffix):
+    execute(quick(), tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    file = tmp_path / f"run/checkpoints/round-000004.{suffix}"
+    data = bytearray(file.read_bytes())
+    for position in (0, len(data) // 2, len(data) - 3):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        file.write_bytes(flipped)
+        with pytest.raises(CheckpointError) as error:
+            execute(quick(), tmp_path / "run", resume=True)
+        assert "round-000004" in str(error.value)
+        assert "\n" not in str(error.value)
+    assert "go on from round 2" in str(error.value)
+
+
+def test_a_damaged_checkpoint_can_be_removed_to_go_on_from_the_one_before(tmp_path):
+    execute(quick(), tmp_path / "whole")
+    execute(quick(), tmp_path / "run")
+    (tmp_path / "run/summary.json").unlink()
+    (tmp_path / "run/checkpoints/round-000004.json").unlink()
+    execute(quick(), tmp_path / "run", resume=True)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
+    def tree(prefix):
+        return {f"{prefix}.{i}": torch.randn(3 + i) for i in (1, 0)}  # not in alphabetical order
+
+    public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
+    past = (Window(1, 3, (), b"where it ended"), Window(3, 5, (b"x", b"yz"), b""))
+    ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
+    server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
+    clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
+    tally = Tally({"coords.1": 7}, None)
+    state = RunState(9, server, clients, (12, 3), "loop", "because", tally, 5, True)
+    save_checkpoint(tmp_path, state, "digest")
+    back = load_checkpoint(tmp_path, "digest")
+    assert back is not None
+    for name in ("base", "coords", "shared", "buffers"):
+        mine, theirs = getattr(public, name), getattr(back.server.public, name)
+        assert list(mine) == list(theirs)
+        assert all(torch.equal(mine[block], theirs[block]) for block in mine)
+    for name in ("opt", "correction", "schedule", "codec"):
+        mine, theirs = getattr(server, name), getattr(back.server, name)
+        assert list(mine) == list(theirs)
+        assert all(torch.equal(mine[block], theirs[block]) for block in mine)
+    assert back.server.ledger == ledger
+    assert (back.round, back.cohort, back.how, back.why) == (9, (12, 3), "loop", "because")
+    assert back.clients[3].blank
+    assert back.clients[12].version == 6
+    for name in ("held", "correction", "codec", "opt"):
+        assert same(getattr(back.clients[12], name), getattr(clients[12], name))
+    assert back.tally == tally
+    with pytest.raises(CheckpointError, match="another configuration"):
+        load_checkpoint(tmp_path, "other")
+
+
+def test_only_the_newest_two_checkpoints_stay(tmp_path):
+    execute(quick(**{"checkpoint.every": 1}), tmp_path / "run")
+    assert rounds_in(tmp_path / "run/checkpoints") == [3, 4]
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 4
+
+
+def test_the_saved_model_loads_into_a_plain_module(tmp_path):
+    from thinwire.models import build
+
+    execute(quick(), tmp_path / "run")
+    build("mlp").load_state_dict(load_file(tmp_path / "run/model.safetensors"))
+
+
+# -- how clients are trained -------------------------------------------------------------------------------------------
+
+
+def other_cache(kept: Path, folder: Path) -> str:
+    """A cache in which the race was won by another way; gives its name."""
+    folder.mkdir()
+    (file,) = kept.glob("way*.npz")
+    with np.load(file, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    other = "vmap" if str(found["how"]) != "vmap" else "loop"
+    np.savez(folder / file.name, **(found | {"how": np.array(other)}))
+    return other
+
+
+def test_a_run_killed_before_its_first_checkpoint_trains_on_as_it_was_chosen(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_PROBE", "on")
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(probe, "_known", {})
+    wanted = quick(**{"checkpoint.every": 100, "engine.precision": "bf16"})  # in 16 bits ways differ
+    execute(wanted, tmp_path / "whole")
+    seen = []
+
+    def kill(record):
+        seen.append(json.loads((tmp_path / "cut/training.json").read_text()))
+        if record.round == 2:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(wanted, tmp_path / "cut", on_round=kill)
+    assert rounds_in(tmp_path / "cut/checkpoints") == []
+    other = other_cache(tmp_path / "cache", tmp_path / "other")
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "other"))
+    probe._known.clear()  # as another process
+    execute(wanted, tmp_path / "cut", resume=True)
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert json.loads((tmp_path / "cut/environment.json").read_text())["clients_trained_by"] == seen[0]["how"] != other
+    execute(wanted, tmp_path / "another")
+    assert json.loads((tmp_path / "another/training.json").read_text())["how"] == other, "the cache decides a fresh run"
+
+
+def test_the_choice_is_made_before_anything_is_trained(tmp_path, monkeypatch):
+    def no_round(*_):
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(Simulation, "round", no_round)
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(quick(), tmp_path / "run")
+    kept = json.loads((tmp_path / "run/training.json").read_text())
+    assert (kept["how"], kept["why"], kept["chunk"], kept["onednn"]) == ("vmap", "THINWIRE_PROBE is off", 0, None)
+    monkeypatch.undo()
+    monkeypatch.setenv("THINWIRE_PROBE", "on")
+    execute(quick(), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run/environment.json").read_text())["because"] == "THINWIRE_PROBE is off"
+
+
+def test_a_round_that_finds_another_way_is_saved_at_once(tmp_path, monkeypatch):
+    train = Simulation.train_portion
+
+    def little_memory(self, portion, *rest, **more):
+        if len(portion.clients) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return train(self, portion, *rest, **more)
+
+    def stop(record):
+        if record.round == 2:
+            raise RuntimeError("killed")
+
+    wanted = quick(**{"checkpoint.every": 100})
+    monkeypatch.setattr(Simulation, "train_portion", little_memory)
+    with pytest.raises(RuntimeError, match="killed"):
+        execute(wanted, tmp_path / "run", on_round=stop)
+    assert rounds_in(tmp_path / "run/checkpoints") == [1]
+    monkeypatch.undo()  # now there is room for all ten clients, but the run goes on by fives
+    execute(wanted, tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run/checkpoints/round-000004.json").read_text())["chunk"] == 5
+
+
+# -- real kills --------------------------------------------------------------------------------------------------------
+
+# a model large enough that writing a checkpoint takes a while, and a checkpoint after every round
+KILL = ["--rounds", "12", "--set", "checkpoint.every=1", "--set", "task.model.hidden=2000", "--set", "local.epochs=1"]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "thinwire", *words, "-q"]
+
+
+def start(*words: str, **env: str) -> subprocess.Popen:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command(*words), env={**os.environ, **env}, **quiet)
+
+
+def finish(*words: str, **env: str) -> None:
+    done = subprocess.run(command(*words), env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def rounds_done(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def kill_once(process: subprocess.Popen, folder: Path, rng: random.Random) -> str:
+    """Kill for real, either at a random moment between rounds or as soon as a checkpoint is being written."""
+    goal = rounds_done(folder) + rng.randint(1, 3)
+    while_writing = rng.random() < 0.5
+    while process.poll() is None:
+        if rounds_done(folder) >= goal:
+            if not while_writing:
+                time.sleep(rng.random() * 0.2)
+                break
+            if list(folder.glob("checkpoints/.*.tmp")):
+                break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return "while a checkpoint was written" if list(folder.glob("checkpoints/.*.tmp")) else "between"
+
+
+def kill_and_resume(tmp_path: Path, kills: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    finish("run", "fedavgm", *KILL, "--out", str(whole))
+    moments = []
+    for attempt in range(kills):
+        process = start("resume", str(cut)) if attempt else start("run", "fedavgm", *KILL, "--out", str(cut))
+        moments.append(kill_once(process, cut, rng))
+    finish("resume", str(cut))
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert metrics(cut) == metrics(whole)
+    assert not list(cut.rglob("*.tmp")), "a resumed run cleans up what a kill left behind"
+    return moments
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    kill_and_resume(tmp_path, kills=2, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_run_killed_many_times_resumes_to_the_same_bits(tmp_path, seed):
+    print("killed:", kill_and_resume(tmp_path, kills=5, seed=seed))  # shown by pytest -rP
+
+
+LATE = [*KILL, "--set", "checkpoint.every=1000"]  # the first checkpoint is that of the last round
+
+
+def inode(file: Path) -> int:
+    return file.stat().st_ino if file.exists() else 0
+
+
+def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> list[str]:
+    """Kill a run, each time with an empty cache: at its start, in the race, or when it has trained a few rounds."""
+    rng = random.Random(seed)
+    whole, cut, moments = tmp_path / "whole", tmp_path / "cut", list[str]()
+    decided = None  # the cache of the process that chose how to train
+    for attempt in range(kills):
+        cache = tmp_path / f"cache-{attempt}"
+        env = {"THINWIRE_CACHE": str(cache), "THINWIRE_PROBE": "on"}
+        begun = (cut / "config.toml").is_file()
+        words = ("resume", str(cut)) if begun else ("run", "fedavgm", *LATE, "--out", str(cut))
+        old = inode(cut / "metrics.jsonl")  # a run that goes on writes this file again from the first round
+        process = start(*words, **env)
+        goal = rng.choice([0, 1, 2, 3])
+        seconds, began = rng.uniform(2, 8), time.monotonic()
+
+        def waits(old: int = old, goal: int = goal, end: float = began + seconds) -> bool:
+            trained = rounds_done(cut) if inode(cut / "metrics.jsonl") != old else 0
+            return trained < goal if goal else time.monotonic() < end
+
+        while process.poll() is None and waits():
+            time.sleep(0.01)
+        assert process.poll() is None, "it was too fast to be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert rounds_in(cut / "checkpoints") == []
+        if decided is None and (cut / "training.json").is_file():
+            decided = cache
+        moments.append(f"after {rounds_done(cut)} rounds" if decided else "before the choice")
+    env = {"THINWIRE_CACHE": str(tmp_path / "cache-last"), "THINWIRE_PROBE": "on"}
+    finish("resume", str(cut), **env)
+    env["THINWIRE_CACHE"] = str(decided or tmp_path / "cache-last")
+    finish("run", "fedavgm", *LATE, "--out", str(whole), **env)
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert metrics(cut) == metrics(whole)
+    return moments
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_killed_before_its_first_checkpoint_resumes_to_the_same_bits(tmp_path, seed):
+    print("killed:", kill_before_the_first_checkpoint(tmp_path, kills=5, seed=seed))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="flock is a POSIX call")
+def test_two_processes_cannot_write_to_one_run(tmp_path):
+    process = start("run", "fedavg", "--rounds", "100000", "--out", str(tmp_path / "run"))
+    try:
+        while rounds_done(tmp_path / "run") < 1:
+            assert process.poll() is None
+            time.sleep(0.05)
+        second = subprocess.run(command("resume", str(tmp_path / "run")), capture_output=True, text=True)
+        assert second.returncode == 2
+        assert "another process" in second.stderr
+    finally:
+        process.kill()
+        process.wait()

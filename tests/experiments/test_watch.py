@@ -1,0 +1,68 @@
+"""Looking on: from files alone, half-written ones too, and to the end of the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from thinwire.cli.terminal import standing_line
+from thinwire.experiments.watch import follow, standing
+
+
+def test_a_finished_run_says_so(real_runs):
+    now = standing(next(iter(sorted(real_runs.iterdir()))))
+    assert (now.state, now.round, now.rounds, now.eta_seconds) == ("finished", 5, 5, 0.0)
+    assert now.bytes_total == now.bytes_up + now.bytes_down + now.bytes_catchup > 0
+    assert "finished" in standing_line(now)
+
+
+def test_a_running_one_says_how_long_it_will_take(write_run):
+    path = write_run("x", rounds=30, finished=False)
+    now = standing(path)
+    assert (now.state, now.round) == ("running", 15)
+    assert now.eta_seconds == 15 * 0.5
+    assert now.bytes_per_round == 2000
+    assert "7.5 s to go" in standing_line(now)
+    os.utime(path / "metrics.jsonl", (1, 1))
+    assert "no news for" in standing_line(standing(path))
+
+
+def test_one_that_has_not_begun_is_waited_for(write_run):
+    path = write_run("x", finished=False)
+    (path / "metrics.jsonl").unlink()
+    now = standing(path)
+    assert (now.state, now.round, now.eta_seconds) == ("starting", 0, None)
+    assert "round 0/30" in standing_line(now)
+
+
+def test_following_ends_with_the_run_and_never_trips_over_half_a_line(write_run):
+    path = write_run("x", rounds=6)
+    lines, summary = (path / "metrics.jsonl").read_bytes(), (path / "summary.json").read_bytes()
+    (path / "metrics.jsonl").write_bytes(b"")
+    (path / "summary.json").unlink()
+
+    def write_slowly():
+        with (path / "metrics.jsonl").open("ab", buffering=0) as file:
+            for start in range(0, len(lines), 97):
+                file.write(lines[start : start + 97])
+                time.sleep(0.01)
+        (path / "summary.json").write_bytes(summary)
+
+    writer = threading.Thread(target=write_slowly)
+    writer.start()
+    seen = list(follow(path, every=0.005))
+    writer.join()
+    rounds = [now.round for now in seen]
+    assert rounds == sorted(rounds)
+    assert len(set(rounds)) > 3
+    assert seen[-1].state == "finished"
+    assert all(now.state != "finished" for now in seen[:-1])
+
+
+def test_watching_needs_no_torch(write_run):
+    code = "import sys; from thinwire.experiments.watch import standing; from pathlib import Path\n"
+    code += f"standing(Path({str(write_run('x'))!r}))\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,126 @@
+"""Convolutions of one client with gradients of our own: torch's numbers, at any order of derivatives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.engines.test_local import job
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from thinwire.data.task import Task, pool_clients
+from thinwire.kernels import conv_cpu as columns
+from thinwire.kernels.conv_cpu import by_columns, convolve_alone
+from thinwire.kernels.low_rank import corrected
+from thinwire.simulation import LocalEngine
+
+# pictures, channels, height, width, outputs, kernel, stride, padding; the last: NNPACK, more pieces than one
+SHAPES = [
+    (4, 1, 9, 7, 5, (5, 5), (1, 1), (2, 2)),
+    (3, 3, 8, 8, 6, (3, 2), (2, 1), (1, 0)),
+    (2, 5, 8, 9, 3, (1, 1), (2, 2), (0, 0)),
+    (2, 4, 6, 6, 3, (2, 2), (1, 1), (2, 2)),
+    (16, 20, 9, 9, 18, (3, 3), (1, 1), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("last", [False, True])
+def test_values_and_both_derivatives_are_those_of_torch(shape, last, monkeypatch):
+    monkeypatch.setattr(columns, "PIECE", 1 << 12)
+    n, i, h, w, o, size, stride, padding = shape
+    torch.manual_seed(0)
+    made = torch.randn(n, i, h, w), torch.randn(o, i, *size), torch.randn(o)
+    x, kernel, bias = (block.double().requires_grad_() for block in made)
+    if last:
+        x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    results = []
+    for conv in (torch.conv2d, convolve_alone):
+        out = conv(x, kernel, bias, stride, padding)
+        first = torch.autograd.grad(out.sin().sum(), (x, kernel, bias), create_graph=True)
+        second = torch.autograd.grad(sum(block.square().sum() for block in first), (x, kernel, bias))
+        results.append([block.detach() for block in (out, *first, *second)])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.shape == theirs.shape
+        assert float((ours - theirs).abs().max()) < 1e-9 * float(theirs.abs().max())
+
+
+def test_gradients_in_single_precision_and_where_none_is_wanted():
+    torch.manual_seed(0)
+    for i in (3, 32):
+        x, kernel = torch.randn(32, i, 10, 10), torch.randn(24, i, 5, 5, requires_grad=True)
+        (ours,) = torch.autograd.grad(convolve_alone(x, kernel, None, (1, 1), (2, 2)).square().sum(), kernel)
+        (theirs,) = torch.autograd.grad(torch.conv2d(x, kernel, None, 1, 2).square().sum(), kernel)
+        assert float((ours - theirs).abs().max()) < 1e-4 * float(theirs.abs().max())
+        frozen = convolve_alone(x.requires_grad_(), kernel.detach(), None, (1, 1), (2, 2))
+        assert torch.autograd.grad(frozen.sum(), x)[0].shape == x.shape
+
+
+@pytest.fixture
+def no_onednn(monkeypatch):
+    """As on machines where it is left out."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(8, 20, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    )
+
+
+def test_layers_are_found_and_their_pictures_and_gradients_stay_channels_last(no_onednn):
+    seen, net = [], network()
+    assert not by_columns(nn.Linear(2, 2))
+    assert by_columns(net)
+    x = torch.randn(16, 2, 10, 10)
+    for layer in net:
+        x = layer(x)
+        seen.append(x.is_contiguous(memory_format=torch.channels_last))
+        x.register_hook(lambda g: seen.append(g.is_contiguous(memory_format=torch.channels_last)))
+    x.flatten(1).sum(1).square().sum().backward()
+    assert len(seen) == 2 * len(net)
+    assert all(seen)
+
+
+def test_what_it_does_not_do_is_left_to_torch(no_onednn, monkeypatch):
+    calls = []
+    alone = columns.convolve_alone
+    monkeypatch.setattr(columns, "convolve_alone", lambda *args: calls.append(1) or alone(*args))
+    left = (nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, padding="same"))
+    assert not by_columns(nn.Sequential(*left, nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")))
+    layer, x = nn.Conv2d(2, 3, 3), torch.randn(2, 2, 9, 9)
+    plain = layer(x)
+    by_columns(layer)
+    weights = dict(layer.named_parameters())
+    grad(lambda w: functional_call(layer, w, (x,)).sum())(weights)  # torch.func has rules of its own
+    vmap(lambda one: layer(one[None]))(x)
+    layer(x[0])
+    with torch.no_grad():
+        layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    layer(x)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    a, b = torch.ones(1, 18), torch.ones(3, 1)
+    with corrected(weights, {"weight": (a, b, False)}):  # which looks for torch's functions
+        more = layer(x)
+    assert not calls
+    assert torch.allclose(more - plain, F.conv2d(x, torch.ones(3, 2, 3, 3)), atol=1e-4)
+    assert torch.allclose(layer(x), plain, atol=1e-5)
+    assert calls
+
+
+def test_a_run_is_that_with_convolutions_of_torch():
+    torch.manual_seed(0)
+    clients = [(torch.randn(40, 2, 10, 10), torch.randint(0, 3, (40,))) for _ in range(3)]
+    task = Task(nn.Sequential(network(), nn.Flatten(), nn.Linear(80, 3)), *pool_clients(clients))
+    ends = []
+    for conv, how in (("grouped", "loop"), ("auto", "loop"), ("auto", "threads")):
+        simulation = LocalEngine("cpu", how, conv=conv).prepare(job(task=task, rounds=10))
+        state = simulation.start()._replace(onednn=False)
+        assert simulation.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
+        for _ in range(10):
+            state, _ = simulation.round(state)
+        ends.append(simulation.weights(state.server.public))
+    for other in ends[1:]:
+        assert all(float((other[name] - block).abs().max()) < 1e-4 for name, block in ends[0].items())

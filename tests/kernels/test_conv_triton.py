@@ -1,0 +1,96 @@
+"""Convolutions in Triton, run by its interpreter: the same numbers and gradients as torch's. Skipped without triton."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad_and_value, vmap
+
+from tests.interpreted import interpreted
+from thinwire.kernels import conv as convolve
+
+# clients, pictures, channels, size, outputs, kernel, stride, padding
+SHAPES = [
+    (3, 2, 1, 9, 8, 5, 1, 2),
+    (2, 2, 8, 7, 16, 5, 1, 2),
+    (2, 3, 16, 9, 20, 3, 2, 1),
+    (2, 2, 16, 8, 32, 1, 2, 0),
+    (2, 2, 3, 11, 4, 7, 2, 3),
+    (1, 2, 64, 5, 40, 3, 1, 0),
+]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    module = interpreted("thinwire.kernels.conv_triton")
+    monkeypatch.setattr(convolve, "_kernels", lambda x: module)
+    return module
+
+
+def check(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        assert float((a - b).abs().max()) <= 2e-6 * float(b.abs().max())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_those_of_torch(kernels, shape):
+    c, n, i, size, o, k, stride, padding = shape
+    torch.manual_seed(0)
+    x, kernel, bias = torch.randn(c, n, i, size, size), torch.randn(c, o, i, k, k), torch.randn(c, o)
+    how = {"stride": (stride, stride), "padding": (padding, padding)}
+    out = vmap(lambda *args: F.conv2d(*args, **how))(x, kernel, bias)
+    grad = torch.randn_like(out)
+
+    def wanted(x, kernel, bias, grad):
+        return (F.conv2d(x, kernel, bias, **how) * grad).sum()
+
+    by_x, by_kernel, by_bias = vmap(torch.func.grad(wanted, argnums=(0, 1, 2)))(x, kernel, bias, grad)
+    check((kernels.forward(x, kernel, bias, **how),), (out,))
+    check((kernels.input_gradient(grad, kernel, (size, size), **how),), (by_x,))
+    check(kernels.kernel_gradient(grad, x, (k, k), bias=True, **how), (by_kernel, by_bias))
+    check(kernels.kernel_gradient(grad, x, (k, k), bias=False, **how)[:1], (by_kernel,))
+
+
+def test_any_order_in_memory_and_any_cut_of_the_sums_will_do(kernels, monkeypatch):
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 3, 16, 12, 12), torch.randn(2, 3, 16, 12, 12)
+    once = kernels.kernel_gradient(grad, x, (3, 3), (1, 1), (1, 1), True)
+    last = (block.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for block in (grad, x))
+    assert all(map(torch.equal, once, kernels.kernel_gradient(*last, (3, 3), (1, 1), (1, 1), True)))
+    monkeypatch.setattr(kernels, "PROGRAMS", 1)
+    check(kernels.kernel_gradient(grad, x, (3, 3), (1, 1), (1, 1), True), once)
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (0, 0, None), None])
+def test_under_grad_and_vmap(kernels, dims):
+    torch.manual_seed(0)
+    x, kernel, bias = torch.randn(2, 2, 3, 6, 6), torch.randn(2, 4, 3, 3, 3), torch.randn(2, 4)
+
+    def loss(x, kernel, bias):
+        once = F.conv2d(x, kernel, bias, padding=1)
+        return torch.sin(F.conv2d(once, kernel.transpose(0, 1)[:, :, :1, :1], stride=2)).sum()
+
+    def fused(*args):
+        with convolve.by_products("fused"):
+            return loss(*args)
+
+    results = []
+    for fn in (loss, fused):
+        call = grad_and_value(fn, argnums=(0, 1, 2))
+        if dims:
+            args = [block if d == 0 else block[0] for block, d in zip((x, kernel, bias), dims, strict=True)]
+            grads, value = vmap(call, in_dims=dims)(*args)
+        else:
+            grads, value = call(x[0], kernel[0], bias[0])
+        results.append((*grads, value))
+    for a, b in zip(*results, strict=True):
+        assert a.shape == b.shape
+        assert float((a - b).abs().max()) <= 2e-5 * max(1, float(b.abs().max()))
+
+
+def test_without_triton_products_are_laid_out():
+    x, kernel = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
+    with convolve.by_products("fused"):
+        found = F.conv2d(x, kernel, padding=1)
+    with convolve.by_products("im2col"):
+        assert torch.equal(found, F.conv2d(x, kernel, padding=1))

@@ -1,0 +1,74 @@
+"""Group norms in Triton, run by its interpreter: the same numbers and gradients as torch's. Skipped without triton."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad_and_value, vmap
+
+from tests.interpreted import interpreted
+from thinwire.kernels import conv as convolve
+from thinwire.kernels import group_norm as normalise
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    module = interpreted("thinwire.kernels.group_norm_triton")
+    monkeypatch.setattr(normalise, "_kernels", lambda: module)
+    monkeypatch.setattr(normalise, "has_triton", lambda device: True)
+    monkeypatch.setattr(module, "NUMBERS", 64)  # several blocks of pixels, the last one not full
+
+    def within(function, *args):
+        with convolve.by_products("fused"):
+            return function(*args)
+
+    return within
+
+
+# pictures, channels, groups, size
+@pytest.mark.parametrize("shape", [(2, 8, 4, (5, 3)), (3, 16, 16, (2, 2)), (1, 4, 1, (7,)), (2, 8, 2, (4, 4))], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def test_values_and_gradients_are_those_of_torch(fused, shape, last):
+    n, channels, groups, size = shape
+    torch.manual_seed(0)
+    x, weight, bias = 3 + 2 * torch.randn(3, n, channels, *size), torch.randn(3, channels), torch.randn(3, channels)
+    if last:
+        x = x.movedim(2, -1).contiguous().movedim(-1, 2)
+
+    def loss(x, weight, bias):
+        return torch.sin(F.group_norm(x, groups, weight, bias)).sum()
+
+    exact, value = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(x.double(), weight.double(), bias.double())
+    wanted, _ = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(x, weight, bias)
+    found, same = vmap(grad_and_value(lambda *args: fused(loss, *args), argnums=(0, 1, 2)))(x, weight, bias)
+    assert torch.allclose(same.double(), value, rtol=1e-5)
+    for a, b, torchs in zip(found, exact, wanted, strict=True):
+        assert a.shape == b.shape
+        far = float((torchs - b).abs().max())  # groups of four numbers may have a small variance
+        assert float((a - b).abs().max()) <= 4 * far + 1e-5 * float(b.abs().max())
+    alone = torch.func.grad(lambda *args: fused(loss, *args), argnums=(0, 1, 2))(x[0], weight[0], bias[0])
+    for a, b in zip(alone, wanted, strict=True):
+        assert torch.allclose(a, b[0], atol=1e-4 * float(b.abs().max()))
+
+
+def test_a_large_mean_costs_no_digits(fused):
+    torch.manual_seed(0)
+    x, weight, bias = 1000 + torch.randn(2, 8, 8, 8), torch.ones(8), torch.zeros(8)
+    out = fused(F.group_norm, x, 2, weight, bias)
+    exact = F.group_norm(x.double(), 2, weight.double(), bias.double())
+    # the mean itself is rounded to 2^-15, which is as much as may be lost
+    assert float((out - exact).abs().max()) < 6e-5
+
+
+def test_sixteen_bits_stay_sixteen_bits(fused):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 8, 4, 4).bfloat16(), torch.randn(8), torch.randn(8)
+    out = fused(F.group_norm, x, 2, weight, bias)
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), F.group_norm(x.float(), 2, weight, bias), rtol=2**-7, atol=1e-5)
+
+
+def test_others_are_left_to_torch(fused, monkeypatch):
+    monkeypatch.setattr(normalise, "group_norm", None)  # would fail if it were called
+    fused(F.group_norm, torch.randn(2, 6, 4, 4), 3, torch.ones(6), torch.ones(6))
+    fused(F.group_norm, torch.randn(2, 8, 4, 4), 2)
+    fused(F.group_norm, torch.randn(2, 8, 4, 4).double(), 2, torch.ones(8).double(), torch.ones(8).double())

@@ -1,0 +1,175 @@
+"""FedProx, SCAFFOLD and FedDyn: their identities, over whole rounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import Federation, digits_task
+from thinwire.core.tree import flatten, same
+from thinwire.errors import ConfigError
+from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.round import plan_round
+from thinwire.testing import check_correction
+from thinwire.training import Local
+
+UNIFORM = tw.Uniform()
+
+
+@pytest.mark.parametrize(
+    "correction", [tw.FedProx(), tw.Scaffold(), tw.FedDyn(), tw.FedNova(), tw.FedNova(0.9)], ids=repr
+)
+def test_they_keep_the_promises_of_a_correction(correction):
+    check_correction(correction)
+
+
+def run(method, rounds=3, cohort=(0, 2, 3), local=None):
+    federation = Federation(method, local=local)
+    for _ in range(rounds):
+        federation.round(cohort)
+    return federation
+
+
+def test_fedprox_without_a_pull_is_fedavg_bit_for_bit():
+    plain, pulled = run(tw.Method()), run(tw.Method(correction=tw.FedProx(mu=0.0)))
+    assert same(plain.server.public.coords, pulled.server.public.coords)
+    strong = run(tw.Method(correction=tw.FedProx(mu=1.0)))
+    assert not same(plain.server.public.coords, strong.server.public.coords)
+
+
+def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
+    federation = Federation(tw.Method(server_opt=tw.SGD(1.0), say="value"))
+    plan = plan_round(federation.contract, federation.server)
+    said = {}
+    for client in (0, 2, 3):
+        federation.hear(client)
+        said[client] = unpack_up(federation.contract, plan, 0, client, federation.answer(client))
+    federation.round((0, 2, 3))
+    total = sum(one.weight for one in said.values())
+    for name, block in federation.server.public.coords.items():
+        mean = sum(one.weight / total * one.code[name] for one in said.values())
+        assert torch.allclose(block, mean, atol=1e-6)
+
+
+def test_scaffolds_common_direction_is_the_mean_of_the_clients():
+    federation = Federation(tw.Method(correction=tw.Scaffold(), weigh=UNIFORM))
+    for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
+        federation.round(cohort)
+    clients = [state.correction for state in federation.states.values()]
+    shared = federation.server.public.shared
+    for name, block in shared.items():
+        mean = sum(own[name] for own in clients) / len(clients)
+        assert torch.allclose(block, mean, atol=1e-6)
+        assert float(block.abs().max()) > 0
+
+
+def test_after_one_full_batch_step_of_all_scaffolds_direction_is_the_mean_gradient():
+    method = tw.Method(correction=tw.Scaffold(), weigh=UNIFORM, client_opt=tw.SGD(0.2))
+    federation = Federation(method, local=Local(batch=0))
+    before = federation.server.public.coords
+    federation.round(tuple(range(len(federation.task.clients))))
+    after = federation.server.public
+    gradient = (flatten(before) - flatten(after.coords)) / 0.2
+    assert torch.allclose(flatten(after.shared), gradient, atol=1e-5)
+
+
+def test_scaffold_sends_twice_as_much():
+    plain, both = run(tw.Method()), run(tw.Method(correction=tw.Scaffold()))
+    assert len(both.answer(0)) > 1.99 * len(plain.answer(0)) - 100
+
+
+def test_feddyns_server_memory_is_the_mean_of_the_clients():
+    federation = Federation(tw.Method(correction=tw.FedDyn(0.2), weigh=UNIFORM))
+    for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
+        federation.round(cohort)
+    clients = [state.correction for state in federation.states.values()]
+    for name, h in federation.server.correction.items():
+        mean = sum(own[name] for own in clients) / len(clients)
+        assert torch.allclose(h, mean, atol=1e-6)
+
+
+def test_feddyns_first_round_is_fedprox_and_a_step_on():
+    alpha, cohort = 0.3, (0, 1)
+    dyn = run(tw.Method(correction=tw.FedDyn(alpha), weigh=UNIFORM), rounds=1, cohort=cohort)
+    prox = run(tw.Method(correction=tw.FedProx(alpha), weigh=UNIFORM), rounds=1, cohort=cohort)
+    start = flatten(dyn.first.coords)
+    fraction = len(cohort) / len(dyn.task.clients)
+    wanted = start + (1 + fraction) * (flatten(prox.server.public.coords) - start)
+    assert torch.allclose(flatten(dyn.server.public.coords), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("correction", [tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1), tw.FedNova()], ids=repr)
+@pytest.mark.parametrize(
+    "space",
+    [tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, fresh_every=0)],
+    ids=lambda s: type(s).__name__,
+)
+@pytest.mark.parametrize("server", [tw.SGD(1.0), tw.Adam(0.01, eps=1e-3)], ids=lambda s: type(s).__name__)
+def test_corrections_spaces_and_server_steps_combine(correction, space, server):
+    method = tw.Method(space=space, correction=correction, server_opt=server, client_opt=tw.SGD(0.05))
+    federation = Federation(method, digits_task())
+    for _ in range(3):
+        federation.round((0, 1, 2))
+    assert all(torch.isfinite(torch.tensor(federation.losses)))
+    federation.hear(3)
+    assert same(federation.public[3].coords, federation.server.public.coords)
+    assert same(federation.public[3].shared, federation.server.public.shared)
+
+
+@pytest.mark.parametrize("preset", ["fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedyogi", "fedadagrad"])
+def test_the_presets_learn_digits(preset, tmp_path):
+    from thinwire.experiments.config import resolve
+    from thinwire.experiments.execute import execute
+
+    summary = execute(resolve(preset, overrides={"rounds": 20}), tmp_path / preset)
+    assert summary["best_accuracy"] > 0.5
+
+
+def test_bad_settings_are_refused():
+    for make in (lambda: tw.FedProx(-1.0), lambda: tw.FedDyn(0.0), lambda: tw.FedNova(1.0)):
+        with pytest.raises(ConfigError, match="must be"):
+            make()
+
+
+def test_fednova_is_fedavg_where_all_take_the_same_number_of_steps():
+    plain, nova = (run(m, local=Local(batch=8, steps=4)) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))
+    assert torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-6)
+    plain, nova = (run(m) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))  # 3, 3 and 1 steps
+    assert not torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-4)
+
+
+def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
+    federation = Federation(tw.Method(correction=tw.FedNova()))  # batches of 16
+    plan = plan_round(federation.contract, federation.server)
+    cohort, said = (0, 1, 3), {}
+    for client in cohort:
+        federation.hear(client)
+        said[client] = unpack_up(federation.contract, plan, 0, client, federation.answer(client))
+    steps = {client: -(-len(federation.task.clients.client(client)) // 16) for client in cohort}
+    assert {client: float(one.report["steps"]) for client, one in said.items()} == steps
+    assert len(set(steps.values())) > 1
+    start = flatten(federation.server.public.coords)
+    federation.round(cohort)
+    total = sum(one.weight for one in said.values())
+    tau = sum(one.weight / total * steps[client] for client, one in said.items())
+    step = sum(one.weight / total * flatten(one.code) / steps[client] for client, one in said.items())
+    assert torch.allclose(flatten(federation.server.public.coords), start + tau * step, atol=1e-6)
+
+
+def test_fednova_with_momentum_counts_the_weights_of_gradients():
+    """Constant gradients: the way that SGD with momentum goes, in steps of plain SGD."""
+    opt, g, w = tw.SGD(1.0, momentum=0.6), {"w": torch.ones(1)}, {"w": torch.zeros(1)}
+    state = opt.init(w)
+    for steps in range(1, 6):
+        change, state = opt.update(g, state, w)
+        w = {"w": w["w"] + change["w"]}
+        _, report = tw.FedNova(momentum=0.6).finish({}, steps, 1.0, {}, {})
+        assert float(report["steps"]) == pytest.approx(-float(w["w"]), rel=1e-5)
+
+
+def test_fednova_does_not_believe_everything_and_wants_changes():
+    with pytest.raises(tw.WireError, match="steps"):
+        tw.FedNova().factor({"steps": torch.tensor(0.0)})
+    with pytest.raises(tw.IncompatibleParts, match="say = 'delta'"):
+        Federation(tw.Method(correction=tw.FedNova(), say="value"))

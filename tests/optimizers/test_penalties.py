@@ -1,0 +1,157 @@
+"""Penalties on the weights that coordinates make, and on coordinates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.federation import Federation
+from thinwire.core.key import Key
+from thinwire.core.tree import flatten
+from thinwire.errors import ConfigError
+from thinwire.protocol.round import agree
+
+
+def clients(n=3):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(12 + i, 5, generator=generator), torch.randint(0, 3, (12 + i,), generator=generator))
+        for i in range(n)
+    ]
+
+
+def train(**parts):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    vectorise = parts.pop("vectorise", "auto")
+    parts.setdefault("client_opt", tw.SGD(0.2))
+    return tw.simulate(model, clients(), tw.Method(**parts), rounds=3, local=tw.Local(batch=6), vectorise=vectorise)
+
+
+def vector(run):
+    return flatten(run.weights)
+
+
+def test_in_the_whole_space_l2_is_weight_decay():
+    mine = train(penalty=tw.Norms(l2=0.1))
+    theirs = train(client_opt=tw.SGD(0.2, weight_decay=0.1))
+    assert torch.allclose(vector(mine), vector(theirs), atol=1e-6)
+    assert not torch.allclose(vector(mine), vector(train()), atol=1e-4)
+
+
+def test_l1_pulls_every_weight_by_the_same_amount():
+    weights = {"w": torch.tensor([2.0, -3.0, 0.5]), "b": torch.tensor([1.0])}
+    pulled = tw.Norms(l1=0.25, layers=("w",)).gradient(lambda c: c, weights, {}, 0.1)
+    assert pulled["w"].tolist() == [0.25, -0.25, 0.25]
+    assert pulled["b"].tolist() == [0.0]
+
+
+def test_norms_of_a_projection_are_those_of_the_weights_it_makes():
+    space = tw.MAPO(k=4)
+    base = {"w": Key(1).normal(10)}
+    frame = space.frame(tw.Spec.of(base), Key(2), "cpu")
+    coords = {"model/b": Key(3).normal(4, 1).requires_grad_()}
+
+    def expand(c):
+        return space.expand(base, frame, c)
+
+    mine = tw.Norms(l2=0.3).gradient(expand, {k: v.detach() for k, v in coords.items()}, {}, 0.1)
+    (0.15 * flatten(expand(coords)).square().sum()).backward()
+    assert torch.allclose(mine["model/b"], coords["model/b"].grad, atol=1e-6)
+
+
+def test_norms_of_chosen_coordinates_leave_the_others_alone():
+    """Factorized-FL's term: l1 on `mu`, whatever weights it makes; and the same by automatic differentiation."""
+    base = {"fc.weight": torch.zeros(6, 5), "fc.bias": torch.zeros(6)}
+    space = tw.FactorizedFL()
+    coords = space.init(base, {}, Key(1))
+    coords["fc.weight/mu"][0, :2] = 0.0  # where the term has no derivative
+    mine = tw.Norms(l1=0.3, l2=0.2, coords=("*/mu",)).gradient(lambda c: space.expand(base, {}, c), coords, {}, 0.1)
+    mu = coords["fc.weight/mu"].clone().requires_grad_()
+    (0.3 * mu.abs().sum() + 0.1 * mu.square().sum()).backward()
+    torch.testing.assert_close(mine["fc.weight/mu"], mu.grad)
+    assert mine["fc.weight/mu"][0, :2].tolist() == [0.0, 0.0]
+    assert all(not block.any() for name, block in mine.items() if name != "fc.weight/mu")
+
+
+def test_a_penalty_on_mu_makes_mu_sparse():
+    def small(penalty):
+        federation = Federation(tw.Method(space=tw.FactorizedFL(), penalty=penalty), local=tw.Local(epochs=4, batch=8))
+        federation.round([0, 1])
+        coords = federation.server.public.coords
+        mu = torch.cat([block.flatten() for name, block in coords.items() if name.endswith("/mu")])
+        return float((mu.abs() < 0.05).float().mean())
+
+    assert small(tw.Norms(l1=0.1, coords=("*/mu",))) > small(tw.NoPenalty()) + 0.1
+
+
+def test_in_the_whole_space_the_norm_of_coordinates_is_that_of_weights():
+    mine, theirs = (train(penalty=tw.Norms(l1=0.01, **on)) for on in ({"coords": ("*",)}, {"layers": ("*",)}))
+    assert torch.equal(vector(mine), vector(theirs))
+
+
+def test_selectors_that_match_nothing_are_refused_before_training():
+    weights = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
+    for penalty, says in (
+        (tw.Norms(l1=0.1, coords=("*/mu",)), r"penalty: coords '\*/mu' matches no block; the blocks are 0.weight, "),
+        (
+            tw.Norms(l1=0.1, layers=("head.*",)),
+            r"penalty: layers 'head.\*' matches no block; the blocks are 0.weight, ",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            agree(tw.Method(penalty=penalty), weights, {}, Key(0))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"on weights \(layers\) or on coordinates \(coords\), not on both"):
+        tw.Norms(l1=0.1, layers=("w",), coords=("w/mu",))
+
+
+def test_in_the_whole_space_the_jacobian_correction_corrects_nothing():
+    assert torch.allclose(vector(train(penalty=tw.Jacobian(10.0))), vector(train()), atol=1e-6)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_the_jacobian_correction_is_the_gradient_of_its_term(squared):
+    """Equation 9 of FedPara, by finite differences in float64."""
+    x, y, pull = Key(1).normal(3, 2).double(), Key(2).normal(4, 2).double(), {"w": Key(3).normal(3, 4).double()}
+    lr = 0.3
+
+    def expand(c):
+        return {"w": c["x"] @ c["y"].T}
+
+    def term(c):
+        w = c["x"] @ c["y"].T
+        moved = (c["x"] - lr * pull["w"] @ c["y"]) @ (c["y"] - lr * pull["w"].T @ c["x"]).T
+        gap = (moved - (w - lr * pull["w"])).square().sum()
+        return float(0.5 * 2.0 * (gap if squared else gap.sqrt()))
+
+    coords = {"x": x, "y": y}
+    got = tw.Jacobian(2.0, squared).gradient(expand, coords, pull, lr)
+    step = 1e-6
+    for name in coords:
+        for at in range(coords[name].numel()):
+            nudge = torch.zeros(coords[name].numel(), dtype=torch.float64)
+            nudge[at] = step
+            up = term({**coords, name: coords[name] + nudge.view_as(coords[name])})
+            down = term({**coords, name: coords[name] - nudge.view_as(coords[name])})
+            assert float(got[name].flatten()[at]) == pytest.approx((up - down) / (2 * step), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "penalty", [tw.Norms(l1=1e-3, l2=1e-2), tw.Norms(l1=1e-2, coords=("*",)), tw.Jacobian(1.0)], ids=repr
+)
+@pytest.mark.parametrize("space", [tw.FedPara(rank=2, activation="tanh"), tw.MAPO(k=8), tw.LoRA(rank=2)], ids=repr)
+def test_penalties_work_in_every_space_by_vmap_and_by_loop(penalty, space):
+    a = train(space=space, penalty=penalty, vectorise="vmap")
+    b = train(space=space, penalty=penalty, vectorise="loop")
+    assert torch.allclose(vector(a), vector(b), atol=1e-5)
+    linear = isinstance(space, tw.MAPO) and isinstance(penalty, tw.Jacobian)
+    assert torch.allclose(vector(a), vector(train(space=space)), atol=1e-7) == linear
+
+
+def test_bad_strengths_are_refused():
+    for make in (lambda: tw.Norms(l1=-1), lambda: tw.Norms(l2=float("nan")), lambda: tw.Jacobian(-0.1)):
+        with pytest.raises(ConfigError, match="must be 0 or more"):
+            make()

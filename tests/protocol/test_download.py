@@ -1,0 +1,311 @@
+"""The way down: whoever joins or returns holds the server's state, at the lowest price; who has come apart is told."""
+
+import pytest
+import torch
+
+from tests.federation import Federation, digits_task, perceptron, same_public
+from thinwire.codecs import Chain, ErrorFeedback, Quantise, Raw, TopK
+from thinwire.core.key import Key
+from thinwire.core.tree import tmap
+from thinwire.errors import Drifted, IncompatibleParts, WireError
+from thinwire.optimizers import SGD, Scaffold
+from thinwire.protocol import Method
+from thinwire.protocol.download import open_round, receive, repair, say_lost, split_down
+from thinwire.protocol.drift_check import TOLERANCE, project
+from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.setup import plan_round
+from thinwire.schedules import Every
+from thinwire.spaces import MAPO, FedPara, Full, LoRA
+from thinwire.training import Local
+from thinwire.wire import message as wire
+
+SPACES = {
+    "full": Full(),
+    "one frame": MAPO(k=8, fresh_every=0),
+    "a frame each round": MAPO(k=8, fresh_every=1),
+    "a frame for three rounds": MAPO(k=8, fresh_every=3),
+    "fedpara": FedPara(),
+    "lora": LoRA(rank=2),
+    "lora, merged": LoRA(rank=1, fresh_every=3),
+}
+CODECS = {
+    "raw": Raw(),
+    "int8": Quantise(8),
+    "int4, at random": Quantise(4, scheme="qsgd"),
+    "top-k with memory": ErrorFeedback(Chain((TopK(0.1), Quantise(8)))),
+}
+WAYS = [(name, "ledger", codec) for name in SPACES for codec in CODECS]
+WAYS += [(name, "snapshot", "raw") for name, space in SPACES.items() if not space.fresh_every]
+
+
+def federation(space=SPACES["full"], down=CODECS["raw"], norm: bool = False, **parts) -> Federation:
+    """Small enough for many of them."""
+    task = digits_task(perceptron(norm=norm, hidden=4), sizes=(5, 3, 4, 6))
+    lr = 0.5 if isinstance(space, MAPO) else 0.05
+    return Federation(Method(space=space, down=down, client_opt=SGD(lr), **parts), task, Local(batch=0, steps=1))
+
+
+@pytest.mark.parametrize(("name", "link", "codec"), WAYS)
+def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(name, link, codec):
+    one, key = federation(SPACES[name], CODECS[codec], norm=True, link=link), Key(7).fold(name, codec)
+    for r in range(7):
+        one.round(key.fold("cohort", r).choice(3, 1))  # client 3 only listens, at the end
+        for client in range(3):
+            if not int(key.fold("hears", r, client).integers(1, 3)):
+                one.hear(client)
+                assert same_public(one.public[client], one.server.public)
+    for client in range(4):
+        one.hear(client)
+        assert same_public(one.public[client], one.server.public)
+    assert one.drifted == []
+
+
+@pytest.mark.parametrize("fresh_every", [1, 3])
+@pytest.mark.parametrize("settle", [Quantise(4), Quantise(4, scheme="qsgd"), TopK(0.5)])
+def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(fresh_every, settle):
+    one = federation(MAPO(k=8, fresh_every=fresh_every), Quantise(8), settle=settle)
+    for r in range(8):
+        one.round((0,))  # follows every entry
+        if r in (1, 4, 5):
+            one.hear(1)
+        for client in (0, 1):
+            one.hear(client)
+            assert same_public(one.public[client], one.server.public)
+    one.hear(2)
+    assert same_public(one.public[2], one.server.public)
+    assert one.drifted == []
+
+
+def test_a_settled_window_is_short():
+    sizes = {}
+    for settle in (Raw(), Quantise(4)):
+        one = federation(MAPO(k=64, fresh_every=5), Quantise(4), settle=settle)
+        for _ in range(10):
+            one.round((0,))
+        sizes[settle] = len(open_round(one.contract, one.server, {3: 0})[3])
+    assert sizes[Quantise(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and what carries them
+    assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than the raw ends, and far longer than the settled
+
+
+def test_what_settles_needs_a_frame_that_ends_and_no_memory():
+    with pytest.raises(IncompatibleParts, match="Write settle = 'raw', or fresh_every = 10"):
+        federation(MAPO(k=8, fresh_every=0), settle=Quantise(4))
+    with pytest.raises(IncompatibleParts, match="Take a codec without memory"):
+        federation(MAPO(k=8, fresh_every=2), settle=ErrorFeedback(Quantise(4)))
+
+
+def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
+    one = federation(MAPO(k=8, fresh_every=4))
+    for _ in range(11):
+        one.round((0,))
+    sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
+    vector = 4 * 8 + 4  # eight numbers, and what a body adds
+    up_to_date = sizes[11]
+    assert [(sizes[v] - up_to_date) // vector for v in range(12)] == [3] * 4 + [2] * 4 + [1] * 3 + [0]
+    assert all((size - up_to_date) % vector == 0 for size in sizes.values())
+    ordinary, catch_up = split_down(one.contract, one.server, {0: b"." * sizes[10], 1: b"." * sizes[0]})
+    assert (ordinary, catch_up) == (2 * sizes[10], sizes[0] - sizes[10])
+
+
+def test_each_window_is_told_by_entries_or_by_its_end_whichever_is_shorter():
+    """Eight levels of two bits and a scale are five bytes, a vector is thirty-two: five entries are as good as it."""
+    one = federation(MAPO(k=8, fresh_every=12), Quantise(2))
+    for _ in range(13):
+        one.round((0,))
+    messages = open_round(one.contract, one.server, {v: v for v in range(14)})
+    told = {v: [wire.unpack_body(b, one.contract.schema).lanes for b in wire.unpack(m, one.contract.schema).bodies]
+            for v, m in messages.items()}  # fmt: skip
+    assert [set(lanes) for lanes in told[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
+    assert [set(lanes) for lanes in told[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
+    for version in range(13):  # no other way would have been shorter
+        entries = [len(lanes[wire.COORDS]) + 4 for lanes in told[version][:-1] if wire.COORDS in lanes]
+        assert sum(entries[:-1]) < 4 * 8 + 4
+        assert len(messages[version]) <= len(messages[0])
+
+
+def test_buffers_and_shared_memory_are_sent_once_however_much_was_missed():
+    one = federation(MAPO(k=8, fresh_every=1), norm=True)
+    for _ in range(3):
+        one.round((0,))
+    bodies = wire.unpack(one.hear(1), one.contract.schema).bodies
+    lanes = [set(wire.unpack_body(body, one.contract.schema).lanes) for body in bodies]
+    assert lanes == [{wire.COORDS}] * 3 + [{wire.BUFFERS, wire.GUARD}]
+    two = federation(correction=Scaffold())
+    for _ in range(3):
+        two.round((0,))
+    body = wire.unpack_body(wire.unpack(two.hear(1), two.contract.schema).bodies[-1], two.contract.schema)
+    assert set(body.lanes) == {wire.SHARED, wire.GUARD}
+    assert same_public(two.public[1], two.server.public)
+
+
+def test_the_state_serves_who_is_so_far_behind_that_it_is_shorter():
+    one = federation(MAPO(k=64, fresh_every=2))
+    kinds = []
+    for _ in range(16):
+        one.round((0,))
+        data = open_round(one.contract, one.server, {3: 0})[3]
+        kinds.append(wire.unpack(data, one.contract.schema).kind)
+        assert len(data) <= one.contract.weights.nbytes + one.contract.coords.nbytes + 64
+        assert same_public(receive(one.contract, one.first, data).public, one.server.public)
+    assert kinds[0] == wire.STEPS
+    assert kinds[-1] == wire.STATE
+    kept = sum(w.size for w in one.server.ledger.past) + sum(map(len, one.server.ledger.entries))
+    assert kept <= one.contract.weights.nbytes + one.contract.coords.nbytes
+
+
+@pytest.mark.parametrize(("space", "down", "kind"), [(MAPO(k=1), Raw(), wire.STATE), (Full(), TopK(0.001), wire.STEPS)])
+def test_a_long_way_is_sent_in_few_bodies(space, down, kind, monkeypatch):
+    """Each body may cost a client the work of a whole model, however few bytes it has."""
+    monkeypatch.setattr(wire, "LONGEST_WAY", 8)
+    one = federation(space, down)
+    kinds = []
+    for _ in range(12):
+        one.round((0,))
+        message = wire.unpack(open_round(one.contract, one.server, {1: 0})[1], one.contract.schema)
+        kinds.append((message.kind, len(message.bodies)))
+        one.public[1] = one.first
+        one.hear(1)
+        assert same_public(one.public[1], one.server.public)
+    assert kinds[:7] == [(wire.STEPS, missed + 1) for missed in range(1, 8)]
+    assert kinds[8:] == [(kind, 2)] * 4  # the state, or where the coordinates of the open window are now
+
+
+def test_empty_windows_are_not_replayed():
+    """Fifty kilobytes of them cost a client eight seconds: each merged a whole model."""
+    one = federation(MAPO(k=8))
+    schema = one.contract.schema
+    ask = bytes(wire.unpack(one.hear(0), schema).bodies[-1])
+    empty = wire.pack_body(wire.Body(frozenset(), {wire.COORDS: b""}), schema)
+    for count, refusal in ((10_000, "has 2 to 513 bodies, this one has 514 or more"), (500, "without the coordin")):
+        with pytest.raises(WireError, match=refusal):
+            receive(one.contract, one.first, wire.pack(wire.STEPS, count, [*[empty] * count, ask], schema, count))
+
+
+def test_messages_longer_than_any_codec_makes_are_refused_unread():
+    one = federation()
+    plan, contract = plan_round(one.contract, one.server), one.contract
+    one.hear(0)
+    up, down = one.answer(0), open_round(contract, one.server, {1: 0})[1]
+    with pytest.raises(WireError, match="bytes, expected at most"):
+        unpack_up(contract, plan, 0, 0, up + bytes(contract.longest_up))
+    with pytest.raises(WireError, match="bytes, expected at most"):
+        receive(contract, one.first, down + bytes(contract.longest_down))
+    with pytest.raises(WireError, match="bytes, expected at most"):
+        repair(contract, one.server, say_lost(contract, 0, 1) + bytes(contract.longest_up), 1)
+    with pytest.raises(WireError, match="of kind 'steps' came from a client"):
+        unpack_up(contract, plan, 0, 0, down)
+
+
+# -- sizes that were promised ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 160), (4, 96)])
+@pytest.mark.parametrize("fresh_every", [1, 10])
+def test_a_message_of_128_numbers_is_hardly_longer_than_its_numbers(bits, most, fresh_every):
+    codec = Quantise(bits)
+    task = digits_task(perceptron(hidden=4), sizes=(5, 3))
+    method = Method(space=MAPO(k=128, fresh_every=fresh_every), up=codec, down=codec, client_opt=SGD(0.5))
+    one = Federation(method, task, Local(batch=0, steps=1))
+    for _ in range(3):
+        (up,) = one.round((0,)).values()
+        down = one.hear(0)
+        for data in (up, down):
+            assert len(data) + 1 <= most  # a version above 127 takes one byte more
+    assert one.drifted == []
+
+
+# -- a state that has come apart ---------------------------------------------------------------------------------------
+
+
+def spoilt(tree, size: float):
+    """Another tree, away from this one by that share of its length."""
+    length = sum(float(block.square().sum()) for block in tree.values()) ** 0.5
+    noise = {name: Key(5).fold(name).normal(*block.shape) for name, block in tree.items()}
+    away = sum(float(block.square().sum()) for block in noise.values()) ** 0.5
+    return tmap(lambda x, n: x + n * (size * length / away), tree, noise)
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("missed", [0, 1, 4])
+def test_a_client_that_has_come_apart_is_found_and_repaired(name, missed):
+    one = federation(SPACES[name], norm=True)
+    for _ in range(4):
+        one.round((0,))
+    one.hear(1)
+    part = "base" if SPACES[name].fresh_every else "coords"
+    one.public[1] = one.public[1]._replace(**{part: spoilt(getattr(one.public[1], part), 0.5)})
+    if missed == 0:
+        one.hear(1)
+    for _ in range(missed):
+        one.round((0,))
+    one.hear(1)
+    whole = missed >= 2 and part == "coords"  # all coordinates were sent anew: nothing is left to repair
+    assert one.drifted == ([] if whole else [1])
+    assert same_public(one.public[1], one.server.public)
+    one.round((1,))
+    one.hear(1)
+    assert len(one.drifted) <= 1
+
+
+def test_one_nan_is_found():
+    one = federation(MAPO(k=8))
+    one.round((0,))
+    one.hear(1)
+    base = tmap(torch.clone, one.public[1].base)
+    base["0.weight"][0, 0] = float("nan")
+    one.public[1] = one.public[1]._replace(base=base)
+    one.hear(1)
+    assert one.drifted == [1]
+    assert same_public(one.public[1], one.server.public)
+
+
+def test_rounding_is_not_taken_for_drift():
+    one = federation(MAPO(k=8, fresh_every=3), norm=True)
+    for r in range(12):
+        one.round((0,))
+        one.public[0] = one.public[0]._replace(base=spoilt(one.public[0].base, 3e-6))
+        one.hear(r % 4)
+    assert one.drifted == []
+
+
+def test_without_the_guard_drift_goes_unseen():
+    one = federation(MAPO(k=8), guard=False)
+    one.round((0,))
+    one.hear(1)
+    one.public[1] = one.public[1]._replace(base=spoilt(one.public[1].base, 0.5))
+    one.hear(1)
+    assert one.drifted == []
+    assert not same_public(one.public[1], one.server.public)
+
+
+def test_what_a_lost_client_held_back_of_silent_blocks_stays():
+    one = federation(schedule=Every(private=("2.*",)))
+    one.round((0, 1))
+    held = one.states[1].held
+    one.public[1] = one.public[1]._replace(coords=spoilt(one.public[1].coords, 0.5))
+    one.hear(1)
+    assert one.drifted == [1]
+    assert one.states[1].held == held != {}
+
+
+def test_the_answer_to_a_lost_client_says_how_it_is_read():
+    one = federation(MAPO(k=8))
+    one.round((0,))
+    answer = repair(one.contract, one.server, say_lost(one.contract, 1, 0), 0)
+    assert len(say_lost(one.contract, 1, 0)) == 13
+    assert same_public(receive(one.contract, one.first._replace(version=1), answer).public, one.server.public)
+    wrong = open_round(one.contract, one.server, {0: 1})[0]
+    with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* ask for the whole state"):
+        receive(one.contract, one.first._replace(version=1, base=spoilt(one.first.base, 0.1)), wrong)
+
+
+@pytest.mark.parametrize(("size", "found"), [(1e-6, 0), (1e-5, 0), (1e-3, 85), (1e-2, 97)])
+def test_how_often_a_difference_is_found(size, found):
+    x = {"a": Key(1).normal(50, 40), "b": Key(2).normal(7), "c": Key(3).normal(5000)}
+    y, hits = spoilt(x, size), 0
+    for i in range(100):
+        key = Key(9).fold(i)
+        (one, _), (two, length) = project(x, key), project(y, key)
+        hits += abs(one - two) > TOLERANCE * length
+    assert hits >= found
+    assert found or hits == 0

@@ -1,0 +1,129 @@
+"""FLASC: masks on the links, none in training and none at the server."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import SIZES, Federation, digits_task
+from thinwire.codecs.sparse import kept
+from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
+from thinwire.errors import ConfigError
+from thinwire.experiments.config import from_table, method_from, resolve, to_table
+from thinwire.experiments.presets import preset
+from thinwire.experiments.toml import dumps, loads
+from thinwire.protocol.fields import unpack_up
+from thinwire.runtime.job import Job
+from thinwire.schedules.base import Plan
+from thinwire.simulation.engine import LocalEngine
+from thinwire.training import Local
+
+EVERYBODY = range(len(SIZES))
+
+
+def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
+    named = method_from(preset("methods", "flasc").table["method"])
+    return replace(named, down=tw.TopK(down), up=tw.TopK(up), **changes)
+
+
+def after(method: tw.Method, rounds: int = 3, vectorise: str = "vmap"):
+    simulation = LocalEngine(vectorise=vectorise).prepare(Job(digits_task(), method, rounds, 3, Local(1, batch=8)))
+    state = simulation.start()
+    for _ in range(rounds):
+        state, record = simulation.round(state)
+    return simulation, state, record
+
+
+@pytest.mark.parametrize("vectorise", ["vmap", "loop"])
+def test_without_masks_it_is_federated_lora_with_adam_bit_for_bit(vectorise):
+    lora = tw.Method(
+        space=flasc().space, weigh=tw.Uniform(), client_opt=flasc().client_opt, server_opt=flasc().server_opt
+    )
+    assert lora.link == "ledger"
+    _, plain, known = after(lora, vectorise=vectorise)
+    _, dense, record = after(flasc(1.0, 1.0), vectorise=vectorise)
+    assert same(plain.server.public.coords, dense.server.public.coords)
+    assert same(plain.server.opt, dense.server.opt)
+    assert (record.loss, record.accuracy, record.test_loss) == (known.loss, known.accuracy, known.test_loss)
+
+
+@pytest.mark.parametrize("up", [0.01, 0.25, 0.6])
+def test_a_round_is_the_one_that_the_paper_prints(up):
+    federation = Federation(flasc(0.3, up))
+    federation.round(EVERYBODY)  # so that no factor is zero
+    before, size = federation.server, federation.contract.coords.size
+    dense = flatten(before.public.coords)
+    messages, plan = {}, Plan(frozenset(federation.contract.coords.names))
+    for client in (0, 2):
+        federation.hear(client)
+        start = federation.public[client].coords
+        largest = dense.abs().topk(int(0.3 * size)).indices
+        masked = torch.zeros_like(dense).index_copy(0, largest, dense[largest])
+        assert torch.equal(flatten(start), masked)  # P * M
+        messages[client] = federation.answer(client)
+        said = unpack_up(federation.contract, plan, 1, client, messages[client]).code
+        assert int((flatten(said) != 0).sum()) <= kept(up, size) == max(1, int(up * size))
+        if up == 0.6:  # entries that were masked on the way down can change
+            assert bool((flatten(said)[masked == 0] != 0).any())
+    codes = [unpack_up(federation.contract, plan, 1, client, data).code for client, data in messages.items()]
+    change, opt = federation.method.server_opt.update(
+        scale(weighted_mean(codes, [1.0, 1.0]), -1.0), before.opt, before.public.coords
+    )
+    federation.close(plan, messages)
+    assert same(federation.server.public.coords, add(before.public.coords, change))  # the dense P moves
+    assert same(federation.server.opt, opt)
+
+
+def test_the_change_is_against_what_was_received():
+    federation = Federation(flasc(0.1, 1.0))
+    federation.hear(0)
+    start = federation.public[0].coords
+    other = Federation(flasc(1.0, 1.0))
+    other.hear(0)
+    other.public[0] = other.public[0]._replace(coords=start)  # the same numbers, had they come dense
+    plan = Plan(frozenset(federation.contract.coords.names))
+    said = [unpack_up(one.contract, plan, 0, 0, one.answer(0)).code for one in (federation, other)]
+    assert same(*said)
+    assert not same(start, restrict(federation.server.public.coords, start))
+
+
+def test_the_model_is_tested_as_clients_receive_it_or_as_the_server_has_it():
+    sent, state, record = after(flasc(0.1))
+    public = state.server.public
+    whole = sent.job.method.space.expand(public.base, {}, public.coords)
+    shown = sent.weights(public)
+    assert not same(shown, whole)
+    assert record.test_loss == sent.model.evaluate(shown, public.buffers, sent.test)[0]
+    server, state, record = after(flasc(0.1, evaluate="server"))
+    assert same(state.server.public.coords, public.coords)  # testing changes nothing
+    assert same(server.weights(state.server.public), whole)
+    with pytest.raises(ConfigError, match="evaluate must be one of server, client, not 'me'"):
+        flasc(evaluate="me")
+
+
+def test_tiers_have_their_own_density():
+    tiers = tuple(tw.Tier(up=tw.TopK(4.0 ** (b - 3))) for b in (1, 2, 3))
+    federation = Federation(flasc(budget=tw.Budget(tiers, clients=tuple(i % 3 for i in EVERYBODY))))
+    size = federation.contract.coords.size
+    for client, data in federation.round(EVERYBODY).items():
+        numbers = kept(4.0 ** (client % 3 - 2), size)
+        assert 4 * numbers < len(data) < 4 * numbers + size // 8 + 60  # values, and at most a bitmap
+
+
+def test_the_preset_is_written_and_read_again():
+    experiment = resolve("flasc", "digits")
+    assert from_table(loads(dumps(to_table(experiment)), "a test")) == experiment
+    assert experiment.method.evaluate == "client"
+    assert "evaluate" not in to_table(resolve("lora", "digits"))["method"]
+
+
+def test_masked_changes_are_not_lost_at_the_server():
+    federation = Federation(flasc(0.05, 0.05))
+    first = federation.server.public.coords
+    for _ in range(2):
+        federation.round(EVERYBODY)
+    moved = sub(federation.server.public.coords, first)
+    share = float((flatten(federation.server.public.coords) != 0).float().mean())
+    assert share > 0.4  # the random factor A alone is half of it: the server's P is never masked
+    assert float(flatten(moved).abs().max()) > 0

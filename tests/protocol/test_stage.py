@@ -1,0 +1,171 @@
+"""Two stages: the weights themselves first, then an adapter that begins where they ended (FLoRA, SLoRA)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.federation import Federation, digits_task, same_public
+from thinwire.core.key import Key
+from thinwire.core.tree import flatten, same, sub
+from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
+from thinwire.experiments.config import from_table, method_from, resolve, to_table
+from thinwire.experiments.presets import preset
+from thinwire.experiments.toml import dumps, loads
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
+from thinwire.training import Local
+
+STAGED = ("flora", "slora")
+
+
+def named(name: str, at: int = 2, **changes) -> tw.Method:
+    method = replace(method_from(preset("methods", name).table["method"]), **changes)
+    return replace(method, then=replace(method.then, at=at))
+
+
+def weights(federation: Federation):
+    public = federation.server.public
+    space = federation.contract.at(public.version).method.space
+    return space.expand(public.base, federation.contract.frame(public.version, "cpu"), public.coords)
+
+
+def after(method: tw.Method, rounds: int) -> Federation:
+    federation = Federation(method, local=Local(1, batch=8))
+    for _ in range(rounds):
+        federation.round((0, 1, 2))
+    return federation
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_the_switch_leaves_the_function_unchanged_when_the_update_has_rank_at_most_r(name):
+    # of a first layer of 12 x 64 and a last one of 10 x 12, rank 10 holds whatever the last one learns; the first is
+    # kept still, which is an update of rank 0
+    rules = (("2.weight", tw.Full()), ("*", tw.Frozen()))
+    stage = tw.Stage(2, tw.LoRA(rank=10, alpha=7.0), mask=tw.NoMask(), up=tw.Raw(), down=tw.Raw())
+    method = replace(named(name), space=tw.Route(rules), then=stage)
+    never = replace(method, then=replace(stage, at=3))
+    switched, still = after(method, 2), after(never, 2)
+    assert list(switched.server.public.coords) == ["0.weight/a", "0.weight/b", "2.weight/a", "2.weight/b"]
+    assert list(still.server.public.coords) == ["2.weight"]
+    for block, other in zip(weights(switched).values(), weights(still).values(), strict=True):
+        assert torch.allclose(block, other, atol=1e-6, rtol=0)
+    assert float(flatten(sub(weights(still), still.first.base)).abs().max()) > 1e-3  # there was something to keep
+    # a correction of nothing is one that can still be trained
+    assert float(switched.server.public.coords["0.weight/a"].abs().max()) > 0
+    assert not switched.server.public.coords["0.weight/b"].any()
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (6, 3, 2, 2), (9, 6)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_adapter_comes_as_close_as_its_rank_allows(shape, transposed):
+    if transposed and len(shape) > 2:
+        return
+    space = tw.LoRA(rank=2, alpha=5.0, transposed=("w",) if transposed else ())
+    base, full = {"w": Key(1).normal(*shape)}, {"w": Key(2).normal(*shape)}
+    made = space.expand(base, {}, space.adopt(base, full, Key(3)))["w"]
+    change, got = ((x - base["w"]).reshape(shape[0], -1).double() for x in (full["w"], made))
+    u, s, v = torch.linalg.svd(change, full_matrices=False)
+    assert torch.allclose(got, (u[:, :2] * s[:2]) @ v[:2], atol=1e-5)
+    low = {"w": base["w"] + (Key(4).normal(shape[0], 1) @ Key(5).normal(1, change.shape[1])).reshape(shape)}
+    assert torch.allclose(space.expand(base, {}, space.adopt(base, low, Key(3)))["w"], low["w"], atol=1e-5)
+
+
+def test_slora_trains_and_sends_a_tenth_and_then_the_adapter():
+    federation = Federation(named("slora"), local=Local(1, batch=8))
+    first, size = federation.first, federation.contract.coords.size
+    moving = flatten(federation.contract.moving)
+    assert int(moving.sum()) == size // 10
+    for version in range(2):
+        for client, data in federation.round((0, 1)).items():
+            assert 4 * (size // 10) < len(data) < 4 * (size // 10) + 40  # values, no positions
+            heard = flatten(federation.public[client].coords)
+            assert torch.equal(heard[~moving], flatten(first.coords)[~moving])  # known from the beginning
+        if version == 0:
+            moved = flatten(federation.server.public.coords) != flatten(first.coords)
+            assert bool(moved[moving].any())
+            assert not bool(moved[~moving].any())
+            down = len(federation.hear(2))
+            assert 4 * (size // 10) < down < 4 * (size // 10) + 40
+            assert torch.equal(flatten(federation.public[2].coords), flatten(federation.server.public.coords))
+    adapter = federation.contract.at(2).coords.size
+    for data in federation.round((0, 5)).values():  # 5 was never asked before
+        assert 4 * adapter < len(data) < 4 * adapter + 40
+    assert same(federation.server.public.base, first.base)  # W0 is back
+
+
+def test_noise_and_moments_stay_under_a_mask_that_is_known():
+    federation = Federation(named("slora", privacy=tw.DP(sigma=1.0)))
+    federation.round((0, 1))
+    still = ~flatten(federation.contract.moving)
+    assert torch.equal(flatten(federation.server.public.coords)[still], flatten(federation.first.coords)[still])
+    for memory in ("m", "v"):
+        state = {name: block for name, block in federation.server.opt.items() if name.startswith(f"{memory}/")}
+        assert not bool(flatten(state)[still].any())
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize("how", ["vmap", "loop", "graph"])
+def test_a_run_goes_on_from_a_checkpoint_of_either_stage(name, how, tmp_path):
+    job = Job(digits_task(), named(name), 4, 3, Local(1, batch=8))
+    simulation = LocalEngine(vectorise=how).prepare(job)
+    state = simulation.start()
+    for done in range(4):
+        save_checkpoint(tmp_path / str(done), state, "test")
+        state, record = simulation.round(state)
+    assert record.loss < 2.5
+    for done in range(1, 4):
+        again = LocalEngine(vectorise=how).prepare(job)
+        other = load_checkpoint(tmp_path / str(done), "test")
+        for _ in range(done, 4):
+            other, last = again.round(other)
+        assert same_public(state.server.public, other.server.public)
+        assert (last.loss, last.accuracy, last.bytes_down) == (record.loss, record.accuracy, record.bytes_down)
+
+
+def test_memories_begin_anew_with_the_second_stage():
+    method = named("flora", up=tw.ErrorFeedback(tw.TopK(0.2)))
+    federation = after(method, 2)
+    later = federation.contract.at(2)
+    assert {name.split("/", 1)[-1] for name in federation.server.opt if "/" in name} == set(later.coords.names)
+    assert not any(flatten(federation.server.opt))
+    federation.round((0, 3))
+    assert set(federation.states[0].codec) == set(later.method.up.init(later.code))
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_presets_are_written_and_read_again(name):
+    for task in ("digits", "text-classification"):
+        experiment = resolve(name, task)
+        assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
+        assert experiment.method.then.at < experiment.rounds
+    changed = resolve(name, "digits", {"method.then.space.rank": 2})
+    assert changed.method.later.space.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"link": "ledger"}, "Write link = 'snapshot'"),
+        ({"correction": tw.Scaffold()}, "Write correction = 'none'"),
+        ({"schedule": tw.Every(private=("2.*",))}, "Write schedule = 'every'"),
+        ({"then": tw.Stage(2, tw.LoRA(rank=2, fresh_every=2))}, "Write fresh_every = 0"),
+        ({"then": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write freeze_a = false"),
+        ({"then": tw.Stage(2, tw.FedPara(rank=2))}, "Write space = 'lora'"),
+        ({"then": tw.Stage(2, mask=tw.Pick(0.5))}, "Write mask = 'none'"),
+    ],
+)
+def test_what_cannot_have_stages_is_refused(changes, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        Federation(replace(named("flora"), **changes))
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="1 or more rounds"):
+        tw.Stage(0)
+    with pytest.raises(ConfigError, match="begins after 15 rounds, but the run has 10"):
+        Job(digits_task(), named("slora", 15), 10, 3)
+    with pytest.raises(ConfigError, match="above 0 and at most 1"):
+        tw.Pick(0.0)

@@ -1,0 +1,55 @@
+"""Counts by block are of messages that were sent."""
+
+from collections import Counter
+
+from tests.federation import digits_task
+from tests.parts import Pool, Turns
+from thinwire.codecs import Raw, TopK
+from thinwire.protocol import Budget, Method, Tier
+from thinwire.runtime.job import Job
+from thinwire.schedules import Every, FedLAMA
+from thinwire.simulation.engine import LocalEngine
+from thinwire.sketches import Identity
+from thinwire.training import Local
+from thinwire.wire import message as wire
+
+
+def run(method: Method, rounds: int = 6):
+    """The tally of a run, and what a listener on the wire counts: rounds by block, bytes by block."""
+    simulation = LocalEngine().prepare(Job(digits_task(), method, rounds, cohort=3, local=Local(batch=8, steps=2)))
+    contract, heard = simulation.contract, []
+    state = simulation.start()
+    for _ in range(rounds):
+        state, _ = simulation.round(state, lambda number, way, client, data: heard.append((number, way, client, data)))
+    syncs, sizes = set(), Counter()
+    for number, way, client, data in heard:
+        if way == "up":
+            body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
+            spec = contract.coords.restrict(contract.coords.names if body.plan is None else body.plan)
+            syncs |= {(number, name) for name in spec.names}
+            if set(method.ups) == {Raw()} and method.sketch == Identity():
+                for name, block in Raw().decode(body.lanes[wire.COORDS], spec, None).items():
+                    sizes[name] += len(block.numpy().tobytes())
+    return state.tally, Counter(name for _, name in syncs), sizes
+
+
+def test_what_the_tally_says_went_over_the_wire():
+    for schedule in (Every(), Every(private=("2.*",)), Turns(2), FedLAMA(2)):
+        tally, syncs, sizes = run(Method(schedule=schedule))
+        assert dict(tally.syncs) == syncs
+        assert dict(tally.bytes_up) == sizes
+        assert sizes
+
+
+def test_tiers_count_as_often_as_their_clients_spoke():
+    alike = Budget((Tier(), Tier(up=Raw())))
+    assert run(Method(budget=alike))[0] == run(Method())[0]
+    mixed = Budget((Tier(), Tier(up=TopK(0.5))), clients=(0, 1) * 3)
+    assert run(Method(budget=mixed))[0].bytes_up is None
+
+
+def test_no_byte_belongs_to_a_block_where_a_codec_or_a_sketch_mixes_them():
+    for method in (Method(up=TopK(0.5), schedule=FedLAMA(2)), Method(sketch=Pool())):
+        tally, syncs, _ = run(method, 4)
+        assert dict(tally.syncs) == syncs
+        assert tally.bytes_up is None

@@ -1,0 +1,67 @@
+"""Chunks of a cohort in other processes: the same bits as in one."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+
+from tests.engines.test_local import METHODS, bits, job, play
+from tests.federation import same_public
+from thinwire.errors import ConfigError, Diverged
+from thinwire.experiments.config import resolve
+from thinwire.optimizers import SGD
+from thinwire.protocol import Method
+from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.ray_workers import shares
+
+HERE = LocalEngine(vectorise="vmap", chunk=2)
+has_ray = importlib.util.find_spec("ray") is not None
+quiet = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@quiet  # Ray leaves files open
+@pytest.mark.skipif(not has_ray, reason="needs Ray")
+@pytest.mark.parametrize("name", ["fedavg", "controls", "snapshot"])
+def test_workers_leave_the_bits_as_they_are(name, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run = job(METHODS[name])
+    (_, here, records), (_, there, spread) = (play(run, engine) for engine in (HERE, replace(HERE, workers=2)))
+    assert bits(spread) == bits(records)
+    assert same_public(here[-1].server.public, there[-1].server.public)
+    assert sorted(here[-1].clients) == sorted(there[-1].clients)
+
+
+@quiet
+@pytest.mark.skipif(not has_ray, reason="needs Ray")
+def test_an_error_of_a_worker_is_shown_as_if_it_had_happened_here():
+    with pytest.raises(Diverged, match=r"round 1: .*smaller learning rate"):
+        play(job(Method(client_opt=SGD(1e38))), LocalEngine(vectorise="vmap", workers=1))
+
+
+@pytest.mark.skipif(has_ray, reason="Ray is installed")
+def test_without_ray_it_says_what_to_install():
+    with pytest.raises(ConfigError, match=r"pip install 'thinwire\[ray\]'"):
+        LocalEngine(workers=2).prepare(job())
+
+
+def test_workers_must_find_room():
+    with pytest.raises(ConfigError, match="at most the 3 cores"):
+        shares(4, [{"CPU": 2}, {"CPU": 1}])
+    with pytest.raises(ConfigError, match="workers must be 0"):
+        LocalEngine(workers=-1)
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("gpus", [(1,), (2,), (3, 1)])
+def test_all_workers_fit_on_the_machines(workers, gpus):
+    nodes = [{"CPU": 4 + gpu, "GPU": gpu} for gpu in gpus]
+    if workers <= sum(node["CPU"] for node in nodes):
+        cores, share = shares(workers, nodes)
+        assert sum(node["CPU"] // cores for node in nodes) >= workers
+        assert sum(gpu * int(1 / share) for gpu in gpus) >= workers
+
+
+def test_no_workers_leave_the_names_of_runs_as_they_are():
+    plain = resolve("fedavg", "digits")
+    assert resolve("fedavg", "digits", {"engine.workers": 0}).digest() == plain.digest()
+    assert resolve("fedavg", "digits", {"engine.workers": 2}).digest() != plain.digest()

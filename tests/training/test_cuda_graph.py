@@ -1,0 +1,105 @@
+"""Replayed steps: the same training as by vmap, also where batches are short, clients end early and frames change."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.engines.test_local import METHODS, job, play
+from torch import nn
+
+from tests.federation import SIZES, digits_task, same_public, workload
+from thinwire.core.key import Key
+from thinwire.core.tree import repeat
+from thinwire.data.functional import Functional
+from thinwire.errors import ConfigError
+from thinwire.optimizers import SGD, Adam
+from thinwire.protocol import Method
+from thinwire.protocol.round import agree
+from thinwire.simulation import LocalEngine
+from thinwire.spaces import MAPO, FedPara
+from thinwire.training import Local
+from thinwire.training.cuda_graph import KEPT, Recorder
+from thinwire.training.local import Lesson, local_train
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
+MORE = {
+    "adam": Method(client_opt=Adam(0.01)),
+    "momentum": Method(client_opt=SGD(0.05, momentum=0.9)),
+    "mapo": Method(space=MAPO(k=32)),
+    "mapo for 2 rounds": Method(space=MAPO(k=32, fresh_every=2)),
+    "fedpara": Method(space=FedPara()),
+}
+
+
+@pytest.mark.parametrize("method", {**METHODS, **MORE}.values(), ids={**METHODS, **MORE})
+def test_replays_train_as_vmap_does(method):
+    run = job(method, rounds=4, cohort=4)  # clients of different sizes: short batches, and clients that are done early
+    (_, by_graph, records), (_, by_vmap, others) = (
+        play(run, LocalEngine(DEVICE, vectorise)) for vectorise in ("graph", "vmap")
+    )
+    assert by_graph[-1].how == "graph"
+    for a, b in zip(records, others, strict=True):
+        assert (a.bytes_up, a.bytes_down, a.bytes_catchup) == (b.bytes_up, b.bytes_down, b.bytes_catchup)
+        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+    for x, y in zip(by_graph[-1].server.public[1:], by_vmap[-1].server.public[1:], strict=True):
+        for name in x:
+            assert float((x[name] - y[name]).abs().max()) < 1e-5
+
+
+def test_replays_give_the_same_bits_twice_and_after_a_pause():
+    run = job(MORE["momentum"], rounds=4)
+    (simulation, first, _), (_, second, _) = (play(run, LocalEngine(DEVICE, "graph")) for _ in range(2))
+    assert same_public(first[-1].server.public, second[-1].server.public)
+    state = first[2]
+    other = LocalEngine(DEVICE, "graph").prepare(run)  # as a resumed run would: with nothing recorded
+    for _ in range(2):
+        state, _ = other.round(state)
+    assert same_public(state.server.public, first[-1].server.public)
+    assert len(simulation.recorder._kept) == 1
+
+
+def test_chunks_of_different_sizes_have_recordings_of_their_own_and_the_oldest_make_room():
+    simulation, states, _ = play(job(cohort=5), LocalEngine(DEVICE, "graph", chunk=2))
+    whole = play(job(cohort=5), LocalEngine(DEVICE, "vmap"))[1]
+    assert len(simulation.recorder._kept) == 2
+    for name, block in states[-1].server.public.coords.items():
+        assert float((block - whole[-1].server.public.coords[name]).abs().max()) < 1e-5
+    everything = job(local=Local(batch=0), cohort=1, rounds=30)  # one width for each size of a client
+    simulation = play(everything, LocalEngine(DEVICE, "graph"))[0]
+    assert 1 < len(simulation.recorder._kept) <= KEPT
+
+
+def test_a_model_with_running_statistics_keeps_them():
+    task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)))
+    by_graph, by_vmap = (play(job(task=task), LocalEngine(DEVICE, how))[1][-1] for how in ("graph", "vmap"))
+    assert float(by_graph.server.public.buffers["2.running_mean"].abs().max()) > 0
+    for name, block in by_graph.server.public.buffers.items():
+        assert float((block - by_vmap.server.public.buffers[name]).abs().max()) < 1e-5
+
+
+def test_a_model_that_draws_random_numbers_is_not_recorded():
+    task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
+    with pytest.raises(ConfigError, match=r"'graph': the model draws random numbers .*; write vectorise = 'auto'"):
+        play(job(task=task), LocalEngine(DEVICE, "graph"))
+    simulation = LocalEngine(DEVICE).prepare(job(task=task))
+    state, _ = simulation.round(simulation.start()._replace(how="graph"))
+    assert state.how == "vmap"
+    assert state.why.endswith("graph failed: the model draws random numbers while it trains")
+
+
+def test_a_later_round_may_have_more_steps_than_the_one_that_was_recorded():
+    task, recorder, steps = digits_task(), Recorder(), []
+    model = Functional.of(task.model, task.loss, DEVICE)
+    _, public = agree(Method(), model.weights(), model.buffers(), Key(0))
+    method, gather = Method(), task.train.to(DEVICE).gather
+    by_size = sorted(range(len(SIZES)), key=SIZES.__getitem__)
+    for client in (by_size[0], by_size[-1], by_size[0]):
+        work = workload(task, (client,), [Key(client)], Local(batch=4))
+        work = replace(work, index=work.index.to(DEVICE), gather=gather)
+        lesson = Lesson(method, model, public, {}, repeat(public.coords, 1), {}, work)
+        ours, theirs = recorder.train(lesson), local_train(lesson, "vmap")
+        for name, block in ours.coords.items():
+            assert float((block - theirs.coords[name]).abs().max()) < 1e-5
+        steps.append(work.rows.shape[1])
+    assert len(recorder._kept) == 1
+    assert steps[0] * 2 < steps[1], "so that the batches of one round lie there in several portions"

@@ -1,0 +1,13 @@
+"""Datasets, partitions, tasks. Importing this package fills the registry; files are read later."""
+
+from thinwire.data.datasets import cifar as cifar
+from thinwire.data.datasets import digits as digits
+from thinwire.data.datasets import glue as glue
+from thinwire.data.datasets import leaf as leaf
+from thinwire.data.datasets import mnist as mnist
+from thinwire.data.datasets import newsgroups as newsgroups
+from thinwire.data.datasets import shakespeare as shakespeare
+from thinwire.data.datasets import text_classification as text_classification
+from thinwire.data.partitions import dirichlet as dirichlet
+from thinwire.data.partitions import iid as iid
+from thinwire.data.partitions import shards as shards

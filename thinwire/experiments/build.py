@@ -1,0 +1,85 @@
+"""From the words of an experiment to tensors: load the data, deal it to clients, make the model."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from thinwire.core.key import Key
+from thinwire.core.registry import lookup
+from thinwire.data.examples import Examples, Images, Shifted, Source
+from thinwire.data.task import Task, hold_out
+from thinwire.errors import ConfigError
+from thinwire.experiments.config import Experiment, TaskChoice
+from thinwire.models.exact_init import exact_init
+from thinwire.runtime.job import Job
+
+
+def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
+    """The job that an experiment describes; reads the data."""
+    key = Key(experiment.seed)
+    return Job(
+        build_task(experiment.task, key, data_dir),
+        experiment.method,
+        experiment.rounds,
+        experiment.cohort.size,
+        experiment.local,
+        experiment.seed,
+        experiment.eval.every,
+    )
+
+
+def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Task:
+    """Data, clients and initial weights, each a function of the seed alone."""
+    source: Source = lookup("task", choice.kind).make(data_dir, **dict(choice.options))
+    users = None if source.users is None else source.users.numpy()
+    labels = source.train.targets
+    if labels.dim() != 1:
+        labels = labels.reshape(len(labels), -1)[:, 0]
+    clients = choice.split.assign(labels.numpy(), choice.clients, key.fold("split"), users)
+    if choice.keep:
+        clients = clients.first(choice.keep)
+    own = None
+    if choice.hold_out:
+        clients, own = hold_out(clients, choice.hold_out, key.fold("hold-out"))
+    model = build_model(choice, source, key)
+    train, test = prepared(choice, source)
+    return Task(model, train, clients, test, own, note=source.note)
+
+
+def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
+    """Training and test examples as the model is to see them."""
+    train, test = source.train, source.test
+    if choice.scale == "unit" and choice.augment == "none":
+        return train, test
+    if not (isinstance(train, Images) and isinstance(test, Images)):
+        raise ConfigError(
+            f"{choice.kind} has no pictures kept as bytes; write task.scale = 'unit' and task.augment = 'none'"
+        )
+    if choice.scale == "standard":
+        mean, std = train.measured()
+        train, test = (replace(half, mean=mean, std=std) for half in (train, test))
+    return Shifted(train) if choice.augment == "shift-flip" else train, test
+
+
+def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
+    """The model, with as many outputs as the data has classes, initialised from the seed."""
+    make = lookup("model", choice.model.kind).make
+    options = dict(choice.model.options)
+    known = inspect.signature(make).parameters
+    for name, value in source.model.items():
+        if name in known:
+            options.setdefault(name, value)
+    if "classes" in known:
+        given = options.setdefault("classes", source.classes)
+        if given < source.classes:
+            raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {source.classes} classes")
+    # torch's own generator is seeded for what does not draw through it by fills
+    with torch.random.fork_rng(devices=[]), exact_init(key.fold("model")):
+        torch.manual_seed(key.fold("model").value)
+        model: nn.Module = make(**options)
+    return model

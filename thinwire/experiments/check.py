@@ -1,0 +1,137 @@
+"""What an experiment would cost, without training: numbers to train, bytes a round, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thinwire.core.spec import Spec
+from thinwire.core.tree import restrict
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import Experiment
+from thinwire.experiments.forecast import Lengths, forecast
+from thinwire.protocol.download import open_round
+from thinwire.protocol.round import begin, plan_round
+from thinwire.schedules.base import Plan
+from thinwire.schedules.lama import FedLAMA
+from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.simulation import Simulation
+from thinwire.training.batches import plan_batches
+
+
+def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
+    """Build everything, train nothing. Raises what a run would raise.
+
+    The bytes of a client are those of messages that are made for the purpose, with zeros in them, in a round in which
+    every block speaks that ever does; of a method with two stages, in the first. What returning clients must catch up
+    comes on top. Where the length of a message depends on its contents, they are None.
+
+    The bytes of all rounds (`forecast.py`) have everything in them: catch-up, the second stage, layers that wait.
+    """
+    engine = LocalEngine("cpu", experiment.engine.vectorise, experiment.engine.chunk)
+    job = build_job(experiment, data_dir)
+    simulation = engine.prepare(job)
+    contract, method = simulation.contract, job.method
+    state = simulation.start()
+    plan_round(contract, state.server)  # refuses what cannot be
+    plan = Plan(contract.sendable.named)
+    planned = Spec.of(restrict(simulation.public.coords, plan.names))
+    code = method.sketch.spec(planned)
+    sizes = job.task.clients.sizes()
+    steps = [plan_batches([int(n)], [simulation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
+    up, down = _message_sizes(simulation, plan)
+    cohort = min(job.cohort, len(simulation.asked))
+    lengths = [Lengths(stage) for stage in contract.stages]
+    unknown = "" if all(one.exact for one in lengths) else UNKNOWN
+    copies = 4 * contract.weights.nbytes  # weights, gradient, their change, optimiser
+    return {
+        "method": experiment.name,
+        "task": experiment.task.kind,
+        "clients": len(job.task.clients),
+        "cohort": cohort,
+        "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
+        "steps_per_round": {"min": min(steps), "max": max(steps)},
+        "parameters": simulation.model.parameters(),
+        "trainable": contract.coords.size,
+        **({"tiers": _tiers(simulation)} if method.budget.tiers else {}),
+        "numbers_sent_up": code.size,
+        "bytes_up_per_client": up,
+        "bytes_down_per_client": down,
+        "bytes_per_round": None if up is None or down is None else cohort * (up + down),
+        **_stages(simulation),
+        **_all_rounds(simulation),
+        "memory_estimate": copies * (min(cohort, engine.chunk or cohort)),
+        "note": " ".join(filter(None, (job.task.note, unknown, _ends_early(experiment)))),
+    }
+
+
+UNKNOWN = (
+    "Lengths depend on contents: those of all rounds are of normal numbers; a short run (--rounds 3) measures them."
+)
+
+
+def _all_rounds(simulation: Simulation) -> dict[str, Any]:
+    """The bytes of the whole run, catch-up included; a range where layers may wait."""
+    most, rounds = forecast(simulation), simulation.job.rounds
+    facts: dict[str, Any] = {"rounds": rounds, "bytes_up_of_all_rounds": most.up, "bytes_down_of_all_rounds": most.down}
+    facts |= {"bytes_catchup_of_all_rounds": most.catchup, "bytes_of_all_rounds": most.total}
+    if isinstance(schedule := simulation.job.method.schedule, FedLAMA) and schedule.phi > 1:
+        facts["bytes_of_all_rounds_at_least"] = forecast(simulation, waiting=True).total
+        facts["layers_that_wait"] = (
+            f"training decides: 1 - (share of numbers that wait) (1 - 1/{schedule.phi}) of the bytes of all rounds"
+        )
+    return facts
+
+
+def _stages(simulation: Simulation) -> dict[str, Any]:
+    """What each stage trains and for how many rounds, where there are two."""
+    stages = simulation.contract.stages
+    if len(stages) == 1:
+        return {}
+    ends = [*(stage.since for stage in stages[1:]), simulation.job.rounds]
+    facts = {}
+    for name, stage, end in zip(("first_stage", "second_stage"), stages, ends, strict=True):
+        lengths, everything = Lengths(stage), stage.sendable.named
+        facts[name] = {"rounds": end - stage.since, "trainable": stage.coords.size}
+        facts[name] |= {"bytes up per client": lengths.up(everything, 0, stage.since)}
+    return facts
+
+
+def _ends_early(experiment: Experiment) -> str:
+    goal = experiment.eval.until
+    return f"A run that reaches {100 * goal:g} % ends before its last round." if goal < 1 else ""
+
+
+def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
+    """The lengths of a client's message, and of the server's to a client that missed nothing but the last version.
+
+    Where clients have different budgets, means over all clients.
+    """
+    contract, method = simulation.contract, simulation.job.method
+    tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
+    state, lengths = begin(contract, simulation.public), Lengths(contract)
+    code = method.sketch.spec(contract.coords.restrict(plan.names))
+    up = down = None
+    if all(codec.size(code) is not None for codec in method.ups):
+        up = _mean([lengths.up(plan.names, tier, 0) for tier in range(len(method.ups))], tiers)
+    if method.link == "snapshot":
+        one_of_each = [tiers.index(tier) for tier in sorted(set(tiers))]
+        made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
+        down = _mean({tiers[client]: len(data) for client, data in made.items()}, tiers)
+    elif method.down.size(code) is not None:
+        down = lengths.next_down(state, plan)
+    return up, down
+
+
+def _mean(sizes: Sequence[int] | Mapping[int, int], tiers: Sequence[int]) -> int:
+    """The mean length, to the next byte, over clients of these tiers."""
+    return -(-sum(sizes[tier] for tier in tiers) // len(tiers))
+
+
+def _tiers(simulation: Simulation) -> dict[str, int]:
+    """How many clients each tier has."""
+    tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]
+    return {f"tier {i}": tiers.count(i) for i in range(len(simulation.job.method.budget.tiers))}

@@ -1,0 +1,208 @@
+"""The state of a run on disk: tensors in safetensors, the rest in JSON, each guarded by a checksum.
+
+A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
+SHA-256 of the first: a checkpoint exists when its JSON does, and a kill at any moment leaves the previous one. The
+newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, so that these
+are restored should the file be damaged. Before tensors are read, all numbers are checked: none may be larger than the
+experiment allows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from thinwire.core.key import Device
+from thinwire.core.text import visible
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError
+from thinwire.experiments.files import read_checked, with_checksum, write_atomically
+from thinwire.experiments.records import checkpoint_file, rounds_in
+from thinwire.protocol.ledger import Ledger, Window
+from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.sync_counts import Tally
+from thinwire.runtime.job import RunState
+from thinwire.training.local import Vectorise
+
+FORMAT = 2
+KEEP = 2
+_PUBLIC = ("base", "coords", "shared", "buffers")
+_SERVER = ("opt", "correction", "schedule", "codec")
+_CLIENT = ("held", "correction", "codec", "opt")
+
+
+class Bounds(NamedTuple):
+    """How many rounds and clients the experiment of a checkpoint has."""
+
+    rounds: int = 1 << 40
+    clients: int = 1 << 40
+
+
+def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | None = None) -> None:
+    """Write the state after a round.
+
+    Args:
+        folder: where checkpoints lie.
+        state: the state.
+        config: digest of the experiment that it belongs to.
+        metrics: the lines of `metrics.jsonl` up to that round.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = checkpoint_file(folder, state.round)
+    tensors = _tensors(state)
+    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    write_atomically(file.with_suffix(".safetensors"), data)
+    ledger = state.server.ledger
+    meta: dict[str, Any] = {
+        "format": FORMAT,
+        "config": config,
+        "round": state.round,
+        "version": state.server.public.version,
+        "names": list(tensors),
+        "cohort": list(state.cohort),
+        "how": state.how,
+        "why": state.why,
+        "chunk": state.chunk,
+        "onednn": state.onednn,
+        "tally": {"syncs": dict(state.tally.syncs), "bytes_up": state.tally.bytes_up},
+        "ledger": {
+            "version": ledger.version,
+            "opened": ledger.opened,
+            "lengths": [len(entry) for entry in ledger.entries],
+            "past": [[w.since, w.until, *(len(part) for part in (*w.entries, w.end))] for w in ledger.past],
+            "synced": dict(ledger.synced),
+        },
+        "clients": {str(i): client.version for i, client in state.clients.items()},
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "metrics": metrics,
+    }
+    write_atomically(file, with_checksum(meta))
+    for old in rounds_in(folder)[:-KEEP]:
+        checkpoint_file(folder, old).unlink(missing_ok=True)
+        checkpoint_file(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bounds | None = None) -> RunState | None:
+    """The newest checkpoint of a folder, or None if there is none.
+
+    Args:
+        folder: where checkpoints lie.
+        config: digest of the experiment that it must belong to.
+        device: where the public state is to lie; what server and clients remember lies on the CPU.
+        bounds: what the experiment allows; by default, what a computer can do.
+    """
+    rounds = rounds_in(folder)
+    if not rounds:
+        return None
+    path = checkpoint_file(folder, rounds[-1])
+    older = f"; remove it to go on from round {rounds[-2]}" if len(rounds) > 1 else ""
+    meta = read_checked(path, older)
+    try:
+        if meta["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {meta['format']}, this version reads {FORMAT}")
+        if meta["config"] != config:
+            raise CheckpointError(f"{path} belongs to another configuration ({meta['config']}, this run is {config})")
+        if wrong := _out_of_range(meta, bounds or Bounds()):
+            raise CheckpointError(f"{path} cannot be of this run: {wrong}{older}")
+        weights = path.with_suffix(".safetensors")
+        if "bytes" in meta and (size := weights.stat().st_size) != meta["bytes"]:
+            raise CheckpointError(f"{weights} is damaged: it has {size:,} bytes, not {meta['bytes']:,}{older}")
+        data = weights.read_bytes()
+        if hashlib.sha256(data).hexdigest() != meta["sha256"]:
+            raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
+        tensors = load(data)
+        # the order of blocks is part of the contract, and safetensors keeps an order of its own
+        places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
+        return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
+
+
+def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
+    """Which number of a checkpoint cannot be, in words; "" if all can. Nothing is made that is as long as one says."""
+    ledger = meta["ledger"]
+    version, clients = meta["version"], [*map(int, meta["clients"]), *meta["cohort"]]
+    lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
+    seen = [ledger["version"], ledger["opened"], *ledger["synced"].values(), *meta["clients"].values()]
+    seen += [edge for window in ledger["past"] for edge in window[:2]]
+    syncs = [*meta["tally"]["syncs"].values()]
+    ranges: tuple[tuple[str, Iterable[Any], int], ...] = (
+        ("round", [meta["round"]], bounds.rounds),
+        ("version", [version], meta["round"]),
+        ("version of a client or an entry", seen, version),
+        ("number of a client", clients, bounds.clients - 1),
+        ("count of clients trained together", [meta.get("chunk", 0)], bounds.clients),
+        ("count of synchronizations", syncs, meta["round"]),
+        ("length", [*lengths, meta.get("bytes", 0)], 1 << 48),
+    )
+    for what, values, most in ranges:
+        for value in values:
+            if type(value) is not int or not 0 <= value <= most:
+                return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
+    if meta["how"] not in get_args(Vectorise) or meta.get("onednn") not in (True, False, None):
+        return f"it trains by {visible(repr(meta['how']), 40)}"
+    return ""
+
+
+def _tensors(state: RunState) -> Tree:
+    """All tensors of a state by a path that says where they belong."""
+    out: Tree = {}
+    for part in _PUBLIC:
+        out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
+    for part in _SERVER:
+        out |= {f"server/{part}/{name}": block for name, block in getattr(state.server, part).items()}
+    for i, client in state.clients.items():
+        for part in _CLIENT:
+            out |= {f"client/{i}/{part}/{name}": block for name, block in getattr(client, part).items()}
+    ledger = state.server.ledger
+    data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
+    if data:
+        out["ledger"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return out
+
+
+def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
+    """The inverse of `_tensors`, with the numbers that stand in the JSON."""
+
+    def tree(prefix: str) -> Tree:
+        return {name.removeprefix(prefix): block for name, block in tensors.items() if name.startswith(prefix)}
+
+    public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
+    data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
+    lengths = [*meta["ledger"]["lengths"], *(n for window in meta["ledger"]["past"] for n in window[2:])]
+    if sum(lengths) != len(data):
+        raise ValueError(f"its ledger has {len(data)} bytes, not {sum(lengths)}")
+    ledger = _ledger(meta["ledger"], io.BytesIO(data))
+    server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
+    by_client: dict[str, Tree] = {}
+    for name, block in tensors.items():
+        if name.startswith("client/"):
+            _, i, rest = name.split("/", 2)
+            by_client.setdefault(i, {})[rest] = block
+    clients = {}
+    for i, version in meta["clients"].items():
+        own = by_client.get(i, {})
+        parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
+        clients[int(i)] = ClientState(version, *parts)
+    tally = Tally(**meta["tally"])
+    how = meta["how"], meta["why"]
+    settled = meta.get("chunk", 0), meta.get("onednn")
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, tally, *settled)
+
+
+def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
+    """A ledger from its numbers and the bytes of its entries and ends, one after another."""
+    entries = tuple(data.read(length) for length in meta["lengths"])
+    past = []
+    for since, until, *lengths in meta["past"]:
+        *own, end = (data.read(length) for length in lengths)
+        past.append(Window(since, until, tuple(own), end))
+    return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])

@@ -1,0 +1,222 @@
+"""The bytes of a whole run, foretold without training: the real cohorts, the real ledger, messages of known lengths.
+
+Who takes part in a round is a function of the seed, and so is the version that a returning client holds. The ledger
+and the choice of the shortest way down look at lengths only. So the rounds are gone through with bodies that have a
+length and no contents. What depends on training is not known: lengths of codecs that follow the contents are those of
+normal numbers, and a schedule that lets layers wait is given as a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from thinwire.codecs.base import Codec
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.protocol.advance import switched
+from thinwire.protocol.download import Opening
+from thinwire.protocol.fields import EVERYONE
+from thinwire.protocol.secagg import secure_size
+from thinwire.protocol.server import append_entry
+from thinwire.protocol.setup import begin, plan_round
+from thinwire.protocol.state import Contract, ServerState
+from thinwire.schedules.base import Plan
+from thinwire.schedules.lama import FedLAMA
+from thinwire.simulation.simulation import Simulation
+from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes, varint
+
+
+class Forecast(NamedTuple):
+    """What all messages of a run come to."""
+
+    up: int
+    down: int
+    catchup: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.up + self.down + self.catchup
+
+
+class Blank:
+    """Bytes of which only the number is known."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def blank(size: int) -> Bytes:
+    """A blank where bytes are wanted of which only the length is asked."""
+    return cast("Bytes", Blank(size))
+
+
+class Lengths:
+    """How long the parts of messages are under a contract; what was found once is kept."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self._kept: dict[Any, int] = {}
+
+    def payload(self, codec: Codec, spec: Spec) -> int:
+        """Of numbers through a codec; of one whose lengths follow the contents, of normal numbers."""
+        if (size := codec.size(spec)) is not None:
+            return size
+        key = repr(codec), spec
+        if key not in self._kept:
+            draw = self.contract.key.fold("forecast")
+            tree = {block.name: draw.fold(block.name).normal(*block.shape) for block in spec}
+            peer = self.contract.peer(0, EVERYONE, self.contract.moving)
+            self._kept[key] = len(codec.encode(tree, codec.init(spec), peer)[0])
+        return self._kept[key]
+
+    def body(self, names: frozenset[str], lanes: Mapping[int, int]) -> int:
+        """Of a body with lanes of these lengths."""
+        bare = len(wire.pack_body(wire.Body(names, dict.fromkeys(lanes, b"")), self.contract.schema))
+        return bare + sum(size + len(varint(size)) - 1 for size in lanes.values())
+
+    def entry(self, names: frozenset[str]) -> int:
+        """Of what a version adds."""
+        method = self.contract.method
+        code = method.sketch.spec(self.contract.coords.restrict(names))
+        return self.body(names, {wire.COORDS: self.payload(method.down, code)})
+
+    def up(self, names: frozenset[str], tier: int, version: int) -> int:
+        """Of what a client of a tier says."""
+        if (names, tier) not in self._kept:
+            self._kept[names, tier] = self._said(names, tier)
+        return len(wire.pack(wire.UP, version, (), self.contract.schema)) + self._kept[names, tier]
+
+    def _said(self, names: frozenset[str], tier: int) -> int:
+        contract, method = self.contract, self.contract.method
+        planned = contract.coords.restrict(names)
+        size = self.payload(method.ups[tier], method.sketch.spec(planned))
+        lanes = {wire.COORDS: secure_size(size) if method.secure else size}
+        if contract.buffers.blocks:
+            lanes[wire.BUFFERS] = contract.buffers.nbytes
+        if method.weigh.sent and not method.secure:
+            lanes[wire.WEIGHT] = 4
+        if contract.report.blocks:
+            lanes[wire.SHARED] = contract.report.nbytes
+        if noted := method.schedule.report(planned.shapes(), Plan(names)):
+            lanes[wire.REPORT] = Spec.of(noted).nbytes
+        return self.body(names, lanes)
+
+    def next_down(self, server: ServerState, plan: Plan) -> int:
+        """Of the server's message, after a round with this plan, to a client that missed nothing but that round."""
+        ledger = append_entry(self.contract, server, plan, cast("bytes", blank(self.entry(plan.names))), None)
+        later = server._replace(public=server.public._replace(version=server.public.version + 1), ledger=ledger)
+        past = later.ledger.past_way(server.public.version) or ()
+        return wire.length(Foretold(self.contract, later, self).steps(server.public.version, past))
+
+    @property
+    def exact(self) -> bool:
+        """Whether no length follows the contents of messages."""
+        method = self.contract.method
+        downs = [(codec, self.contract.sendable) for codec in method.downs]
+        if method.link == "ledger":
+            downs = [(method.down, self.contract.code), (method.settle, self.contract.coords)]
+        ups = [(codec, self.contract.code) for codec in method.ups]
+        return all(codec.size(spec) is not None for codec, spec in (*ups, *downs))
+
+
+class Foretold(Opening):
+    """The messages that open a round, as lengths: which way is the shortest is decided as for real ones."""
+
+    def __init__(self, contract: Contract, server: ServerState, lengths: Lengths) -> None:
+        super().__init__(contract, server)
+        self.lengths = lengths
+
+    def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
+        """The way over entries and stretches."""
+        now = self.server.public.version
+        return self._message(wire.STEPS, sum(map(len, self._way(version, past))), now - version)
+
+    def state(self, version: int, client: int) -> wire.Pieces:
+        """The whole state."""
+        now, contract = self.server.public.version, self.contract
+        if contract.method.link == "snapshot":
+            lanes = {wire.COORDS: self.lengths.payload(contract.down(client), contract.sendable)}
+        else:
+            lanes = {wire.COORDS: contract.sendable.nbytes}
+            lanes |= {wire.BASE: contract.weights.nbytes} if contract.window(now) else {}
+        body = self.lengths.body(self.server.ledger.touched(version), lanes)
+        return self._message(wire.STATE, body + len(self._ask(news=True)), now - version)
+
+    def _message(self, kind: int, size: int, behind: int) -> wire.Pieces:
+        return (wire.pack(kind, self.server.public.version, (), self.contract.schema, behind), blank(size))
+
+    def _stretch(self, touched: frozenset[str]) -> bytes:
+        size = self.contract.coords.restrict(touched).nbytes
+        return cast("bytes", blank(self.lengths.body(touched, {wire.VALUES: size})))
+
+    def _ask(self, *, news: bool) -> bytes:
+        contract = self.contract
+        lanes = {wire.SHARED: contract.shared.nbytes, wire.BUFFERS: contract.buffers.nbytes} if news else {}
+        lanes = {lane: size for lane, size in lanes.items() if size}
+        lanes |= {wire.GUARD: 4} if contract.method.guard and contract.method.link == "ledger" else {}
+        return cast("bytes", blank(self.lengths.body(self._plan, lanes)))
+
+
+def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
+    """The bytes of all rounds.
+
+    Args:
+        simulation: the job, ready to run.
+        waiting: of a schedule that lets layers wait (FedLAMA): whether all of them do after the first window, the least
+            that it can come to, or none, the most.
+    """
+    whole, job = simulation.contract, simulation.job
+    contract, server = whole, begin(whole, simulation.public)
+    lengths, seen, cohort = Lengths(contract), dict[int, int](), tuple[int, ...]()
+    up = down = catchup = 0
+    for version in range(job.rounds):
+        if whole.at(version) is not contract:
+            earlier, contract = contract, whole.at(version)
+            server = begin(contract, switched(earlier, contract, server.public._replace(version=version)))
+            lengths = Lengths(contract)
+        server = server._replace(
+            public=server.public._replace(version=version), schedule=_schedule(contract, version, waiting)
+        )
+        plan = plan_round(whole, server)
+        if plan.resample or not cohort:
+            cohort = simulation.draws.cohort(version)
+        opening = Foretold(contract, server, lengths)
+        messages = opening.messages({client: seen.get(client, 0) for client in cohort})
+        ordinary, on_top = opening.split([wire.length(pieces) for pieces in messages.values()])
+        down, catchup = down + ordinary, catchup + on_top
+        up += sum(lengths.up(plan.names, contract.tier(client), version) for client in cohort)
+        seen.update(dict.fromkeys(cohort, version))
+        body, end = _entry(contract, lengths, plan.names, version)
+        server = server._replace(ledger=append_entry(contract, server, plan, body, end))
+    return Forecast(up, down, catchup)
+
+
+def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version: int) -> tuple[bytes, bytes | None]:
+    """What the round from a version adds to the ledger, and where its window ended if it did."""
+    if contract.method.link == "snapshot":
+        return b"", None
+    body = cast("bytes", blank(lengths.entry(names)))
+    if version + 1 != contract.window_end(version):
+        return body, None
+    values = lengths.payload(contract.method.settle, contract.coords.restrict(names))
+    end = cast("bytes", blank(lengths.body(names, {wire.VALUES: values})))
+    if contract.settles:
+        return end, end
+    return body, body if contract.method.space.fresh_every == 1 else end
+
+
+def _schedule(contract: Contract, version: int, waiting: bool) -> Tree:
+    """The state of a schedule after so many rounds, where layers wait as much, or as little, as they can."""
+    schedule = contract.method.schedule
+    state = schedule.init(contract.coords)
+    if not isinstance(schedule, FedLAMA) or version < schedule.phi:  # in the first window nothing is known yet
+        return state
+    return {"rounds": torch.tensor(version), "often": torch.full_like(state["often"], not waiting)}

@@ -1,0 +1,321 @@
+"""Many experiments at once: methods with settings, values to try, seeds; some run side by side, none runs twice.
+
+A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), and `rows`. A row is a `method` with
+settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
+the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
+(an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice; if training
+breaks down on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best takes its place.
+
+The search goes by the test set, unless `tune.hold_out = 0.1` keeps a tenth of every client's examples from training on
+the seeds for tuning: then it goes by accuracy on those, the mean over clients.
+
+A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
+is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinwire.core.text import markdown_text
+from thinwire.errors import ThinwireError
+from thinwire.experiments.collapse import is_broken
+from thinwire.experiments.config import Experiment, parse_overrides, resolve
+from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.records import read_run, read_totals
+from thinwire.experiments.toml import Table
+from thinwire.training.autotune import first_line
+
+
+class Line(NamedTuple):
+    """A line of a table: a method with settings, over seeds."""
+
+    row: int
+    label: str
+    settings: str
+    chosen: Table  # the values of `over`
+    runs: list[Experiment]
+
+
+class Grid:
+    """What a grid asks for.
+
+    Args:
+        content: the grid.
+        device: `cpu` or `cuda`, for all its runs.
+        changes: settings for all its runs, as in `--set`.
+    """
+
+    def __init__(self, content: Table, device: str = "cpu", changes: Sequence[str] = ()) -> None:
+        self.content, self.device, self.changes = content, device, list(changes)
+        self.tune: Table = content.get("tune", {})
+
+    def lines(self, seeds: list[int] | None = None, share: float = 1.0) -> list[Line]:
+        """One line for each row and choice of values."""
+        out = []
+        for number, row in enumerate(self.content["rows"]):
+            over = row.get("over", {})
+            for values in itertools.product(*over.values()):
+                out.append(self.line(number, dict(zip(over, values, strict=True)), seeds, share))
+        return out
+
+    def line(self, number: int, chosen: Table, seeds: list[int] | None = None, share: float = 1.0) -> Line:
+        """A row with these values, over a share of its rounds."""
+        row = self.content["rows"][number]
+        changes = parse_overrides(self.changes)
+        wanted = changes.pop("rounds", row.get("rounds", self.content["rounds"]))
+        rounds = max(1, round(share * row.get("share", 1.0) * wanted))
+        given = _in_rounds({**row.get("set", {}), **chosen}, rounds)
+        settings = {key: value for key, value in given.items() if key not in changes}
+        asked = row.get("seeds", self.content.get("seeds", 1))
+        own = list(range(asked)) if isinstance(asked, int) else asked
+        common = {
+            "rounds": rounds,
+            "engine.device": self.device,
+            **_in_rounds(self.content.get("set", {}), rounds),
+            **({"task.hold_out": held} if seeds is not None and (held := self.tune.get("hold_out")) else {}),
+        }
+        runs = [
+            resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
+            for s in (own if seeds is None else seeds)
+        ]
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
+        return Line(number, row.get("label", row["method"]), words, chosen, runs)
+
+    def trials(self) -> list[Line]:
+        """The search: every choice on the seeds for tuning; nothing where the grid does not tune, or has no choice."""
+        lines = self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
+        choices = Counter(line.row for line in lines)
+        return [line for line in lines if choices[line.row] > 1]
+
+    def final(self, out: Path) -> list[Line]:
+        """The lines of the table: all choices, or the best of each row once the search is done.
+
+        What breaks down on a seed of the table makes room for the next best.
+        """
+        if not self.tune:
+            return self.lines()
+        best, trials = [], self.trials()
+        for number, row in enumerate(self.content["rows"]):
+            mine = [line for line in trials if line.row == number]
+            mine.sort(key=lambda line: score(line, out, self.by(number)), reverse=True)
+            only = {key: values[0] for key, values in row.get("over", {}).items()}
+            ordered = [self.line(number, line.chosen) for line in mine] or [self.line(number, only)]
+            best.append(next((line for line in ordered if not broken(line, out)), ordered[0]))
+        return best
+
+    def by(self, number: int) -> str:
+        """What the search of a row goes by."""
+        usual = "best_own_accuracy" if self.tune.get("hold_out") else "best_accuracy"
+        return str(self.content["rows"][number].get("by", self.tune.get("by", usual)))
+
+
+def _in_rounds(value: Any, rounds: int) -> Any:
+    """The value with shares of the rounds as whole numbers.
+
+    >>> _in_rounds({"kind": "steps", "at": [{"of_rounds": 0.5}, {"of_rounds": 0.75}]}, 84)
+    {'kind': 'steps', 'at': [42, 63]}
+    """
+    if isinstance(value, dict):
+        if value.keys() == {"of_rounds"}:
+            return max(1, round(value["of_rounds"] * rounds))
+        return {key: _in_rounds(inner, rounds) for key, inner in value.items()}
+    return [_in_rounds(inner, rounds) for inner in value] if isinstance(value, list) else value
+
+
+def _name(key: str) -> str:
+    """What a table calls a setting: its last name, or two where the last says nothing."""
+    return {"eval.every": "evaluated every", "method.server_opt.lr": "server lr"}.get(key) or key.rsplit(".", 1)[-1]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict) and "tiers" in value:
+        return f"of {len(value['tiers'])} tiers"
+    return value.get("kind", value) if isinstance(value, dict) else value
+
+
+# -- what runs came to -------------------------------------------------------------------------------------------------
+
+
+def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
+    """What a run came to; None if it did not finish, or diverged."""
+    found = read_totals(default_folder(experiment, out))
+    return None if found is None or found.get("status") == "diverged" else found
+
+
+def broke_down(experiment: Experiment, out: Path) -> bool:
+    """Whether training is known to break down: it diverged, collapsed, or ended at chance (`collapse.py`)."""
+    if (default_folder(experiment, out) / "diverged.json").exists():
+        return True
+    found = summary(experiment, out)
+    return found is not None and is_broken(found)
+
+
+def status(experiment: Experiment, out: Path) -> str | None:
+    """How a run ended; None if it is not known."""
+    if (default_folder(experiment, out) / "diverged.json").exists():
+        return "diverged"
+    return (summary(experiment, out) or {}).get("status")
+
+
+def broken(line: Line, out: Path) -> list[int]:
+    """The seeds on which it does."""
+    return [e.seed for e in line.runs if broke_down(e, out)]
+
+
+def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
+    """The rounds of a run."""
+    return read_run(default_folder(experiment, out)).records
+
+
+def score(line: Line, out: Path, by: str) -> float:
+    """The mean over seeds; a run that did not finish, or broke down, scores nothing. Of bytes, fewer are better."""
+    found = [None if broke_down(e, out) else summary(e, out) for e in line.runs]
+    if by.startswith("bytes to "):
+        reached = [
+            to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)
+        ]
+        return -statistics.fmean(r[1] if r else math.inf for r in reached)
+    return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
+
+
+def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:
+    """Rounds, honest bytes and bytes without catch-up until the accuracy first reached a target; None if never."""
+    honest = ideal = 0
+    for record in metrics(experiment, out):
+        ideal += record["bytes_up"] + record["bytes_down"]
+        honest += record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
+        if record["accuracy"] is not None and record["accuracy"] >= target:
+            return record["round"], honest, ideal
+    return None
+
+
+def at_edge(value: Any, tried: Sequence[Any]) -> bool:
+    """Whether a number is the least or the largest of several that were tried.
+
+    >>> at_edge(0.1, [0.05, 0.1, 0.2]), at_edge(0.2, [0.05, 0.1, 0.2]), at_edge("a", ["a", "b"])
+    (False, True, False)
+    """
+    numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
+    return len(numbers) == len(tried) > 1 and value in (min(numbers), max(numbers))
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = True) -> str:
+    """A table; short rows are filled up. Cells are plain text that is escaped, or else Markdown already.
+
+    >>> print(markdown(["a", "b"], [["1"]]), end="")
+    | a | b |
+    |---|---|
+    | 1 | - |
+    """
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    shown = markdown_text if plain else str
+    lines += ["| " + " | ".join([*map(shown, row), *["-"] * (len(head) - len(row))]) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+# -- running them ------------------------------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """How far the runs are."""
+
+    done: int
+    todo: int
+    name: str  # of the run that just ended
+    trouble: str  # why it did not finish, if so
+    seconds_left: float | None  # by the rounds that are left; None before the first is done
+
+
+def run_grids(
+    grids: Sequence[Grid],
+    out: Path,
+    jobs: int = 1,
+    data_dir: Path | None = None,
+    on_run: Callable[[Progress], None] = lambda progress: None,
+) -> None:
+    """All runs of some grids that are not finished, several at a time: every search first, then what tables need.
+
+    Args:
+        grids: the grids.
+        out: the folder of the run directories; what is finished there is not run again, what was killed goes on.
+        jobs: runs side by side.
+        data_dir: the folder of data sets.
+        on_run: is told of every run that ended.
+    """
+    with _workers(jobs) as pool:
+        if trials := [line for grid in grids for line in grid.trials()]:
+            likely = _unfinished([line for grid in grids for line in grid.final(out)], out)  # whatever is chosen
+            _run_all(trials, out, pool, data_dir, on_run, later=sum(e.rounds for e in likely.values()))
+        before: set[str] = set()
+        while todo := set(_unfinished(lines := [line for grid in grids for line in grid.final(out)], out)) - before:
+            before |= todo  # where training broke down, other lines are the best now
+            _run_all(lines, out, pool, data_dir, on_run)
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Executor | None]:
+    """Processes that each run one experiment after another: a fresh one for each would load torch again and again."""
+    if jobs == 1:
+        yield None
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield pool
+
+
+def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
+    """Runs that can go on: a run that broke down would do so again."""
+    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out) and not broke_down(e, out)}
+
+
+def _run_all(
+    lines: Sequence[Line],
+    out: Path,
+    pool: Executor | None,
+    data_dir: Path | None,
+    on_run: Callable[[Progress], None],
+    later: int = 0,
+) -> None:
+    """Some lines; `later` is how many rounds come after them."""
+    todo = _unfinished(lines, out)
+    began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
+    done = rounds = 0
+
+    def tell(experiment: Experiment, trouble: str) -> None:
+        nonlocal done, rounds
+        done, rounds = done + 1, rounds + experiment.rounds
+        left = (time.perf_counter() - began) * (total - rounds) / rounds
+        on_run(Progress(done, len(todo), default_folder(experiment, out).name, trouble, left))
+
+    if pool is None:
+        for experiment in todo.values():
+            tell(experiment, run_one(experiment, out, data_dir))
+        return
+    waiting: dict[Future[str], Experiment] = {pool.submit(run_one, e, out, data_dir): e for e in todo.values()}
+    for job in as_completed(waiting):
+        tell(waiting[job], job.result())
+
+
+def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None) -> str:
+    """One run; why it did not finish, or nothing."""
+    folder = default_folder(experiment, out)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        execute(experiment, folder, data_dir=data_dir, resume=True)
+    except ThinwireError as error:
+        return str(error)
+    except Exception as error:  # such as no memory left: the others go on
+        return f"{type(error).__name__}: {first_line(error)}"
+    return ""

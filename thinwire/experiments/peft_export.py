@@ -1,0 +1,119 @@
+"""Trained corrections as an adapter folder, in the format of peft: loaded by `peft.PeftModel.from_pretrained`.
+
+    adapter_config.json        rank, alpha, and the modules that are corrected
+    adapter_model.safetensors  A and B of each of them, and the modules that were trained as they are, such as the head
+
+peft itself is not needed to write them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import nn
+
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.build import build_job
+from thinwire.experiments.execute import check_blocks
+from thinwire.experiments.files import write_all
+from thinwire.experiments.run_directory import RunFolder
+from thinwire.models import Pretrained, Roberta
+from thinwire.simulation.engine import LocalEngine
+from thinwire.spaces.base import Space
+from thinwire.spaces.lora import LoRA
+
+_HEADS = ("classifier", "score")  # what peft takes for the head of a classifier
+
+
+def save_adapter(
+    folder: Path | str, model: nn.Module, space: Space, frame: Tree, coords: Tree, weights: Tree
+) -> list[Path]:
+    """Write an adapter folder; returns the files.
+
+    Args:
+        folder: where to; made if it is not there.
+        model: the module that was trained.
+        space: its space, a LoRA.
+        frame: what the space drew from the seed.
+        coords: the trained numbers.
+        weights: the weights that they make.
+    """
+    if not isinstance(space, LoRA):
+        raise ConfigError(f"an adapter is made of the space 'lora', not of {type(space).__name__}; take run.model()")
+    if space.fresh_every:
+        raise ConfigError("fresh_every merges corrections into the model, so no adapter holds them; take run.model()")
+    wrapped = isinstance(model, Pretrained | Roberta)
+    inner: Any = model.model if wrapped else model
+    prefix = "model." if wrapped else ""
+    modules, parts = dict(inner.named_modules()), {**frame, **coords}
+    tensors: Tree = {}
+    targets, turned = [], False
+    for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
+        path = name.removeprefix(prefix).removesuffix(".weight")
+        kind = type(modules.get(path)).__name__
+        if kind not in ("Linear", "Conv1D"):
+            raise ConfigError(
+                f"{name!r} belongs to a {kind}; adapter folders are written for linear layers only: "
+                "leave it out of `layers`, or take run.model()"
+            )
+        targets.append(path)
+        turned |= kind == "Conv1D"
+        for side in "ab":
+            tensors[f"base_model.model.{path}.lora_{side.upper()}.weight"] = parts[f"{name}/{side}"]
+    dense = {name.removeprefix(prefix) for name in coords if "/" not in name}
+    whole = _whole_modules(inner, dense)
+    for path in whole:
+        for name, block in modules[path].named_parameters():
+            tensors[f"base_model.model.{path}.{name}"] = weights.get(f"{prefix}{path}.{name}", block)
+    config: Any = getattr(inner, "config", None)
+    record = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if type(inner).__name__.endswith("ForSequenceClassification") else None,
+        "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
+        "r": space.rank,
+        "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": targets,
+        "modules_to_save": whole or None,
+        "fan_in_fan_out": turned,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    data = save({name: block.detach().cpu().contiguous().clone() for name, block in tensors.items()})
+    text = (json.dumps(record, indent=1) + "\n").encode()
+    return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
+
+
+def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
+    """Write the adapter of a run directory, as its newest checkpoint has it."""
+    known = RunFolder.open(run)
+    simulation = LocalEngine().prepare(build_job(known.experiment, data_dir))
+    state = known.load("cpu")
+    if state is None:
+        raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` goes on with it")
+    check_blocks(simulation, state)
+    public = state.server.public
+    method = simulation.contract.at(public.version).method
+    frame = simulation.contract.frame(public.version, "cpu")
+    weights = method.space.expand(public.base, frame, public.coords)
+    return save_adapter(folder, simulation.job.task.model, method.space, frame, public.coords, weights)
+
+
+def _whole_modules(model: nn.Module, dense: Iterable[str]) -> list[str]:
+    """The largest modules all of whose weights were trained as they are, and the head: a checkpoint has none."""
+    trained, chosen = set(dense), list[str]()
+    for path, module in model.named_modules():
+        if not path or any(path.startswith(f"{taken}.") for taken in chosen):
+            continue
+        own = {f"{path}.{name}" for name, _ in module.named_parameters()}
+        if own and (own <= trained or path in _HEADS):
+            chosen.append(path)
+    covered = {name for name in trained for path in chosen if name.startswith(f"{path}.")}
+    if left := sorted(trained - covered):
+        raise ConfigError(f"{left[0]!r} was trained without the rest of its module, which no adapter can hold")
+    return chosen

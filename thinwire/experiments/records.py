@@ -1,0 +1,295 @@
+"""What a run directory holds, read as plain values: nothing is trusted, nothing needs torch, nothing is written.
+
+A line of `metrics.jsonl` that is cut short (the run is still writing, or was killed) ends the reading.
+
+`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`; the rounds of an unfinished run
+are covered up to its newest checkpoint, which holds their lines. A file that does not match is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from thinwire.core.text import visible
+from thinwire.errors import CheckpointError
+from thinwire.experiments.collapse import Chance, Verdict, judge, known_chance, known_verdict
+from thinwire.experiments.files import LONGEST_JSON, read_checked, read_json
+from thinwire.experiments.toml import Table, read_toml
+
+Record = dict[str, Any]  # a line of metrics.jsonl
+Accounting = Literal["honest", "ideal"]
+
+SUMS = "SHA256SUMS"  # written before summary.json, so that a run which has totals has sums; earlier versions wrote none
+COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
+
+_COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
+_LARGEST = 1 << 63  # of a count
+
+
+class Recorded(NamedTuple):
+    """A run, finished or not."""
+
+    path: Path
+    table: Table
+    records: list[Record]
+    environment: dict[str, Any]
+    summary: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """What tables call its method; on one line, whatever the file says."""
+        return visible(str(self.table.get("name", self.path.name)), 200)
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        task = self.table.get("task")
+        return visible(str(task.get("kind", "?")), 200) if isinstance(task, dict) else "?"
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were asked for."""
+        rounds = self.table.get("rounds", len(self.records))
+        return rounds if isinstance(rounds, int) else len(self.records)
+
+    @property
+    def chance(self) -> Chance | None:
+        """What guessing gets on its test set, if that is known."""
+        return known_chance(self.environment.get("chance"))
+
+    @property
+    def verdict(self) -> Verdict:
+        """How it ended, or how it stands."""
+        return known_verdict(self.summary) or judge(self.records, self.chance)
+
+
+def read_run(path: Path) -> Recorded:
+    """What is in a run directory; a file whose checksum does not match is an error that names it."""
+    file = path / "config.toml"
+    if not file.is_file():
+        raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read")
+    table = read_toml(file)
+    summary = read_summary(path)
+    if summary is None:
+        records = _covered_records(path)
+    else:
+        verify(path, "metrics.jsonl")
+        records = read_records(path / "metrics.jsonl")
+    return Recorded(path, table, records, _read_notes(path / "environment.json"), summary)
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Run directories; a folder that is none stands for those in it."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [path] if (path / "config.toml").is_file() else sorted(f.parent for f in path.glob("*/config.toml"))
+        if not inside:
+            raise CheckpointError(f"{path} is not a run directory and holds none; `thinwire run fedavg` makes one")
+        found += [run for run in inside if run not in found]
+    return found
+
+
+def read_records(file: Path) -> list[Record]:
+    """The lines of a metrics file up to the first that is cut short or makes no sense."""
+    try:
+        if (size := file.stat().st_size) > LONGEST_JSON:
+            raise CheckpointError(f"{file} has {size:,} bytes, more than the lines of any run")
+        return parse_records(file.read_bytes())
+    except FileNotFoundError:
+        return []
+
+
+def parse_records(data: bytes) -> list[Record]:
+    """The same of the contents of such a file."""
+    records: list[Record] = []
+    for line in data.split(b"\n")[:-1]:  # what follows the last end of line is still being written
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not _sound(record):
+            break
+        records.append(record)
+    return records
+
+
+def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest") -> dict[str, Any]:
+    """Rounds added up: the numbers of a summary that come from its records."""
+    accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
+    own = [record["own_accuracy"] for record in records if record.get("own_accuracy") is not None]
+    up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
+    return {
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        "final_own_accuracy": own[-1] if own else None,
+        "best_own_accuracy": max(own, default=None),
+        "final_loss": records[-1]["loss"] if records else None,
+        **byte_totals(up, down, catchup, accounting),
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+    }
+
+
+def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dict[str, Any]:
+    """All sums of bytes: `honest` of all messages, `ideal` without what returning clients catch up.
+
+    >>> byte_totals(1, 2, 4, "ideal")["bytes_total"], byte_totals(1, 2, 4, "honest")["bytes_total"]
+    (3, 7)
+    """
+    both = {"honest": up + down + catchup, "ideal": up + down}
+    return {
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_catchup": catchup,
+        "bytes_total": both[accounting],
+        "accounting": accounting,
+        "bytes_total_honest": both["honest"],
+        "bytes_total_ideal": both["ideal"],
+    }
+
+
+# -- checksums ---------------------------------------------------------------------------------------------------------
+
+
+def sums_of(files: Mapping[str, bytes]) -> bytes:
+    """The contents of `SHA256SUMS` for files with these contents.
+
+    >>> sums_of({"summary.json": b"{}"})
+    b'44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a  summary.json\\n'
+    """
+    return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The totals of a finished run, or None."""
+    if not (path / "summary.json").is_file():
+        return None
+    verify(path, "summary.json")
+    return read_json(path / "summary.json")
+
+
+def read_totals(path: Path) -> dict[str, Any] | None:
+    """The totals of a finished run with all that tables need, or None; what lacks something is refused."""
+    summary = read_summary(path)
+    if summary is None:
+        return None
+    for key in ("rounds", "bytes_up", "bytes_down", "bytes_catchup"):
+        if type(summary.get(key)) is not int or not 0 <= summary[key] < _LARGEST:
+            given = visible(repr(summary.get(key)), 40)
+            raise CheckpointError(f"{path / 'summary.json'} is damaged: {key} is {given}; {_remedy(path)}")
+    return summary
+
+
+def verify(path: Path, *names: str) -> None:
+    """Refuse files of a finished run that are not those which it wrote; all that are covered, if none is named."""
+    sums = _sums(path)
+    for name in (name for name in names or COVERED if name in sums):
+        file = path / name
+        if file.is_file():
+            with file.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            what = "is damaged, or of another run: its SHA-256 is not the one in"
+        else:
+            found, what = "", "is missing, but stands in"
+        if found != sums[name] and (path / "summary.json").is_file():  # if not, the run was just begun again
+            raise CheckpointError(f"{file} {what} {path / SUMS}; {_remedy(path)}")
+
+
+def _sums(path: Path) -> dict[str, str]:
+    """SHA-256 by file; empty for a run of a version that wrote none."""
+    file = path / SUMS
+    if not file.is_file():
+        return {}
+    with file.open("rb") as stream:
+        lines = stream.read(4096).decode("utf-8", "replace").splitlines()
+    found = [re.fullmatch(r"([0-9a-f]{64})  ([a-z.]+)", line) for line in lines]
+    sums = {match[2]: match[1] for match in found if match}
+    if not {"metrics.jsonl", "summary.json"} <= set(sums) <= set(COVERED) or not all(found):
+        raise CheckpointError(f"{file} is damaged: it must hold the SHA-256 of {', '.join(COVERED)}; {_remedy(path)}")
+    return sums
+
+
+def _remedy(path: Path) -> str:
+    """How to get the files of a finished run again."""
+    if rounds_in(path / "checkpoints"):
+        return f"remove {path / 'summary.json'}, and `thinwire resume {path}` writes it again from its last checkpoint"
+    return "put the right file back, or run it again"
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds of which there is a checkpoint, ascending."""
+    found = (re.fullmatch(r"round-(\d{6,12})\.json", path.name) for path in folder.glob("round-*.json"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def checkpoint_file(folder: Path, number: int) -> Path:
+    """The JSON of the checkpoint of a round."""
+    return folder / f"round-{number:06d}.json"
+
+
+def lines_at(folder: Path, number: int) -> str | None:
+    """The lines of `metrics.jsonl` up to a checkpoint, as it holds them; None where it holds none that can be read."""
+    try:
+        text = read_checked(checkpoint_file(folder, number)).get("metrics")
+    except CheckpointError:
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _covered_records(path: Path) -> list[Record]:
+    """The rounds of an unfinished run; those before its newest checkpoint must be the ones that it holds."""
+    folder, file = path / "checkpoints", path / "metrics.jsonl"
+    rounds = rounds_in(folder)
+    wanted = lines_at(folder, rounds[-1]) if rounds else None
+    if wanted and not begins_with(file, wanted.encode()):
+        newest = checkpoint_file(folder, rounds[-1])
+        if newest.is_file():  # if not, the run was just begun again
+            raise CheckpointError(
+                f"{file} is damaged, or of another run: its first {rounds[-1]} rounds are not those in {newest}; "
+                f"`thinwire resume {path}` restores them"
+            )
+    return read_records(file)
+
+
+def begins_with(file: Path, data: bytes) -> bool:
+    """Whether a file begins with these bytes; no more of it is read. One that is not there is empty."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(data)) == data
+    except FileNotFoundError:
+        return not data
+
+
+# -- single values -----------------------------------------------------------------------------------------------------
+
+
+def _sound(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    if not all(type(record.get(key)) is int and 0 <= record[key] < _LARGEST for key in _COUNTS):
+        return False
+    for key in ("loss", "seconds", "accuracy", "own_accuracy"):
+        value = record.get(key)
+        if value is None and key.endswith("accuracy"):
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        if abs(value) >= _LARGEST and isinstance(value, int):  # it need not fit into a float
+            return False
+        if key != "loss" and not math.isfinite(value):
+            return False
+    record.setdefault("accuracy", None)
+    return True
+
+
+def _read_notes(file: Path) -> dict[str, Any]:
+    """An object of which nothing depends; empty where it cannot be read."""
+    try:
+        return read_json(file)
+    except CheckpointError:
+        return {}

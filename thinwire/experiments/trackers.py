@@ -1,0 +1,70 @@
+"""Rounds as they happen, for other people's dashboards. A tracker is one function that takes a record.
+
+    with tensorboard("runs/x/tensorboard") as on_round:
+        tw.simulate(model, clients, "mapo", on_round=on_round)
+
+For MLflow or Weights & Biases the function is one line; `docs/reports.md` has both.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.errors import ConfigError, UnknownName
+
+if TYPE_CHECKING:
+    from thinwire.runtime.job import RoundRecord
+
+TRACKERS = ("tensorboard",)
+
+
+def numbers(record: RoundRecord) -> dict[str, float]:
+    """What is known of a round, by name, and its total of bytes."""
+    numeric = {key: value for key, value in record._asdict().items() if isinstance(value, int | float)}
+    known = {key: value for key, value in numeric.items() if key != "round"}
+    return {**known, "bytes_total": record.bytes_up + record.bytes_down + record.bytes_catchup}
+
+
+@contextmanager
+def tensorboard(folder: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
+    """Write rounds where `tensorboard --logdir` finds them; what was in the folder is replaced.
+
+    A run that goes on after a kill tells all its rounds again, so nothing is lost and nothing is there twice.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError("--log tensorboard needs tensorboard: pip install tensorboard") from error
+    writer = None
+    sent = 0
+
+    def on_round(record: RoundRecord) -> None:
+        nonlocal sent, writer
+        if writer is None:  # not before: a run that is refused leaves nothing behind
+            shutil.rmtree(folder, ignore_errors=True)
+            writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        sent += record.bytes_up + record.bytes_down + record.bytes_catchup
+        for name, value in {**numbers(record), "bytes_so_far": sent}.items():
+            writer.add_scalar(name, value, record.round)  # type: ignore[no-untyped-call]
+
+    try:
+        yield on_round
+    finally:
+        if writer is not None:
+            writer.close()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def tracker(name: str | None, run: Path) -> Iterator[Callable[[RoundRecord], None]]:
+    """The tracker of that name, writing into a run directory; None is one that does nothing."""
+    if name is None:
+        yield lambda record: None
+        return
+    if name not in TRACKERS:
+        raise UnknownName("tracker", name, TRACKERS)
+    with tensorboard(run / "tensorboard") as on_round:
+        yield on_round

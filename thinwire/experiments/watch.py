@@ -1,0 +1,96 @@
+"""Where a run stands, told from its files alone: it may run elsewhere, on a machine whose disk is mounted here."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinwire.errors import ConfigError
+from thinwire.experiments.records import read_run, totals
+
+RECENT = 20  # rounds that a rate is taken from
+
+
+class Standing(NamedTuple):
+    """What can be said of a run at a moment."""
+
+    run: str
+    method: str
+    task: str
+    state: str  # starting, running, finished
+    round: int
+    rounds: int
+    loss: float | None
+    accuracy: float | None  # the newest
+    best_accuracy: float | None
+    bytes_up: int
+    bytes_down: int
+    bytes_catchup: int
+    bytes_total: int
+    bytes_per_round: float | None  # recently
+    seconds_per_round: float | None  # recently
+    eta_seconds: float | None
+    silent_seconds: float | None  # since the newest line was written, by the clock of this machine
+    status: str = "finished"  # `collapsed`, `at chance` or `diverged` if something is wrong so far (`collapse.py`)
+    status_why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return self._asdict()
+
+
+def standing(path: Path, now: float | None = None) -> Standing:
+    """Where a run stands.
+
+    Args:
+        path: the run directory.
+        now: the time, for tests; the clock's by default.
+    """
+    run = read_run(path)
+    records, total = run.records, totals(run.records)
+    recent = records[-RECENT:]
+    pace = statistics.median(record["seconds"] for record in recent) if recent else None
+    each = statistics.fmean(sum(r[f"bytes_{w}"] for w in ("up", "down", "catchup")) for r in recent) if recent else None
+    asked = (run.summary or {}).get("rounds", run.rounds)  # fewer where the run ended at its goal, or diverged
+    finished = run.summary is not None and len(records) >= asked
+    try:
+        changed = (path / "metrics.jsonl").stat().st_mtime
+        silent = max(0.0, (time.time() if now is None else now) - changed)
+    except OSError:
+        silent = None
+    return Standing(
+        run=str(path),
+        method=run.name,
+        task=run.task,
+        state="finished" if finished else "running" if records else "starting",
+        round=len(records),
+        rounds=run.rounds,
+        loss=total["final_loss"],
+        accuracy=total["final_accuracy"],
+        best_accuracy=total["best_accuracy"],
+        bytes_up=total["bytes_up"],
+        bytes_down=total["bytes_down"],
+        bytes_catchup=total["bytes_catchup"],
+        bytes_total=total["bytes_total"],
+        bytes_per_round=each,
+        seconds_per_round=pace,
+        eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
+        silent_seconds=None if silent is None else round(silent, 1),
+        status=run.verdict.status,
+        status_why=run.verdict.why,
+    )
+
+
+def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
+    """Where a run stands, again and again, until it is finished; looks at the files once in `every` seconds."""
+    if not 0 < every <= 86_400:
+        raise ConfigError(f"the seconds between two looks must be above 0 and at most 86,400, not {every}")
+    while True:
+        now = standing(path)
+        yield now
+        if now.state == "finished":
+            return
+        time.sleep(every)

@@ -1,0 +1,79 @@
+"""Group norms of many clients at once, in one kernel each way on a GPU with triton (`norm_kernels`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.batch_dim import lead
+from thinwire.kernels.support import has_triton
+
+
+def suits(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether our kernels do this norm: pictures, a power of two of channels and groups, a weight and a bias."""
+    channels = x.shape[1] if x.dim() > 2 else 0
+    powers = channels & (channels - 1) == groups & (groups - 1) == 0 < channels
+    kinds = x.dtype in (torch.float32, torch.bfloat16)
+    return powers and kinds and weight is not None and bias is not None and has_triton(x.device)
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The norm of pictures (n, channels, ...) over groups of channels; sums in float32, numbers as they came."""
+    return _GroupNorm.apply(x, groups, weight, bias, eps)[0]  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _kernels() -> Any:
+    from thinwire.kernels import group_norm_triton as norm_kernels
+
+    return norm_kernels
+
+
+class _GroupNorm(torch.autograd.Function):
+    """The norm; mean and scale of each group come along, for the gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        out, means, scales = _kernels().forward(x[None], groups, weight[None], bias[None], eps)
+        return out[0], means[0], scales[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        x, ctx.groups, weight, _, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, weight, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple:  # type: ignore[override]
+        x, weight, means, scales = ctx.saved_tensors
+        by_x, by_weight, by_bias = _Gradients.apply(grad, x, ctx.groups, weight, means, scales)  # type: ignore[no-untyped-call]
+        return by_x, None, by_weight, by_bias, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple:
+        c = info.batch_size
+        x, weight, bias = lead(x, in_dims[0], c), lead(weight, in_dims[2], c), lead(bias, in_dims[3], c)
+        return _kernels().forward(x, groups, weight, bias, eps), (0, 0, 0)
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients by input, weight and bias."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor) -> tuple:
+        made = _kernels().gradients(grad[None], x[None], groups, weight[None], means[None], scales[None])
+        return tuple(block[0] for block in made)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, grad: Tensor, x: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor
+    ) -> tuple:
+        c = info.batch_size
+        blocks = zip((grad, x, weight, means, scales), (*in_dims[:2], *in_dims[3:]), strict=True)
+        grad, x, weight, means, scales = (lead(block, dim, c) for block, dim in blocks)
+        return _kernels().gradients(grad, x, groups, weight, means, scales), (0, 0, 0)

@@ -1,0 +1,164 @@
+"""Products with a random matrix that is never stored: it is drawn from its key, block by block, as it is multiplied.
+
+    forward   U = B A          backward   dB = dU A^T          A: p x e from a key;  memory O(block + k e + k p)
+
+Entry (i, j) of A is number i e + j of the key's stream, so any block can be drawn at any time, and the result does not
+depend on how the rows are cut. On a CPU signs are looked up sixteen at a time (`packed`); on a GPU entries are drawn
+inside the kernel that multiplies (`fused`), if there is triton.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.core.key import NORMAL_SCALE, Device, Key
+from thinwire.kernels import projection_cpu as packed
+from thinwire.kernels.support import has_triton
+
+BLOCK = 1 << 22  # entries drawn at a time: 16 MiB of float32
+
+
+def key_words(key: Key, device: Device) -> Tensor:
+    """A key as two numbers, where a product on that device reads them."""
+    place = torch.device(device or "cpu")
+    return torch.tensor([key.value & 0xFFFFFFFF, key.value >> 32], device=place if has_triton(place) else "cpu")
+
+
+def draw_rows(key: Key, first: int, rows: int, e: int, entries: str, scale: float, device: Device) -> Tensor:
+    """Rows `first` to `first + rows` of A."""
+    draw = key.signs if entries == "sign" else key.normal
+    return draw(rows, e, start=first * e, device=device).mul_(scale)
+
+
+def square_sums(whole: Tensor) -> list[int]:
+    """Exact sums of squares of each row of whole numbers below 2**21 in size, in pieces that fit into 64 bits.
+
+    >>> square_sums(torch.tensor([[3, 4], [0, -1]]))
+    [25, 1]
+    """
+    pieces = torch.stack([(piece * piece).sum(1) for piece in torch.split(whole, 1 << 20, dim=1)])
+    return [sum(row) for row in pieces.T.tolist()]
+
+
+def unit_scales(key: Key, p: int, e: int, device: Device) -> Tensor:
+    """What each row of a drawn Gaussian matrix of p x e is multiplied by to have length one, (p,) in float32.
+
+    Squares are summed as whole numbers, so that scales have the same bits on every machine.
+
+    >>> scales = unit_scales(Key(1), 3, 50, None)
+    >>> (Key(1).normal(3, 50) * scales[:, None]).norm(dim=1).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    sums: list[int] = []
+    for first, rows in _blocks(p, e):
+        totals = [0] * rows
+        for at in range(0, e, BLOCK):  # a row that is longer than a block stands alone in it, and is cut
+            width = min(BLOCK, e - at)
+            whole = key.normal_integers(rows, width, start=first * e + at, device=device)
+            totals = [a + b for a, b in zip(totals, square_sums(whole), strict=True)]
+        sums += totals
+    return torch.tensor([1 / (math.sqrt(n) * NORMAL_SCALE) for n in sums], dtype=torch.float32, device=device or "cpu")
+
+
+def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+    """B A for a matrix A of p x e that is drawn as it is needed.
+
+    Args:
+        b: (..., k, p).
+        key: the key of A, from `key_words`.
+        p: rows of A.
+        e: columns of A.
+        entries: "sign" or "gaussian".
+        scale: what every entry is multiplied by.
+
+    >>> b, key = torch.randn(2, 3), Key(5)
+    >>> torch.allclose(multiply_generated(b, key_words(key, None), 3, 7, "sign", 1.0), b @ key.signs(3, 7), atol=1e-6)
+    True
+    """
+    out: Tensor = _Multiply.apply(b, key, p, e, entries, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _fused(vectors: Tensor, key: Tensor) -> Any:
+    """The module that draws and multiplies at once, where it can."""
+    if vectors.dtype != torch.float32 or key.device != vectors.device or not has_triton(vectors.device):
+        return None
+    from thinwire.kernels import projection_triton as fused
+
+    return fused
+
+
+def _packed(vectors: Tensor, p: int, e: int, entries: str) -> bool:
+    """Whether signs are worth being looked up sixteen at a time."""
+    return entries == "sign" and vectors.device.type == "cpu" and vectors.dtype == torch.float32 and p * e >= BLOCK
+
+
+def _blocks(p: int, e: int) -> list[tuple[int, int]]:
+    step = max(1, BLOCK // e)
+    return [(first, min(step, p - first)) for first in range(0, p, step)]
+
+
+def _key(words: Tensor) -> Key:
+    low, high = words.tolist()
+    return Key(low | high << 32)
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(b: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+        if fused := _fused(b, words):
+            return fused.expand(b, words, p, e, entries, scale)  # type: ignore[no-any-return]
+        key = _key(words)
+        if _packed(b, p, e, entries):
+            return packed.expand(b, key, p, e, scale)
+        out = b.new_zeros(*b.shape[:-1], e)
+        for first, rows in _blocks(p, e):
+            out = out + b[..., first : first + rows] @ draw_rows(key, first, rows, e, entries, scale, b.device)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.of = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return (_Project.apply(grad, *ctx.saved_tensors, *ctx.of), None, None, None, None, None)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, b: Tensor, *of: Any) -> tuple[Tensor, int]:
+        return _Multiply.apply(b.movedim(in_dims[0], 0), *of), 0  # type: ignore[no-untyped-call]
+
+
+class _Project(torch.autograd.Function):
+    """The other direction, G A^T; its own gradient is the first one again."""
+
+    @staticmethod
+    def forward(g: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
+        if fused := _fused(g, words):
+            return fused.project(g, words, p, e, entries, scale)  # type: ignore[no-any-return]
+        key = _key(words)
+        if _packed(g, p, e, entries):
+            return packed.project(g, key, p, e, scale)
+        parts = [
+            g @ draw_rows(key, first, rows, e, entries, scale, g.device).transpose(0, 1)
+            for first, rows in _blocks(p, e)
+        ]
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.of = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return (_Multiply.apply(grad, *ctx.saved_tensors, *ctx.of), None, None, None, None, None)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, g: Tensor, *of: Any) -> tuple[Tensor, int]:
+        return _Project.apply(g.movedim(in_dims[0], 0), *of), 0  # type: ignore[no-untyped-call]

@@ -1,0 +1,109 @@
+"""Drift check: four bytes by which a client finds out that its public state is not the server's.
+
+Replayed on another device, a state differs by rounding; after a fault or a mistake, by more. A hash cannot tell one
+from the other: however coarsely values are rounded first, some lie at the border of two steps. So a message carries one
+random inner product, and the client compares with a tolerance:
+
+    g(x) = sum_i s_i x_i / 2^(N+1),    s_i = +-1, new for every version
+    drifted if |g(server) - g(mine)| > 1e-4 |x| / 2^(N+1)
+
+where x is all that a replay computes (the coordinates, and the base where the space merges into it) and N is the number
+of bits of its length. For a difference d the left side is about |d| times a normal number. Rounding (1e-6 and less)
+never reaches the tolerance; a difference of a thousandth of |x| is found in nine messages of ten, and as the signs are
+new each time, what one message misses the next one finds. Shared memory and buffers are sent whole and cannot differ.
+
+The sum is exact, so that its bytes do not depend on the library, the threads or the instruction set:
+
+    |x_i| < 2^E,    S = min(40, 62 - N),    q_i = round(x_i 2^(S - E)),    g = (sum_i s_i q_i) 2^(E - S - N - 1)
+
+All q_i are integers of at most S bits (rounded half to even), rows of 4096 of them are added in float64, which is exact
+below 2^53, rows in int64, which holds 2^62. The power of two keeps g finite in float32 for every finite x.
+
+>>> import torch
+>>> x, key = {"w": torch.linspace(-1, 1, 10_000)}, Key(1)
+>>> one, length = project(x, key)
+>>> other, _ = project({"w": x["w"] * 1.001}, key)
+>>> abs(one - other) > TOLERANCE * length, abs(one - project({"w": x["w"] * (1 + 1e-7)}, key)[0]) < TOLERANCE * length
+(True, True)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from thinwire.core.key import Key
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree, to_device
+from thinwire.errors import Drifted
+from thinwire.protocol.fields import raw, unraw
+from thinwire.protocol.state import Contract, Public
+from thinwire.wire.bits import Bytes
+
+TOLERANCE = 1e-4
+_NUMBER = Spec.of({"guard": torch.zeros(())})
+_WIDE = 4096
+_FEW = 1 << 17  # values that are fetched from a GPU sooner than it is told what to do with them
+_ROWS = {"cpu": 64, "cuda": 4096}  # rows that are in float64 at a time: they stay in a core's cache, or fill a GPU
+
+
+def pack_guard(contract: Contract, public: Public) -> Bytes:
+    """What a message down says of the state that it leads to."""
+    value, _ = project(_replayed(contract, public), contract.key.fold("guard", public.version))
+    return raw({"guard": torch.tensor(value)})
+
+
+def check_guard(contract: Contract, public: Public, data: Bytes) -> None:
+    """Raise Drifted if the state that a client arrived at is not the one that the message speaks of."""
+    theirs = float(unraw(data, _NUMBER)["guard"])
+    mine, length = project(_replayed(contract, public), contract.key.fold("guard", public.version))
+    if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
+        raise Drifted(
+            f"the public state of version {public.version} is not the server's: its guard is {mine:.6g}, expected "
+            f"{theirs:.6g} to within {TOLERANCE * length:.2g}; ask for the whole state"
+        )
+
+
+def project(tree: Tree, key: Key) -> tuple[float, float]:
+    """The sum of all values, each with a random sign, and their norm, both divided by 2^(N+1).
+
+    The sum is a float32 value with the same bits on every machine; the norm is not, and only sets the tolerance.
+    The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
+    """
+    size = sum(block.numel() for block in tree.values())
+    if size <= _FEW:
+        tree = to_device(tree, "cpu")
+    blocks = [block.reshape(-1).to(torch.float32) for block in tree.values()]
+    flat = torch.cat([*blocks, blocks[0].new_zeros(-size % _WIDE)])
+    largest = max(flat.amax().item(), -flat.amin().item()) if size else 0.0
+    if not largest or not math.isfinite(largest):
+        return largest, largest
+    bits = (size - 1).bit_length()
+    exponent, digits = math.frexp(largest)[1], min(40, 62 - bits)
+    signs = key.signs(_WIDE + len(flat) // _WIDE).to(flat.device)
+    total, square = _sums(flat.view(-1, _WIDE), math.ldexp(1.0, digits - exponent), signs)
+    unit = exponent - digits - bits - 1
+    value: float = torch.tensor(math.ldexp(float(total), unit), dtype=torch.float64).to(torch.float32).item()
+    return value, math.ldexp(math.sqrt(square), unit)
+
+
+def _sums(rows: Tensor, factor: float, signs: Tensor) -> tuple[int, float]:
+    """The exact signed sum of the values times `factor`, each rounded to an integer; and the sum of their squares."""
+    columns, total = signs[:_WIDE].double(), torch.zeros((), dtype=torch.int64, device=rows.device)
+    square = torch.zeros((), dtype=torch.float64, device=rows.device)
+    step = _ROWS.get(rows.device.type, 4096)
+    if rows.device.type == "cpu":  # of a small model not all at a time: float64 takes twice its memory
+        step = min(step, max(1, len(rows) // 8))
+    for part, its_signs in zip(torch.split(rows, step), torch.split(signs[_WIDE:], step), strict=True):
+        whole = part.double().mul_(factor).round_()
+        total += ((whole @ columns).long() * its_signs.long()).sum()
+        square += whole.view(-1).dot(whole.view(-1))
+    return int(total.item()), square.item()
+
+
+def _replayed(contract: Contract, public: Public) -> Tree:
+    """What a client computes for itself on its way to a version, and could get wrong."""
+    base = public.base if contract.method.space.fresh_every else {}
+    return {**{f"base/{name}": block for name, block in base.items()}, **public.coords}

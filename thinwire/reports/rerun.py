@@ -1,0 +1,62 @@
+"""The exact command that makes a run again, as short as it can be."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from thinwire.errors import ThinwireError
+from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
+from thinwire.experiments.toml import Table, dumps
+
+_FLAGS = {
+    "rounds": "--rounds",
+    "seed": "--seed",
+    "task.clients": "--clients",
+    "cohort.size": "--cohort",
+    "engine.device": "--device",
+}
+
+
+def rerun(table: Table, path: Path) -> str:
+    """The command line that resolves to a configuration; if there is none, the one that reads its file.
+
+    Args:
+        table: the contents of `config.toml`.
+        path: the run directory.
+
+    >>> table = to_table(resolve("mapo", "digits", {"rounds": 5, "method.space.k": 64}))
+    >>> rerun(table, Path("runs/x"))
+    'thinwire run mapo --on digits --rounds 5 --set method.space.k=64'
+    """
+    if "script" in table:
+        return shlex.join(["python", str(table["script"])])
+    from_file = shlex.join(["thinwire", "run", str(path / "config.toml"), "--out", f"{path}-again"])
+    try:
+        wanted = to_table(from_table(table))
+        name, task = wanted["name"], wanted["task"]["kind"]
+        changes = _changes(to_table(resolve(name, task)), wanted)
+        found = resolve(name, task, parse_overrides([f"{key}={value}" for key, value in changes.items()]))
+    except ThinwireError:
+        return from_file
+    if found.digest() != digest(wanted):
+        return from_file
+    words = ["thinwire", "run", name, "--on", task]
+    for key, value in changes.items():
+        words += [_FLAGS[key], value.strip('"')] if key in _FLAGS else ["--set", f"{key}={value}"]
+    return shlex.join(words)
+
+
+def _changes(base: Table, wanted: Table, under: str = "") -> dict[str, str]:
+    """What has to be set, by dotted path, as TOML."""
+    out: dict[str, str] = {}
+    for key, value in wanted.items():
+        before = base.get(key)
+        if before == value:
+            continue
+        if isinstance(value, dict) and isinstance(before, dict) and value.get("kind") == before.get("kind"):
+            out.update(_changes(before, value, f"{under}{key}."))
+        else:
+            written = dumps({"x": [value]}).strip().removeprefix("x = [").removesuffix("]")
+            out[f"{under}{key}"] = written
+    return out

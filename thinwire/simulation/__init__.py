@@ -1,0 +1,3 @@
+"""Simulation of a federation on one machine."""
+
+from thinwire.simulation.engine import LocalEngine as LocalEngine

@@ -1,0 +1,49 @@
+"""The states of all clients that were ever asked, of which a round changes a few.
+
+States go in and come out of a round, so the roster before it must stay as it was. To copy a million entries for the
+sake of a hundred would take longer than a small model's round: entries stand on shelves, and only those shelves are
+copied on which something changes.
+
+>>> before = Roster({3: ClientState(1)})
+>>> after = before.updated({3: ClientState(2), 700: ClientState(2)}.items())
+>>> before[3].version, after[3].version, len(before), len(after), sorted(after)
+(1, 2, 1, 2, [3, 700])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from thinwire.protocol.state import ClientState
+
+_SHELF = 256
+
+
+class Roster(Mapping[int, ClientState]):
+    """States by client number; never changed."""
+
+    def __init__(self, states: Mapping[int, ClientState] | None = None) -> None:
+        self._shelves: dict[int, dict[int, ClientState]] = {}
+        for i, state in (states or {}).items():
+            self._shelves.setdefault(i // _SHELF, {})[i] = state
+
+    def updated(self, states: Iterable[tuple[int, ClientState]]) -> Roster:
+        """A roster in which these clients have these states."""
+        after = Roster()
+        after._shelves = dict(self._shelves)
+        for i, state in states:
+            at = i // _SHELF
+            shelf = after._shelves.get(at)
+            if shelf is None or shelf is self._shelves.get(at):
+                shelf = after._shelves[at] = dict(shelf or ())
+            shelf[i] = state
+        return after
+
+    def __getitem__(self, i: int) -> ClientState:
+        return self._shelves[i // _SHELF][i]
+
+    def __iter__(self) -> Iterator[int]:
+        return (i for shelf in self._shelves.values() for i in shelf)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shelves.values()))

@@ -1,0 +1,91 @@
+"""In which order a client sees its examples. A function of the seed, the round and the client: never of the method.
+
+Each epoch is a new random order, cut into batches. The last, short batch is filled up by repeating its own examples, so
+that all batches have one shape; the repeated ones do not count in the loss.
+
+>>> plan = plan_batches([3], [Key(0)], Local(epochs=1, batch=2))
+>>> plan.index.shape, plan.rows.tolist()
+((1, 2, 2), [[2, 1]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from thinwire.core.key import Key, permutations
+from thinwire.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Local:
+    """How much a client trains in one round.
+
+    Args:
+        epochs: passes over its examples.
+        batch: examples in a step; 0 means all of them in one step.
+        steps: if above 0, exactly this many steps instead of whole epochs.
+    """
+
+    epochs: int = 1
+    batch: int = 32
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"epochs must be 1 or more, not {self.epochs}")
+        if self.batch < 0:
+            raise ConfigError(f"batch must be 0 (all examples) or more, not {self.batch}")
+        if self.steps < 0:
+            raise ConfigError(f"steps must be 0 (whole epochs) or more, not {self.steps}")
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Positions within each client's own examples.
+
+    index: (clients, steps, batch) int64; rows: (clients, steps) how many of a batch count, 0 where a client is done.
+    """
+
+    index: np.ndarray
+    rows: np.ndarray
+
+
+def plan_batches(sizes: Sequence[int], keys: Sequence[Key], local: Local) -> Batches:
+    """The batches of several clients, padded to the longest.
+
+    Args:
+        sizes: how many examples each client has; at least one.
+        keys: one a client, for this round.
+        local: how much to train.
+    """
+    width = max(min(n, local.batch) if local.batch else n for n in sizes)
+    shapes = [_epoch(n, min(local.batch, n) if local.batch else n, width) for n in sizes]
+    steps = [local.steps or local.epochs * len(rows) for _, rows in shapes]
+    epochs = [-(-count // len(rows)) for count, (_, rows) in zip(steps, shapes, strict=True)]
+    orders = iter(
+        permutations(
+            [key.fold("epoch", epoch) for key, count in zip(keys, epochs, strict=True) for epoch in range(count)],
+            [n for n, count in zip(sizes, epochs, strict=True) for _ in range(count)],
+        )
+    )
+    index = np.zeros((len(sizes), max(steps), width), np.int64)
+    rows = np.zeros((len(sizes), max(steps)), np.int64)
+    for i, (places, one) in enumerate(shapes):
+        for first in range(0, steps[i], len(one)):  # an epoch; the last one may be cut short
+            part = slice(first, min(first + len(one), steps[i]))
+            count = part.stop - first
+            index[i, part], rows[i, part] = next(orders)[places[:count]], one[:count]
+    return Batches(index, rows)
+
+
+@lru_cache(maxsize=256)
+def _epoch(n: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which place of a random order of n examples stands at each place of an epoch's batches, and their rows."""
+    rows = np.full(-(-n // batch), batch, np.int64)
+    rows[-1] = n - batch * (len(rows) - 1)
+    # position j of a batch with r examples is its own example j mod r
+    return np.arange(len(rows))[:, None] * batch + np.arange(width) % rows[:, None], rows

@@ -1,0 +1,1 @@
+"""The wire format: messages, checksums, bit packing, entropy coding."""

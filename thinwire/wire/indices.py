@@ -1,0 +1,167 @@
+"""Which k of n numbers: a set of positions as bytes, close to the log2 C(n, k) bits that it takes at least.
+
+Both ends know n and k. The gaps between positions are nearly geometric, so their low bits are noise and are packed as
+they are; only the high parts are worth a code. The first byte says how, and the shortest form is sent:
+
+    0 gaps     v escapes; low r bits of all gaps, packed; escaped high parts, packed; high parts, one byte each
+               (255: escaped), squeezed.   r = max(0, floor(log2(n / k)) - 4)
+    1 bitmap   n bits, squeezed
+    2 rice     1 byte r; low r bits of all gaps, packed; high parts in unary (that many zeros, then a one)
+
+An empty or full set takes no bytes at all.
+
+>>> data = encode(np.array([3, 17, 900]), 1000)
+>>> len(data), decode(data, 1000, 3).tolist()
+(7, [3, 17, 900])
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from thinwire.errors import WireError
+from thinwire.wire import bits as _bits
+from thinwire.wire.entropy import entropy, expand, squeeze
+
+GAPS, BITMAP, RICE = 0, 1, 2
+_ESCAPE = 255
+_FEW = 4096  # no more positions than that in unary
+
+
+def _allowed(form: int, n: int, k: int) -> bool:
+    """Which forms may say k of n: those that are worth trying. What a reader must be ready for is bounded by this."""
+    return {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW}.get(form, False)
+
+
+def encode(indices: np.ndarray, n: int) -> bytes:
+    """Strictly ascending positions below n as bytes."""
+    k = len(indices)
+    if k in (0, n):
+        return b""
+    gaps: np.ndarray = np.empty(k, np.int32 if n < 1 << 31 else np.int64)  # half the bytes, half the time
+    gaps[0] = indices[0]
+    np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="same_kind")
+    gaps[1:] -= 1
+    if _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW:  # trying both takes long: foresee the shorter
+        r, bitmap = _low_bits(n, k), _bitmap(indices, n)
+        high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)
+        if entropy(high) + _bits.width(k, r) < entropy(bitmap):
+            return bytes([GAPS]) + _gaps(gaps, n)
+        return bytes([BITMAP]) + squeeze(bitmap)
+    forms = []
+    if _allowed(RICE, n, k):
+        forms.append(bytes([RICE]) + _rice(gaps))
+    if _allowed(GAPS, n, k):
+        forms.append(bytes([GAPS]) + _gaps(gaps, n))
+    if _allowed(BITMAP, n, k):
+        forms.append(bytes([BITMAP]) + squeeze(_bitmap(indices, n)))
+    return min(forms, key=len)
+
+
+def _bitmap(indices: np.ndarray, n: int) -> bytes:
+    bitmap = np.zeros(n, np.uint8)
+    bitmap[indices] = 1
+    return np.packbits(bitmap, bitorder="little").tobytes()
+
+
+def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
+    """Exactly k strictly ascending positions below n, as int64."""
+    if not 0 <= k <= n:
+        raise WireError(f"{k} positions of {n} cannot be")
+    if k in (0, n):
+        if data:
+            raise WireError(f"{k} positions of {n} take no bytes, got {len(data)}")
+        return np.arange(k, dtype=np.int64)
+    if not data:
+        raise WireError("the bytes end before the positions")
+    form, body = data[0], data[1:]
+    if form not in (GAPS, BITMAP, RICE):
+        raise WireError(f"form {form} of positions is not known, expected 0 to 2")
+    if not _allowed(form, n, k):
+        raise WireError(f"{k} positions of {n} are never sent in form {form}")
+    if form == BITMAP:
+        bitmap = _bits.unpack(expand(body, _bits.width(n, 1)), n, 1)
+        if (found := int(np.count_nonzero(bitmap))) != k:
+            raise WireError(f"expected {k} positions, got {found}")
+        return np.flatnonzero(bitmap)
+    out = _read_gaps(body, n, k) if form == GAPS else _read_rice(body, n, k)
+    if int(out.max()) >= n:
+        raise WireError(f"a gap between positions is longer than all {n} numbers")
+    out += 1
+    np.cumsum(out, out=out)
+    out -= 1
+    if int(out[-1]) >= n:
+        raise WireError(f"position {int(out[-1])} does not exist, there are {n} numbers")
+    return out
+
+
+def _low_bits(n: int, k: int) -> int:
+    return max(0, (n // k).bit_length() - 1 - 4)
+
+
+def _gaps(gaps: np.ndarray, n: int) -> bytes:
+    r = _low_bits(n, len(gaps))
+    high = gaps >> r if r else gaps
+    long = np.flatnonzero(high >= _ESCAPE)
+    short = high.astype(np.uint8)
+    short[long] = _ESCAPE
+    return b"".join(
+        (
+            _bits.varint(len(long)),
+            _bits.pack(gaps & ((1 << r) - 1), r) if r else b"",
+            _bits.pack(high[long], (n >> r).bit_length()),
+            squeeze(short.tobytes()),
+        )
+    )
+
+
+def _read_gaps(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
+    r = _low_bits(n, k)
+    escapes, start = _bits.read_varint(data)
+    if escapes > k:
+        raise WireError(f"{escapes} long gaps among {k}")
+    wide = (n >> r).bit_length()
+    middle = start + _bits.width(k, r)
+    end = middle + _bits.width(escapes, wide)
+    low = _bits.unpack(data[start:middle], k, r)
+    escaped = _bits.unpack(data[middle:end], escapes, wide)
+    high = np.frombuffer(expand(data[end:], k), np.uint8).astype(np.int64)
+    long = high == _ESCAPE
+    if int(long.sum()) != escapes or (escapes and int(escaped.min()) < _ESCAPE):
+        raise WireError("the long gaps are not those announced")
+    high[long] = escaped
+    high <<= r
+    high |= low
+    return high
+
+
+def _rice(gaps: np.ndarray) -> bytes:
+    guess = max(0, int(math.log2(0.69 * float(gaps.mean()) + 1e-9))) if gaps.any() else 0
+    r = min(range(max(0, guess - 1), guess + 3), key=lambda r: len(gaps) * r + int((gaps >> r).sum()))
+    high = gaps >> r
+    ones = np.cumsum(high + 1) - 1
+    unary = np.zeros(int(ones[-1]) + 1, np.uint8)
+    unary[ones] = 1
+    return bytes([r]) + _bits.pack(gaps & ((1 << r) - 1), r) + np.packbits(unary, bitorder="little").tobytes()
+
+
+def _read_rice(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
+    if not data or data[0] > n.bit_length():
+        raise WireError("the positions lack a sensible number of low bits")
+    r = data[0]
+    cut = 1 + _bits.width(k, r)
+    low = _bits.unpack(data[1:cut], k, r)
+    if len(data) - cut > _bits.width(k + (n >> r), 1):  # before eight times as many bytes are made of it
+        raise WireError(f"the gaps between {k} positions are longer than all {n} numbers")
+    unary = np.unpackbits(np.frombuffer(data, np.uint8, offset=cut), bitorder="little")
+    ones = np.flatnonzero(unary) if int(np.count_nonzero(unary)) == k else np.zeros(0, np.int64)
+    if len(ones) != k or int(ones[-1]) // 8 != len(data) - cut - 1:
+        raise WireError(f"expected {k} positions and nothing after them")
+    high: np.ndarray = np.diff(ones, prepend=np.int64(-1)) - 1
+    if int(high.max()) > n >> r:
+        raise WireError(f"a gap between positions is longer than all {n} numbers")
+    high <<= r
+    high |= low
+    return high
