@@ -55,7 +55,7 @@ class Attacked(Simulation):
     """
 
     def __init__(self, experiment: Experiment, attackers: frozenset[int], factor: float = FACTOR) -> None:
-        super().__init__(LocalEngine(vectorise="vmap"), job_of(experiment, None))
+        super().__init__(LocalEngine(backend="vmap"), job_of(experiment, None))
         self.attackers, self.factor = attackers, factor
 
     def train_portion(
@@ -74,8 +74,8 @@ class Attacked(Simulation):
         schema = self.contract.schema.sent_by(client)
         message = wire.unpack(data, schema)
         body = wire.unpack_body(message.bodies[0], schema)
-        numbers = torch.frombuffer(bytearray(body.lanes[wire.COORDS]), dtype=torch.float32) * self.factor
-        body = wire.Body(body.plan, {**body.lanes, wire.COORDS: numbers.numpy().tobytes()})
+        numbers = torch.frombuffer(bytearray(body.fields[wire.COORDS]), dtype=torch.float32) * self.factor
+        body = wire.Body(body.plan, {**body.fields, wire.COORDS: numbers.numpy().tobytes()})
         return wire.pack(wire.UP, message.version, [wire.pack_body(body, schema)], schema)
 
 
@@ -86,7 +86,13 @@ def attackers_of(seed: int, share: float) -> frozenset[int]:
 
 def accuracy(mean: Mapping[str, object], share: float, seed: int, rounds: int = ROUNDS) -> float:
     """The accuracy after the last round; that of the last model that was finite, if training diverged."""
-    options = {"task.clients": CLIENTS, "cohort.size": CLIENTS, "rounds": rounds, "seed": seed, "method.mean": mean}
+    options = {
+        "task.clients": CLIENTS,
+        "cohort.size": CLIENTS,
+        "rounds": rounds,
+        "seed": seed,
+        "method.aggregator": mean,
+    }
     simulation = Attacked(resolve("fedavg", "digits", options), attackers_of(seed, share))
     state, found = simulation.start(), 0.0
     try:

@@ -40,7 +40,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.codecs import ErrorFeedback, Peer, Quantise, RandomK, Raw, TopK, sparse
+from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK, sparse
 from thinwire.codecs.base import Codec
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -52,21 +52,21 @@ from thinwire.wire import indices, symbols
 
 CODECS: tuple[Codec, ...] = (
     Raw(),
-    Quantise(8),
-    Quantise(4),
-    Quantise(2),
-    Quantise(8, "uniform"),
-    Quantise(8, "qsgd"),
-    Quantise(scheme="fp16"),
-    Quantise(scheme="bf16"),
-    Quantise(scheme="sign"),
+    Quantize(8),
+    Quantize(4),
+    Quantize(2),
+    Quantize(8, "uniform"),
+    Quantize(8, "qsgd"),
+    Quantize(scheme="fp16"),
+    Quantize(scheme="bf16"),
+    Quantize(scheme="sign"),
     TopK(0.25),
     TopK(0.1),
     TopK(0.01),
-    TopK(0.1, inner=Quantise(8)),
-    TopK(0.1, inner=Quantise(4)),
-    ErrorFeedback(TopK(0.01, inner=Quantise(4))),
-    RandomK(0.1, inner=Quantise(8)),
+    TopK(0.1, inner=Quantize(8)),
+    TopK(0.1, inner=Quantize(4)),
+    ErrorFeedback(TopK(0.01, inner=Quantize(4))),
+    RandomK(0.1, inner=Quantize(8)),
 )
 TASKS = {"CNN-2, Fashion-MNIST": "fashion-mnist", "CNN, CIFAR-10": "cifar10", "LSTM, Shakespeare": "shakespeare"}
 RANDOM_SETS = (
@@ -193,7 +193,7 @@ def flower_arrays(codec: Codec, spec: Spec) -> list[Arrays]:
         return [dense, [("i4", [k]), *_values(inner.inner, k)]]
     if isinstance(inner, RandomK):
         return [_values(inner.inner, sparse.kept(inner.density, spec.size))]
-    if isinstance(inner, Quantise):
+    if isinstance(inner, Quantize):
         kind, *scales = _values(inner, spec.size)
         packed = inner.scheme == "sign"
         return [[(kind[0], [-(-b.numel // 8)] if packed else list(b.shape)) for b in spec] + scales]
@@ -201,7 +201,7 @@ def flower_arrays(codec: Codec, spec: Spec) -> list[Arrays]:
 
 
 def _values(codec: Codec, k: int) -> Arrays:
-    if not isinstance(codec, Quantise):
+    if not isinstance(codec, Quantize):
         return [("f4", [k])]
     if codec.scheme in ("fp16", "bf16"):
         return [("u2", [k])]
@@ -263,7 +263,7 @@ class Bars:
 def draws(codec: Codec) -> tuple[bool, bool]:
     """Whether most of the time of encoding and of decoding goes into random numbers, which are not part of the wire."""
     both = isinstance(codec, RandomK)
-    return both or (isinstance(codec, Quantise) and codec.scheme == "qsgd"), both
+    return both or (isinstance(codec, Quantize) and codec.scheme == "qsgd"), both
 
 
 def words_speed(seconds: float) -> float:
@@ -316,14 +316,14 @@ def model_table(label: str, tree: Tree, steps: int, seconds: float, python: str,
         "|---|---|---|---|---|---|---|---|---|",
     ]
     theirs, how = flower_bytes([flower_arrays(codec, spec) for codec in CODECS], python)
-    found["how"] = [how]
+    found["backend"] = [how]
     for codec, flower in zip(CODECS, theirs, strict=True):
         with counted() as total:
             made, _ = codec.encode(tree, codec.init(spec), peer)
         bound = len(made) - total[1] + total[0]
         sent, enc, dec, find = speeds(codec, tree, made, seconds)
         where = f"{short(codec)}, {label}"
-        if codec in (Quantise(8), Quantise(4)):
+        if codec in (Quantize(8), Quantize(4)):
             found["levels"].append((len(made) / bound, where))
         if isinstance(codec, TopK) and codec.inner == Raw() and sent >= 4000:
             found["real"].append((total[1] / total[0], where))
@@ -352,7 +352,7 @@ def main() -> None:
     parser.add_argument("--flower", default=sys.executable, help="a Python that has flwr")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "how": [], "drawn": []}
+    found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "backend": [], "drawn": []}
     parts = [
         f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, "
         "one core.",
@@ -370,7 +370,7 @@ def main() -> None:
     for name, what in (("qsgd", "encoding by qsgd"), ("RandomK", "random-k, both ways")):
         bars.show(f"the same of {what}, drawn numbers included", [v for v in found["drawn"] if name in v[1]])
     bars.show("MB/s of drawing alone", [(words_speed(options.seconds), "4 bytes for each word of Philox4x32-10")])
-    parts[1:1] = [bars.table(), *found["how"]]
+    parts[1:1] = [bars.table(), *found["backend"]]
     text = "\n\n".join(parts)
     print(text)
     if options.docs:

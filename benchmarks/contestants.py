@@ -195,7 +195,7 @@ def ours(work: Work) -> None:
         if state.cohort != tuple(work.cohorts[number].tolist()):
             raise SystemExit("the cohort is not the one that the others were given")
         steps = sum(simulation.draws.workload(number, state.cohort).steps)
-        note = f"torch {torch.__version__}, {state.how}, oneDNN {'on' if state.onednn else 'off'}"
+        note = f"torch {torch.__version__}, {state.backend}, oneDNN {'on' if state.onednn else 'off'}"
         return steps, lambda: as_numpy(simulation.weights(state.server.public)), note
 
     work.play(one_round)

@@ -41,7 +41,7 @@ class Cost(NamedTuple):
 
 def cost(name: str, measure: bool = True) -> Cost | None:
     """Of one preset; None if it depends on contents and nothing is to be measured."""
-    experiment = resolve(name, "digits", {"engine.vectorise": "vmap"})
+    experiment = resolve(name, "digits", {"engine.backend": "vmap"})
     facts = check(experiment)
     up, down, trained = facts["bytes_up_per_client"], facts["bytes_down_per_client"], facts["trainable"]
     if up is not None and down is not None:

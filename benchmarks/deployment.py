@@ -319,7 +319,7 @@ def simulated(given: argparse.Namespace) -> Found:
         "digits",
         {
             "task.clients": clients,
-            "task.split.kind": "iid",
+            "task.partition.kind": "iid",
             "cohort.size": clients,
             "local.steps": 1,
             "rounds": rounds_,

@@ -135,7 +135,7 @@ class Books:
         self.folder, self.round = folder, 0
 
     def __call__(self, number: int, direction: str, client: int, message: bytes) -> None:
-        """The tap of `server_app`."""
+        """The on_message of `server_app`."""
         if number != self.round:
             self.round = number
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -270,8 +270,8 @@ def experiment_of(nodes: int, rounds: int) -> Experiment:
     Honest changes are 0.3 to 2.1 long, half of them below 0.6; of four answers still one is left out at either end.
     """
     options = {"task.clients": nodes, "cohort.size": nodes, "local.epochs": 1, "rounds": rounds}
-    mean = {"kind": "bounded", "norm": 1.0, "weight": 500.0, "then": {"kind": "trimmed", "share": 0.25}}
-    return deployable(resolve("fedavg", "digits", {**options, "method.mean": mean}))
+    mean = {"kind": "bounded", "norm": 1.0, "weight": 500.0, "inner": {"kind": "trimmed", "share": 0.25}}
+    return deployable(resolve("fedavg", "digits", {**options, "method.aggregator": mean}))
 
 
 def faulty_run(

@@ -30,7 +30,7 @@ def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
     """FLASC on 20 Newsgroups; all that a search does not touch."""
     settings: dict[str, Any] = {
         "task.clients": 350,
-        "task.split": {"kind": "dirichlet-flasc", "alpha": alpha},
+        "task.partition": {"kind": "dirichlet-flasc", "alpha": alpha},
         "task.length": 64,
         "cohort.size": 10,
         "local.epochs": 1,
@@ -40,8 +40,8 @@ def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
         "checkpoint.every": options.rounds,
         "engine.device": options.device,
         "engine.precision": "bf16" if options.device == "cuda" else "float32",
-        "method.link": "snapshot",
-        "method.weigh": "uniform",
+        "method.download": "full",
+        "method.client_weight": "uniform",
         "method.client_opt": {"kind": "sgd", "lr": 0.01, "momentum": 0.9},
         "method.server_opt": {"kind": "adam", "lr": 0.01},
         "seed": options.seed,

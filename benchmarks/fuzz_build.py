@@ -1,6 +1,6 @@
 """Mutated messages that pass the outer checks: for `fuzz_wire.py`.
 
-`repaired` takes any bytes and makes a message of them: kind, plans, lane ids and lengths are put right, and a checksum
+`repaired` takes any bytes and makes a message of them: kind, plans, field ids and lengths are put right, and a checksum
 fits. `built` starts from the parts of a real message, changes them as one who knows the format would, and puts it
 together again: a body of another message in the place of one, a body repeated up to thousands of times with versions
 that fit, other plans with numbers that fit, numbers at the ends of their range, other lengths in a payload.
@@ -90,15 +90,15 @@ def _body(data: bytes, at: int, schema: wire.Schema) -> tuple[wire.Body, int]:
         plan = frozenset(name for i, name in enumerate(schema.blocks) if bits >> i & 1)
         at += width
     count, at = _number(data, at + 1)
-    lanes: dict[int, bytes] = {}
+    fields: dict[int, bytes] = {}
     for _ in range(min(count, 8)):
         if at >= len(data):
             break
-        lane = data[at] if data[at] < 9 else data[at] % 9
+        field = data[at] if data[at] < 9 else data[at] % 9
         length, at = _number(data, at + 1)
-        lanes[lane] = data[at : at + length]
-        at += len(lanes[lane])
-    return wire.Body(plan, lanes), at
+        fields[field] = data[at : at + length]
+        at += len(fields[field])
+    return wire.Body(plan, fields), at
 
 
 def built(
@@ -133,9 +133,9 @@ def _with(parts: Parts, at: int, *bodies: wire.Body) -> Parts:
 def _repeat(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
     """One body many times; short ones as often as one likes, long ones while they fit into half a megabyte."""
     at, body = _at(rng, parts)
-    size = 8 + sum(map(len, body.lanes.values()))
+    size = 8 + sum(map(len, body.fields.values()))
     if rng.random() < 0.2:
-        body, size = wire.Body(frozenset(), dict.fromkeys(body.lanes, b"")), 8
+        body, size = wire.Body(frozenset(), dict.fromkeys(body.fields, b"")), 8
     times = rng.choice(MANY if rng.random() < 0.1 else REPEATS)
     return _with(parts, at, *[body] * max(2, min(times, 500_000 // size)))
 
@@ -148,54 +148,54 @@ def _swap(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
 
 
 def _replan(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """Another plan of another body, with the lanes of this one, or the other way round."""
+    """Another plan of another body, with the fields of this one, or the other way round."""
     at, body = _at(rng, parts)
     bodies = [b for one in others for b in one.bodies] or [wire.Body()]
     plan = rng.choice((None, frozenset(), rng.choice(bodies).plan))
-    return _with(parts, at, wire.Body(plan, body.lanes))
+    return _with(parts, at, wire.Body(plan, body.fields))
 
 
 def _extreme(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """Some numbers of a lane, or all, at the ends of their range."""
+    """Some numbers of a field, or all, at the ends of their range."""
     at, body = _at(rng, parts)
-    if not body.lanes:
+    if not body.fields:
         return parts
-    lane = rng.choice(sorted(body.lanes))
-    data, value = bytearray(body.lanes[lane]), rng.choice(FLOATS)
+    field = rng.choice(sorted(body.fields))
+    data, value = bytearray(body.fields[field]), rng.choice(FLOATS)
     first = rng.choice((0, 0, 1, 2, 3, 5))  # behind the head of a codec
     count = max(0, (len(data) - first) // 4)
     where = range(count) if rng.random() < 0.3 else [rng.randrange(count) for _ in range(min(count, 3))]
     for i in where:
         data[first + 4 * i : first + 4 * i + 4] = value if rng.random() < 0.9 else rng.choice(FLOATS)
-    return _with(parts, at, wire.Body(body.plan, {**body.lanes, lane: bytes(data)}))
+    return _with(parts, at, wire.Body(body.plan, {**body.fields, field: bytes(data)}))
 
 
 def _relength(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """A lane that begins with another length, or is as long as another."""
+    """A field that begins with another length, or is as long as another."""
     at, body = _at(rng, parts)
-    if not body.lanes:
+    if not body.fields:
         return parts
-    lane = rng.choice(sorted(body.lanes))
-    data = body.lanes[lane]
+    field = rng.choice(sorted(body.fields))
+    data = body.fields[field]
     if rng.random() < 0.5:
         first, end = _number(data, 0)
         other = rng.choice((0, 1, first + 1, max(0, first - 1), len(data), 4095, 4096, 16_730, LARGEST))
         data = varint(min(other, LARGEST)) + data[end:]
     else:
-        size = len(rng.choice(list(body.lanes.values()))) + rng.choice((-1, 0, 1, 4))
+        size = len(rng.choice(list(body.fields.values()))) + rng.choice((-1, 0, 1, 4))
         data = (data + bytes(max(0, size)))[: max(0, size)]
-    return _with(parts, at, wire.Body(body.plan, {**body.lanes, lane: data}))
+    return _with(parts, at, wire.Body(body.plan, {**body.fields, field: data}))
 
 
 def _cross(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """A lane of another message in the place of one, or beside it."""
+    """A field of another message in the place of one, or beside it."""
     at, body = _at(rng, parts)
-    lanes = [lane for one in others for b in one.bodies for lane in b.lanes.items()]
-    if not lanes:
+    fields = [field for one in others for b in one.bodies for field in b.fields.items()]
+    if not fields:
         return parts
-    lane, data = rng.choice(lanes)
-    lane = rng.choice((lane, *body.lanes))
-    return _with(parts, at, wire.Body(body.plan, {**body.lanes, lane: data}))
+    field, data = rng.choice(fields)
+    field = rng.choice((field, *body.fields))
+    return _with(parts, at, wire.Body(body.plan, {**body.fields, field: data}))
 
 
 def _rekind(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
@@ -218,4 +218,4 @@ def _encoded(rng: random.Random, parts: Parts, encode: Encode, schema: wire.Sche
             payload = encode(plan, rng.choice(EXTREMES))
     except Exception:  # a codec need not be able to say what no sender says
         return parts
-    return _with(parts, at, wire.Body(body.plan, {**body.lanes, wire.COORDS: payload}))
+    return _with(parts, at, wire.Body(body.plan, {**body.fields, wire.COORDS: payload}))

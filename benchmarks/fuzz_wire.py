@@ -9,17 +9,17 @@ function of both (`--only i` runs one again): one seed, mutated once to four tim
 
     wire       the bytes as they are, so that most stop at the checksum
     sealed     behind the schema, with a checksum that fits
-    fields     kind, version, bodies, plans and lanes, packed again: lengths and checksum fit
-    payload    the bytes of one lane, packed again: only the codec can refuse them
-    stream     a lane whose end is another deflate stream: too short, too long, or a bomb
-    repaired   the bytes as they are damaged, then kind, plans, lane ids, lengths and checksum put right
+    fields     kind, version, bodies, plans and fields, packed again: lengths and checksum fit
+    payload    the bytes of one field, packed again: only the codec can refuse them
+    stream     a field whose end is another deflate stream: too short, too long, or a bomb
+    repaired   the bytes as they are damaged, then kind, plans, field ids, lengths and checksum put right
     built      bodies of other messages, bodies repeated up to thousands of times with versions that fit, other plans,
                numbers at the ends of their range (also through the codec), other lengths (`fuzz_build.py`)
 
 Whatever is sent must come back as a valid tree (names, shapes and types of the contract, finite numbers) or be refused
 with a WireError (or Drifted, where the guard finds it, or Diverged, where a round cannot be closed), within 0.5 s of
 processor time and without more memory than 4 times the model, plus 128 KiB for small Python objects and what both ends
-compute whatever the message says: frames, random positions, what a server writes in answer or makes of an honest round.
+compute whatever the message says: bases, random positions, what a server writes in answer or makes of an honest round.
 The model is what both ends hold: weights, buffers and the memory of the correction. Under a sketch, what both ends draw
 for each entry of a message takes its time besides: EvoFed's guesses are 32 times the model here, for each round that a
 client missed.
@@ -66,7 +66,7 @@ from thinwire.codecs import (
     ErrorFeedback,
     Masked,
     Peer,
-    Quantise,
+    Quantize,
     RandomK,
     RankSlice,
     Raw,
@@ -77,16 +77,16 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Diverged, Drifted, WireError
-from thinwire.masks.masks import Prune, Select
+from thinwire.masks.masks import PruneMask, TopKMask
 from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.download import open_round, receive, repair, say_lost
+from thinwire.protocol.download import open_round, receive, repair, request_full_state
 from thinwire.protocol.fields import unpack_up
 from thinwire.protocol.secagg import secure_mean
 from thinwire.protocol.server import closed_round, masks_of
 from thinwire.protocol.setup import plan_round
-from thinwire.schedules import Every, FedLAMA
+from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.sketches import EvoFed, Identity, evofed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 from thinwire.wire import message as wire
@@ -101,55 +101,55 @@ HIDDEN = 220  # 16,730 weights: large enough for every form of positions and lev
 
 BY_BLOCK = ByBlock((("*.weight", TopK(0.1)), ("*", Raw())))
 ROUTE = Route(
-    (("0.weight", MAPO(k=32, fresh_every=0)), ("2.weight", LoRA(rank=2)), ("2.bias", Frozen()), ("*", Full()))
+    (("0.weight", MAPO(k=32, redraw_every=0)), ("2.weight", LoRA(rank=2)), ("2.bias", Frozen()), ("*", Full()))
 )
 METHODS = {
     "raw": Method(),
     "raw, buffers": Method(),
-    "value, uniform weight": Method(say="value", weigh=Uniform()),
-    "snapshot": Method(link="snapshot", down=Quantise(8), up=TopK(0.05)),
-    "private": Method(schedule=Every(private=("2.*",)), up=Quantise(8)),
-    "private, snapshot": Method(schedule=Every(private=("2.*",)), link="snapshot", up=Raw()),
+    "value, uniform weight": Method(upload="weights", client_weight=Uniform()),
+    "snapshot": Method(download="full", down=Quantize(8), up=TopK(0.05)),
+    "private": Method(schedule=AllBlocks(private=("2.*",)), up=Quantize(8)),
+    "private, snapshot": Method(schedule=AllBlocks(private=("2.*",)), download="full", up=Raw()),
     "turns": Method(schedule=Turns(2, private=("0.bias",)), up=TopK(0.3)),
     "scaffold": Method(correction=Scaffold()),
-    "feddyn, int8": Method(correction=FedDyn(), up=Quantise(8), down=Quantise(8)),
+    "feddyn, int8": Method(correction=FedDyn(), up=Quantize(8), down=Quantize(8)),
     "top-k": Method(up=TopK(0.02), down=TopK(0.4)),
-    "top-k by block": Method(up=TopK(0.05, "block", Quantise(4)), down=ErrorFeedback(TopK(0.1, inner=Quantise(8)))),
-    "threshold": Method(up=Threshold(1e-3, Quantise(8)), down=Threshold(1e-2)),
-    "random-k": Method(up=RandomK(0.1, Quantise(4)), down=RandomK(0.5, unbiased=False)),
-    "int2, uniform": Method(up=Quantise(2), down=Quantise(6, "uniform")),
-    "int3, qsgd": Method(up=Quantise(3), down=Quantise(8, "qsgd")),
-    "int11, int16": Method(up=Quantise(11), down=Quantise(16)),
-    "fp16, bf16": Method(up=Quantise(scheme="fp16"), down=Quantise(scheme="bf16")),
-    "sign": Method(up=Quantise(scheme="sign"), down=ErrorFeedback(Quantise(scheme="sign"))),
-    "by block": Method(up=BY_BLOCK, down=ByBlock((("0*", Quantise(4)), ("*", Raw())))),
-    "pruned": Method(mask=Prune(0.25), up=Masked(), down=Threshold(0.0), link="snapshot"),
-    "selected": Method(mask=Select(0.25), up=Masked(Quantise(8)), down=TopK(0.25), link="snapshot"),
-    "chain": Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantise(4)))),
+    "top-k by block": Method(up=TopK(0.05, "block", Quantize(4)), down=ErrorFeedback(TopK(0.1, inner=Quantize(8)))),
+    "threshold": Method(up=Threshold(1e-3, Quantize(8)), down=Threshold(1e-2)),
+    "random-k": Method(up=RandomK(0.1, Quantize(4)), down=RandomK(0.5, unbiased=False)),
+    "int2, uniform": Method(up=Quantize(2), down=Quantize(6, "uniform")),
+    "int3, qsgd": Method(up=Quantize(3), down=Quantize(8, "qsgd")),
+    "int11, int16": Method(up=Quantize(11), down=Quantize(16)),
+    "fp16, bf16": Method(up=Quantize(scheme="fp16"), down=Quantize(scheme="bf16")),
+    "sign": Method(up=Quantize(scheme="sign"), down=ErrorFeedback(Quantize(scheme="sign"))),
+    "by block": Method(up=BY_BLOCK, down=ByBlock((("0*", Quantize(4)), ("*", Raw())))),
+    "pruned": Method(mask=PruneMask(0.25), up=Masked(), down=Threshold(0.0), download="full"),
+    "selected": Method(mask=TopKMask(0.25), up=Masked(Quantize(8)), down=TopK(0.25), download="full"),
+    "chain": Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantize(4)))),
     "mapo": Method(space=MAPO(k=64)),
-    "mapo, settled": Method(space=MAPO(k=64, fresh_every=3), up=Quantise(4), down=Quantise(4), settle=Quantise(4)),
-    "mapo, 3 rounds a frame": Method(space=MAPO(k=64, fresh_every=3), up=Quantise(8), down=Quantise(8)),
-    "mapa": Method(space=MAPA(p=16, fresh_every=0)),
-    "mapax": Method(space=MAPAX(k=8, p=4, fresh_every=0)),
+    "mapo, settled": Method(space=MAPO(k=64, redraw_every=3), up=Quantize(4), down=Quantize(4), merge_codec=Quantize(4)),
+    "mapo, 3 rounds a basis": Method(space=MAPO(k=64, redraw_every=3), up=Quantize(8), down=Quantize(8)),
+    "mapa": Method(space=MAPA(p=16, redraw_every=0)),
+    "mapax": Method(space=MAPAX(k=8, p=4, redraw_every=0)),
     "fedpara": Method(space=FedPara(gamma=0.3), up=TopK(0.2)),
     "low rank": Method(space=LowRank(rank=4)),
-    "lora": Method(space=LoRA(rank=4), link="snapshot"),
+    "lora": Method(space=LoRA(rank=4), download="full"),
     "factorized": Method(space=FactorizedFL(), up=TopK(0.1)),
     "route": Method(space=ROUTE),
-    "no guard": Method(guard=False, down=Quantise(8)),
+    "no guard": Method(drift_check=False, down=Quantize(8)),
     "fedlama": Method(schedule=FedLAMA(phi=2)),
     "evofed": Method(sketch=EvoFed(32, partitions=2)),
-    "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantise(8), down=Quantise(8)),
-    "secure": Method(secure=True),
-    "secure, private": Method(secure=True, privacy=DP(), weigh=Uniform()),
-    "secure, random-k": Method(secure=True, up=RandomK(0.2, shared=True), weigh=Uniform()),
-    "tiers": Method(budget=Budget((Tier(up=TopK(0.05)), Tier(up=Quantise(4))), (0, 1, 0))),
+    "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantize(8), down=Quantize(8)),
+    "secure_aggregation": Method(secure_aggregation=True),
+    "secure, private": Method(secure_aggregation=True, privacy=DP(), client_weight=Uniform()),
+    "secure, random-k": Method(secure_aggregation=True, up=RandomK(0.2, shared=True), client_weight=Uniform()),
+    "tiers": Method(budget=Budget((Tier(up=TopK(0.05)), Tier(up=Quantize(4))), (0, 1, 0))),
     "tiers, snapshot": Method(
-        link="snapshot", budget=Budget((Tier(up=TopK(0.05), down=Quantise(8)), Tier(down=TopK(0.4))), (0, 1, 0))
+        download="full", budget=Budget((Tier(up=TopK(0.05), down=Quantize(8)), Tier(down=TopK(0.4))), (0, 1, 0))
     ),
     "ranks": Method(
         space=LoRA(rank=4),
-        link="snapshot",
+        download="full",
         budget=Budget((Tier(up=RankSlice(1), down=RankSlice(2)), Tier()), (0, 1, 0)),
     ),
 }  # fmt: skip
@@ -164,15 +164,15 @@ DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}
 CODECS = (
     TopK(0.01),
     TopK(0.15, "block"),
-    TopK(0.4, inner=Quantise(5)),
-    Threshold(1.5, inner=Quantise(scheme="fp16")),
+    TopK(0.4, inner=Quantize(5)),
+    Threshold(1.5, inner=Quantize(scheme="fp16")),
     RandomK(0.5, inner=RandomK(0.5)),
-    RankSlice(20, rows=("w",), columns=(), inner=Quantise(8)),
-    *(Quantise(bits) for bits in (2, 3, 4, 7, 8, 9, 13, 32)),
-    *(Quantise(bits, "uniform") for bits in (1, 5, 8, 20)),
-    *(Quantise(bits, "qsgd", per=per) for bits in (4, 12) for per in ("block", "tree")),
-    *(Quantise(scheme=scheme) for scheme in ("fp16", "bf16", "sign")),
-    ByBlock((("w", ErrorFeedback(TopK(0.1))), ("?", Quantise(4)), ("*", Raw()))),
+    RankSlice(20, rows=("w",), columns=(), inner=Quantize(8)),
+    *(Quantize(bits) for bits in (2, 3, 4, 7, 8, 9, 13, 32)),
+    *(Quantize(bits, "uniform") for bits in (1, 5, 8, 20)),
+    *(Quantize(bits, "qsgd", per=per) for bits in (4, 12) for per in ("block", "tree")),
+    *(Quantize(scheme=scheme) for scheme in ("fp16", "bf16", "sign")),
+    ByBlock((("w", ErrorFeedback(TopK(0.1))), ("?", Quantize(4)), ("*", Raw()))),
 )
 
 
@@ -207,7 +207,7 @@ def doors(names: Iterable[str] = METHODS) -> list[Door]:
     for name in names:
         out += _federation_doors(name, METHODS[name])
     whole = {**MIXED, "i": torch.arange(9), "t": torch.tensor([True, False])}
-    out += [_codec_door(codec, DOUBLE) for codec in (TopK(0.2), Quantise(8), Quantise(16), Quantise(8, "uniform"))]
+    out += [_codec_door(codec, DOUBLE) for codec in (TopK(0.2), Quantize(8), Quantize(16), Quantize(8, "uniform"))]
     return out + [_codec_door(Raw(), whole), *(_codec_door(codec, MIXED) for codec in CODECS)]
 
 
@@ -215,7 +215,7 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
     """What the server reads in one round, and what clients of three different versions read before it."""
     federation = Federation(method, digits_task(perceptron(norm="buffers" in name, hidden=HIDDEN), sizes=(40, 17, 33)))
     seen = []
-    for cohort in ((0, 1), (0, 2), (0, 1), (0, 1) if method.secure else (0,)):
+    for cohort in ((0, 1), (0, 2), (0, 1), (0, 1) if method.secure_aggregation else (0,)):
         seen.append(federation.server.public)
         federation.round(cohort)
     contract, server = federation.contract, federation.server
@@ -228,7 +228,7 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
     masks = masks_of(contract, server.public, {0: ups[0], 1: ups[1]})
 
     def read_up(data: bytes, client: int) -> bool:
-        if method.secure:
+        if method.secure_aggregation:
             mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data}, contract.key)
             return Spec.of(mean) == code and all_finite(mean)
         said = unpack_up(contract, plan, version, client, data, masks[contract.tier(client)])
@@ -248,16 +248,16 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
         closes = draws + most_memory(partial(read, ups[client])) + 2 * contract.code.nbytes
         schema = contract.schema.sent_by(client)
         yield Door(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
-        lost = say_lost(contract, seen[2].version, client)
+        lost = request_full_state(contract, seen[2].version, client)
         whole = repair(contract, server, lost, client)
         downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
         for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
             kind = wire.KINDS[data[3]]
             read = partial(_read_down, contract, held, client=client)
             name_of = f"{who}: {kind} from {held.version}"
-            encode = partial(_encode, contract, contract.down(client), contract.peer(version, -1), method.link)
+            encode = partial(_encode, contract, contract.down(client), contract.peer(version, -1), method.download)
             yield Door(name_of, model, (data,), read, contract.schema, draws, drawing, encode)
-    lost, read = say_lost(contract, seen[2].version, 0), partial(_read_lost, contract, server)
+    lost, read = request_full_state(contract, seen[2].version, 0), partial(_read_lost, contract, server)
     yield Door(f"{name}: lost", model, (lost,), read, contract.schema.sent_by(0), most_memory(lambda: read(lost)))
 
 
@@ -289,13 +289,13 @@ def _read_lost(contract, server, data: bytes) -> bool:
 
 
 def _draw(contract, version: int) -> object:
-    """What a client that was away draws: a frame, the positions of random-k, the guesses of EvoFed (which it keeps)."""
-    frame = contract.frame(version, "cpu") if contract.method.space.fresh_every else {}
+    """What a client that was away draws: a basis, the positions of random-k, the guesses of EvoFed (which it keeps)."""
+    basis = contract.basis(version, "cpu") if contract.method.space.redraw_every else {}
     drawn = "RandomK" in repr(contract.method) and contract.key.words_numpy(contract.coords.size)
     sketch = contract.method.sketch
     for missed in range(KEPT_DRAWS if not isinstance(sketch, Identity) else 0):
         sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("draw", missed))
-    return frame, drawn
+    return basis, drawn
 
 
 def most_memory(call: Callable[[], object]) -> int:
@@ -388,15 +388,17 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
         return built(rng, _parsed(data, schema), schema, [_parsed(other, schema) for other in others], door.encode)
     kind, version, behind, bodies = _parsed(data, schema)
     which = rng.randrange(max(1, len(bodies)))
-    body = next((b for b in bodies[which:] + bodies if b.lanes), wire.Body())
+    body = next((b for b in bodies[which:] + bodies if b.fields), wire.Body())
     if level == "fields":
         for _ in range(rng.choice((1, 1, 2, 3))):
             kind, version, behind, bodies = _other_fields(rng, kind, version, behind, bodies, schema, others)
-    elif body.lanes:
-        lane = wire.COORDS if rng.random() < 0.7 else rng.choice(sorted(body.lanes))
-        payload = body.lanes.get(lane, b"")
-        payload = _stream(rng, payload) if level == "stream" else damaged(rng, payload, [*body.lanes.values(), payload])
-        changed = wire.Body(body.plan, {**body.lanes, lane: payload})
+    elif body.fields:
+        field = wire.COORDS if rng.random() < 0.7 else rng.choice(sorted(body.fields))
+        payload = body.fields.get(field, b"")
+        payload = (
+            _stream(rng, payload) if level == "stream" else damaged(rng, payload, [*body.fields.values(), payload])
+        )
+        changed = wire.Body(body.plan, {**body.fields, field: payload})
         bodies = [changed if b is body else b for b in bodies]
     return wire.pack(kind, version, [wire.pack_body(b, schema) for b in bodies], schema, behind)
 
@@ -407,7 +409,7 @@ def _parsed(data: bytes, schema: wire.Schema) -> Parts:
         return _SEEDS[data]
     message = wire.unpack(data, schema)
     read = [wire.unpack_body(body, schema) for body in message.bodies]
-    bodies = [wire.Body(body.plan, {lane: bytes(part) for lane, part in body.lanes.items()}) for body in read]
+    bodies = [wire.Body(body.plan, {field: bytes(part) for field, part in body.fields.items()}) for body in read]
     return Parts(message.kind, message.version, message.behind, bodies)
 
 
@@ -432,15 +434,15 @@ def _other_fields(rng, kind, version, behind, bodies, schema, others):
             bodies = rng.sample(bodies, len(bodies))
         case 5:
             plan = frozenset(name for name in schema.blocks if rng.random() < rng.choice((0.1, 0.5, 0.9)))
-            bodies = [*bodies[:at], wire.Body(rng.choice((None, frozenset(), plan)), body.lanes), *bodies[at + 1 :]]
+            bodies = [*bodies[:at], wire.Body(rng.choice((None, frozenset(), plan)), body.fields), *bodies[at + 1 :]]
         case 6:
-            gone = rng.choice([*body.lanes, 0])
-            lanes = {lane: payload for lane, payload in body.lanes.items() if lane != gone}
-            bodies = [*bodies[:at], wire.Body(body.plan, lanes), *bodies[at + 1 :]]
+            gone = rng.choice([*body.fields, 0])
+            fields = {field: payload for field, payload in body.fields.items() if field != gone}
+            bodies = [*bodies[:at], wire.Body(body.plan, fields), *bodies[at + 1 :]]
         case 7:
-            payload = rng.choice((b"", rng.randbytes(4), *body.lanes.values()))
-            lanes = {**body.lanes, rng.choice((1, 2, 3, 4, 5, 6, 7, 8, rng.randrange(256))): payload}
-            bodies = [*bodies[:at], wire.Body(body.plan, lanes), *bodies[at + 1 :]]
+            payload = rng.choice((b"", rng.randbytes(4), *body.fields.values()))
+            fields = {**body.fields, rng.choice((1, 2, 3, 4, 5, 6, 7, 8, rng.randrange(256))): payload}
+            bodies = [*bodies[:at], wire.Body(body.plan, fields), *bodies[at + 1 :]]
         case _:
             _, their_version, behind, theirs = _parsed(rng.choice(others), schema)
             bodies = [*bodies[:at], *rng.sample(theirs, min(1, len(theirs))), *bodies[at + 1 :]]
@@ -539,7 +541,7 @@ def _storages(values) -> Iterator[torch.UntypedStorage]:
 
 
 @dataclass
-class Tally:
+class SyncCounts:
     """What became of many messages."""
 
     outcomes: Counter = field(default_factory=Counter)  # (level, outcome)
@@ -550,7 +552,7 @@ class Tally:
     torch_peak: tuple[float, str] = (0.0, "")
     failures: list[str] = field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: SyncCounts) -> None:
         """The messages of another."""
         self.outcomes += other.outcomes
         self.doors += other.doors
@@ -594,19 +596,19 @@ def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Door], dict[int
     return through, _kin(through)
 
 
-def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...] = tuple(METHODS)) -> Tally:
+def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...] = tuple(METHODS)) -> SyncCounts:
     """Send the messages of these numbers."""
     through, kin = ready(names)
-    tally = Tally()
+    sync_counts = SyncCounts()
     try:
         with bounded(GROWTH):
             for done, i in enumerate(numbers):
                 if done % 1000 == 0:
                     faulthandler.dump_traceback_later(300, exit=True)  # a real hang ends here, and says where
-                _send(i, seed, through, kin, tally, i % trace_every == 0)
+                _send(i, seed, through, kin, sync_counts, i % trace_every == 0)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return tally
+    return sync_counts
 
 
 def _kin(through: list[Door]) -> dict[int, list[bytes]]:
@@ -617,7 +619,9 @@ def _kin(through: list[Door]) -> dict[int, list[bytes]]:
     return {i: by[door.schema and door.schema.digest] for i, door in enumerate(through)}
 
 
-def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], tally: Tally, traced: bool) -> None:
+def _send(
+    i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], sync_counts: SyncCounts, traced: bool
+) -> None:
     door, level, data = message(i, seed, through, kin)
     if traced:
         tracemalloc.start()
@@ -645,17 +649,17 @@ def _send(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], t
         wrong = wrong or (f"took {seconds:.2f} s" if seconds > SECONDS else "")
     if peak > TIMES * door.model + door.draws + SMALL:
         wrong = wrong or f"{peak:,} bytes of memory for a model of {door.model:,}"
-    tally.outcomes[level, outcome] += 1
-    tally.doors[door.name, "decoded" if outcome == "decoded" else "refused"] += 1
-    tally.slowest = max(tally.slowest, seconds)
+    sync_counts.outcomes[level, outcome] += 1
+    sync_counts.doors[door.name, "decoded" if outcome == "decoded" else "refused"] += 1
+    sync_counts.slowest = max(sync_counts.slowest, seconds)
     times = ((peak - door.draws - SMALL) / door.model, f"message {i}, {door.name}")
     if live:
-        tally.torch_peak = max(tally.torch_peak, times)
+        sync_counts.torch_peak = max(sync_counts.torch_peak, times)
     elif traced:
-        tally.traced += 1
-        tally.hungriest = max(tally.hungriest, times)
+        sync_counts.traced += 1
+        sync_counts.hungriest = max(sync_counts.hungriest, times)
     if wrong:
-        tally.failures.append(f"message {i} ({level}, {len(data):,} bytes) to {door.name}: {wrong}")
+        sync_counts.failures.append(f"message {i} ({level}, {len(data):,} bytes) to {door.name}: {wrong}")
 
 
 def _processor_seconds(door: Door, data: bytes) -> float:
@@ -671,29 +675,29 @@ def _processor_seconds(door: Door, data: bytes) -> float:
     return max(0.0, seconds)
 
 
-def report(tally: Tally, by_door: bool) -> str:
-    """The tally as tables."""
+def report(sync_counts: SyncCounts, by_door: bool) -> str:
+    """The sync_counts as tables."""
     levels = list(LEVELS)
-    total = sum(tally.outcomes.values())
+    total = sum(sync_counts.outcomes.values())
     rows: dict[str, Counter] = {}
-    for (level, outcome), count in tally.outcomes.items():
+    for (level, outcome), count in sync_counts.outcomes.items():
         rows.setdefault(outcome, Counter())[level] += count
     lines = ["| outcome | all | " + " | ".join(levels) + " |", "|---|" + "---:|" * (1 + len(levels))]
     for outcome, counts in sorted(rows.items(), key=lambda row: -sum(row[1].values())):
         cells = " | ".join(f"{counts[level]:,}" for level in levels)
         lines.append(f"| {outcome} | {sum(counts.values()):,} | {cells} |")
     if by_door:
-        names = sorted({name for name, _ in tally.doors})
+        names = sorted({name for name, _ in sync_counts.doors})
         lines += ["", "| door | decoded | refused |", "|---|---:|---:|"]
-        lines += [f"| {n} | {tally.doors[n, 'decoded']:,} | {tally.doors[n, 'refused']:,} |" for n in names]
+        lines += [f"| {n} | {sync_counts.doors[n, 'decoded']:,} | {sync_counts.doors[n, 'refused']:,} |" for n in names]
     decoded = sum(rows["decoded"].values()) if "decoded" in rows else 0
     lines += [
         "",
         f"{total:,} messages: {decoded:,} decoded to valid trees, {total - decoded:,} refused for {len(rows) - 1} "
-        f"reasons, {len(tally.failures):,} failures.",
-        f"Slowest {tally.slowest:.3f} s. Most memory of Python and numpy, in {tally.traced:,} messages: "
-        f"{max(0.0, tally.hungriest[0]):.2f} x the model ({tally.hungriest[1]}); with torch, every {TORCH_EVERY}th "
-        f"message: {max(0.0, tally.torch_peak[0]):.2f} x ({tally.torch_peak[1]}); {SMALL >> 10} KiB for small objects "
+        f"reasons, {len(sync_counts.failures):,} failures.",
+        f"Slowest {sync_counts.slowest:.3f} s. Most memory of Python and numpy, in {sync_counts.traced:,} messages: "
+        f"{max(0.0, sync_counts.hungriest[0]):.2f} x the model ({sync_counts.hungriest[1]}); with torch, every {TORCH_EVERY}th "
+        f"message: {max(0.0, sync_counts.torch_peak[0]):.2f} x ({sync_counts.torch_peak[1]}); {SMALL >> 10} KiB for small objects "
         "and what is drawn left out.",
     ]
     return "\n".join(lines)
@@ -721,19 +725,19 @@ def main() -> None:
         print(door.read(data))
         return
     parts = [range(first, min(first + PART, options.messages)) for first in range(0, options.messages, PART)]
-    tally = Tally()
+    sync_counts = SyncCounts()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for part in pool.imap_unordered(partial(fuzz, seed=options.seed, trace_every=options.trace_every), parts):
-            tally.add(part)
-            done, wrong = sum(tally.outcomes.values()), "".join(f"\n{line}" for line in part.failures[:5])
+            sync_counts.add(part)
+            done, wrong = sum(sync_counts.outcomes.values()), "".join(f"\n{line}" for line in part.failures[:5])
             print(f"{done:,} of {options.messages:,}{wrong}", file=sys.stderr, flush=True)
             if time.perf_counter() - start > 60 * options.minutes:
                 break
-    print(report(tally, options.doors))
+    print(report(sync_counts, options.doors))
     print(f"Seed {options.seed}, {time.perf_counter() - start:.0f} s with {options.jobs} job(s).")
-    for line in tally.failures[:40]:
+    for line in sync_counts.failures[:40]:
         print(f"FAILED {line}")
-    sys.exit(1 if tally.failures else 0)
+    sys.exit(1 if sync_counts.failures else 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ again. The table (mean and standard deviation over seeds) is written to docs/res
 every run behind it to NAME.json, both from those directories.
 
 `yardstick` names the label of the row whose bytes are 100 %; `targets`
-asks for the bytes until an accuracy was reached (with `"eval.until"` in `set` runs end there). `--set KEY=VALUE` sets
+asks for the bytes until an accuracy was reached (with `"eval.target_accuracy"` in `set` runs end there). `--set KEY=VALUE` sets
 a value in all runs, to try a grid out in small (with `--docs`, so that the table goes elsewhere).
 """
 
@@ -36,7 +36,7 @@ from thinwire.experiments.grid import (
 )
 from thinwire.reports.finals import judged_on, spread, widened
 
-KEPT = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable")
+KEPT = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable")
 WAYS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
 
 
@@ -54,7 +54,7 @@ def interval(values: list[float | None]) -> str:
 
 def results(grid: Grid, lines: list[Line], out: Path) -> str:
     """The main table."""
-    own = any(e.task.hold_out for line in lines for e in line.runs)
+    own = any(e.task.validation_fraction for line in lines for e in line.runs)
     targets = grid.content.get("targets", [])
     head = ["method", "settings", "seeds", "rounds", "best accuracy %", "final accuracy %"]
     head += ["best own accuracy %", "final own accuracy %", "95 % interval of the latter"] if own else []
@@ -78,8 +78,8 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
         cells = [line.label, line.settings, seeds + missing, str(line.runs[0].rounds)]
         cells += [spread(of["best_accuracy"]), spread(of["final_accuracy"])]
         if own:
-            cells += [spread(of["best_own_accuracy"]), spread(of["final_own_accuracy"])]
-            cells.append(interval(of["final_own_accuracy"]))
+            cells += [spread(of["best_client_accuracy"]), spread(of["final_client_accuracy"])]
+            cells.append(interval(of["final_client_accuracy"]))
         cells.append(f"{of['trainable'][0]:,}")
         cells += [human_bytes(statistics.fmean(of[way])) for way in WAYS]
         if yardstick:

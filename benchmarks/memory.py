@@ -1,7 +1,7 @@
 """How much GPU memory the training of several clients of a pretrained model takes at once, against one client alone.
 
     python benchmarks/memory.py --clients 10 --data sst2
-    python benchmarks/memory.py --vectorise graph --precision bf16
+    python benchmarks/memory.py --backend graph --precision bf16
     python benchmarks/memory.py --table memory.json       write what was printed before into docs/benchmarks.md
 
 One round of LoRA (rank 16 on query and value, the head as it is) on MiniLM, with the ordinary engine, in a process of
@@ -42,7 +42,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "task.data": options.data,
         "task.length": options.length,
         "task.clients": 16,
-        "task.split": {"kind": "iid"},
+        "task.partition": {"kind": "iid"},
         "cohort.size": options.clients,
         "local.batch": options.batch,
         "local.steps": 2,
@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     experiment = resolve("lora", on="text-classification", overrides=settings)
     job = build_job(experiment)
     job = replace(job, task=replace(job.task, test=None))
-    simulation = LocalEngine("cuda", options.vectorise, precision=options.precision).prepare(job)
+    simulation = LocalEngine("cuda", options.backend, precision=options.precision).prepare(job)
     if options.built:
         simulation.training = simulation.contract
     torch.cuda.synchronize()
@@ -72,8 +72,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "batch": options.batch,
         "held": held,
         "peak": torch.cuda.max_memory_allocated(),
-        "trained_by": state.how,
-        "because": state.why,
+        "trained_by": state.backend,
+        "because": state.backend_reason,
         "loss": record.loss,
         "weights": 4 * simulation.model.parameters(),
         "trainable": simulation.contract.coords.size,
@@ -101,7 +101,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--data", default="20newsgroups")
-    parser.add_argument("--vectorise", default="vmap")
+    parser.add_argument("--backend", default="vmap")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--built", action="store_true", help="a matrix W0 + B A for each client")
     parser.add_argument("--one", action="store_true", help="measure once in this process and print it")
@@ -118,7 +118,7 @@ def main() -> None:  # noqa: D103
 
     def ask(clients: int, batch: int, *more: str) -> dict[str, float]:
         words = ["--one", "--clients", str(clients), "--batch", str(batch), "--length", str(options.length)]
-        words += ["--data", options.data, "--vectorise", options.vectorise, "--precision", options.precision, *more]
+        words += ["--data", options.data, "--backend", options.backend, "--precision", options.precision, *more]
         done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)

@@ -75,7 +75,7 @@ class Passed:
 def layers_of(module: nn.Module) -> list[Layer]:
     """The operations of VGG16-GN, in order."""
     made = [_layer(f"features.{i}", part) for i, part in enumerate(module.features)]
-    made.append(Layer("mean", "mean", (), lambda x: x.mean((2, 3))))
+    made.append(Layer("aggregator", "aggregator", (), lambda x: x.mean((2, 3))))
     for name in ("fc1", "fc2", "head"):
         made.append(_layer(name, getattr(module, name)))
         if name != "head":

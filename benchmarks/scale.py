@@ -40,7 +40,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
     from thinwire.experiments.presets import preset
     from thinwire.protocol.state import ClientState
     from thinwire.runtime.job import Job
-    from thinwire.simulation.client_states import Roster
+    from thinwire.simulation.client_states import ClientStates
     from thinwire.simulation.engine import LocalEngine
     from thinwire.training import Local
 
@@ -57,7 +57,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
     state, _ = simulation.round(simulation.start())
     if asked:
         seen = ClientState(state.server.public.version)
-        state = state._replace(clients=Roster(dict.fromkeys(range(clients), seen)))
+        state = state._replace(clients=ClientStates(dict.fromkeys(range(clients), seen)))
     took = []
     for _ in range(rounds):
         began = time.process_time()

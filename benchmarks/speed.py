@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
     "vgg16-gn": ("vgg16-gn", {}, 3, 32, 500),
 }
 BATCH = 32
-# vectorise, conv, precision
+# backend, conv, precision
 WAYS = {
     "cuda": [
         ("graph", "fused", "float32"),
@@ -159,11 +159,11 @@ def compare(model: str, cohort: int, device: torch.device, rounds: int, ways: li
     first = {name: p.detach() for name, p in base.model.module.named_parameters()}
     change = distance(expected, first)
     rows = []
-    for vectorise, conv, precision in ways:
-        row: dict[str, Any] = {"model": model, "cohort": cohort, "way": f"{vectorise}/{conv}/{precision}"}
+    for backend, conv, precision in ways:
+        row: dict[str, Any] = {"model": model, "cohort": cohort, "way": f"{backend}/{conv}/{precision}"}
         row |= {"plain_ms": plain_ms, "steps": steps, "one_step": length(last) / change}
         try:
-            engine = LocalEngine(str(device), vectorise, precision=precision, conv=conv)  # type: ignore[arg-type]
+            engine = LocalEngine(str(device), backend, precision=precision, conv=conv)  # type: ignore[arg-type]
             simulation = engine.prepare(job)
             began = time.perf_counter()
             states = [simulation.round(simulation.start())[0]]
@@ -215,7 +215,7 @@ def methods(names: list[str], device: torch.device, rounds: int, engine: LocalEn
             one()
             one()
             row["ms"] = clock(one, device, rounds) / 10 * 1e3
-            row["how"], row["why"] = states[0].how, states[0].why
+            row["backend"], row["why"] = states[0].backend, states[0].why
             row["share_of_first"] = rows[0]["ms"] / row["ms"] if rows else 1.0
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
@@ -292,7 +292,7 @@ def page(files: list[str]) -> str:
                 )
         text += ["| bar | at least, times the plain loop | best | |", "|---|---|---|---|", *found, ""]
     if others := [row for row in rows if "method" in row]:
-        head = ["method", "model", "clients", "ms a client", "% of the speed of the first", "how"]
+        head = ["method", "model", "clients", "ms a client", "% of the speed of the first", "backend"]
         text += _table(head, others, _method)
     if runs := [row for row in rows if "whole" in row]:
         head = [
@@ -329,7 +329,7 @@ def _way(row: dict) -> list[str]:
 
 def _method(row: dict) -> list[str]:
     share = f"{100 * row['share_of_first']:.0f}"
-    return [row["method"], row["model"], str(row["cohort"]), f"{row['ms']:.2f}", share, row["how"]]
+    return [row["method"], row["model"], str(row["cohort"]), f"{row['ms']:.2f}", share, row["backend"]]
 
 
 def _whole(row: dict) -> list[str]:
@@ -355,7 +355,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--methods", nargs="*", help="compare these presets instead")
     parser.add_argument("--whole", type=int, default=0, help="time a whole run of so many rounds instead")
     parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
-    parser.add_argument("--engine", default="auto/auto/float32", help="vectorise/conv/precision of the last three")
+    parser.add_argument("--engine", default="auto/auto/float32", help="backend/conv/precision of the last three")
     parser.add_argument("--json", help="write all rows to this file")
     parser.add_argument("--table", nargs="+", metavar="FILE", help="measure nothing; write what --json left to --docs")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
@@ -365,8 +365,8 @@ def main() -> None:  # noqa: D103
         write_part(options.docs / "benchmarks.md", "speed", page(options.table), command)
         return
     device = torch.device(options.device)
-    vectorise, conv, precision = options.engine.split("/")
-    engine = LocalEngine(options.device, vectorise, precision=precision, conv=conv)
+    backend, conv, precision = options.engine.split("/")
+    engine = LocalEngine(options.device, backend, precision=precision, conv=conv)
     rows: list[dict] = []
     if options.methods:
         rows = methods(options.methods, device, options.rounds, engine)

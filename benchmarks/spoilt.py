@@ -20,13 +20,13 @@ def flipped(client: Client, number: int, answer: Answer) -> Answer:
     return answer._replace(data=answer.data[:middle] + bytes([answer.data[middle] ^ 1]) + answer.data[middle + 1 :])
 
 
-def repacked(client: Client, number: int, answer: Answer, lane: int, payload: bytes, later: int = 0) -> Answer:
-    """The same message with a valid checksum and another lane: what a liar sends."""
+def repacked(client: Client, number: int, answer: Answer, field: int, payload: bytes, later: int = 0) -> Answer:
+    """The same message with a valid checksum and another field: what a liar sends."""
     schema = client.contract.schema.sent_by(number)
     message = wire.unpack(answer.data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
-    lanes = {**body.lanes, lane: payload or body.lanes[lane]}
-    body = wire.pack_body(wire.Body(body.plan, lanes), schema)
+    fields = {**body.fields, field: payload or body.fields[field]}
+    body = wire.pack_body(wire.Body(body.plan, fields), schema)
     return answer._replace(data=wire.pack(wire.UP, message.version + later, [body], schema))
 
 
@@ -46,12 +46,12 @@ def many_examples(client: Client, number: int, answer: Answer) -> Answer:
     return rescaled(client, number, answer, wire.WEIGHT, 1e9)
 
 
-def rescaled(client: Client, number: int, answer: Answer, lane: int, factor: float) -> Answer:
-    """The same message with one lane of raw numbers times a factor."""
+def rescaled(client: Client, number: int, answer: Answer, field: int, factor: float) -> Answer:
+    """The same message with one field of raw numbers times a factor."""
     schema = client.contract.schema.sent_by(number)
-    lanes = wire.unpack_body(wire.unpack(answer.data, schema).bodies[0], schema).lanes
-    numbers = torch.frombuffer(bytearray(lanes[lane]), dtype=torch.float32) * factor
-    return repacked(client, number, answer, lane, numbers.numpy().tobytes())
+    fields = wire.unpack_body(wire.unpack(answer.data, schema).bodies[0], schema).fields
+    numbers = torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor
+    return repacked(client, number, answer, field, numbers.numpy().tobytes())
 
 
 def endless_weight(client: Client, number: int, answer: Answer) -> Answer:

@@ -19,7 +19,7 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 for name, method in {
     "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
-    "mapo": tw.Method(space=tw.MAPO(k=128, fresh_every=10), client_opt=tw.SGD(3.0)),
+    "mapo": tw.Method(space=tw.MAPO(k=128, redraw_every=10), client_opt=tw.SGD(3.0)),
 }.items():
     run = tw.simulate(model, clients, method, rounds=60, cohort=5, test=test, eval_every=60)
     print(f"{name}: accuracy {run.accuracy:.3f}, up {run.bytes_up:,} B, down {run.bytes_down + run.bytes_catchup:,} B")

@@ -83,7 +83,7 @@ def main():
     methods = {
         "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
         "top 10 %": tw.Method(up=tw.TopK(0.1), down=tw.TopK(0.1), client_opt=tw.SGD(0.3)),
-        "mapo": tw.Method(space=tw.MAPO(k=64, fresh_every=10), client_opt=tw.SGD(3.0)),
+        "mapo": tw.Method(space=tw.MAPO(k=64, redraw_every=10), client_opt=tw.SGD(3.0)),
     }
     runs = []
     for name, method in methods.items():

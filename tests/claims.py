@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from thinwire.experiments.collapse import is_broken
-from thinwire.reports.seed_groups import Mean
+from thinwire.reports.seed_groups import MeanInterval
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
-ACCURACIES = ("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy")
+ACCURACIES = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy")
 BYTES = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 
@@ -73,7 +73,7 @@ class Table:
                 plain[run["seed"]] = max(plain.get(run["seed"], 0.0), run["best_accuracy"])
             for _, runs in lines:
                 for key in ACCURACIES:
-                    if mean := Mean.of(None if run.get(key) is None else 100 * run[key] for run in runs):
+                    if mean := MeanInterval.of(None if run.get(key) is None else 100 * run[key] for run in runs):
                         half = mean.half or 0.0
                         self.shares |= {mean.mean, mean.mean - half, mean.mean + half}
                 self.sizes |= {statistics.fmean(run[key] for run in runs) for key in BYTES if key in runs[0]}

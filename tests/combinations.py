@@ -30,7 +30,7 @@ from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import SLOTS
 from thinwire.protocol import Method
-from thinwire.protocol.method import Link, Say
+from thinwire.protocol.method import Download, UploadKind
 from thinwire.protocol.round import agree, begin, plan_round
 from thinwire.training import Local
 
@@ -41,8 +41,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "space": {
         "full": tw.Full(),
         "mapo": tw.MAPO(k=32),
-        "mapo/kept": tw.MAPO(k=32, fresh_every=0),
-        "mapo/2": tw.MAPO(k=32, fresh_every=2, entries="gaussian", layout="contiguous"),
+        "mapo/kept": tw.MAPO(k=32, redraw_every=0),
+        "mapo/2": tw.MAPO(k=32, redraw_every=2, entries="gaussian", layout="contiguous"),
         "mapa": tw.MAPA(p=16),
         "mapax": tw.MAPAX(segment=64, budget=32),
         "fedpara": tw.FedPara(rank=2, activation="tanh"),
@@ -51,7 +51,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "pufferfish": tw.Pufferfish(ratio=0.5, first_dense=0),
         "factorized-fl": tw.FactorizedFL(),
         "lora": tw.LoRA(rank=2),
-        "lora/merged": tw.LoRA(rank=2, fresh_every=2),
+        "lora/merged": tw.LoRA(rank=2, redraw_every=2),
         "lora/frozen-a": tw.LoRA(rank=2, freeze_a=True),
         "route": tw.Route((("*.bias", tw.Full()), ("*", tw.MAPO(k=8)))),
         "frozen": tw.Route((("5.*", tw.Full()), ("*", tw.Frozen()))),  # alone it trains nothing
@@ -64,8 +64,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "test-pool": parts.Pool(0.5),
     },
     "schedule": {
-        "every": tw.Every(),
-        "every/private": tw.Every(private=("1.*",)),
+        "every": tw.AllBlocks(),
+        "every/private": tw.AllBlocks(private=("1.*",)),
         "fedlama": tw.FedLAMA(phi=2),
         "fedlama/public": tw.FedLAMA(phi=2, rules="public", accelerate=True),
         "test-turns": parts.Turns(2),
@@ -73,21 +73,21 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "codec": {
         "raw": tw.Raw(),
         "topk": tw.TopK(0.2),
-        "topk/block": tw.TopK(0.2, by="block", inner=tw.Quantise(8)),
+        "topk/block": tw.TopK(0.2, by="block", inner=tw.Quantize(8)),
         "threshold": tw.Threshold(1e-4),
         "masked": tw.Masked(),
         "randomk": tw.RandomK(0.5),
         "randomk/shared": tw.RandomK(0.5, shared=True),
         "rank-slice": tw.RankSlice(1),  # of adapters
-        "quantise": tw.Quantise(8),
-        "quantise/sign": tw.Quantise(scheme="sign"),
-        "quantise/qsgd": tw.Quantise(8, scheme="qsgd"),
-        "quantise/fp16": tw.Quantise(scheme="fp16"),
+        "quantize": tw.Quantize(8),
+        "quantise/sign": tw.Quantize(scheme="sign"),
+        "quantise/qsgd": tw.Quantize(8, scheme="qsgd"),
+        "quantise/fp16": tw.Quantize(scheme="fp16"),
         "error-feedback": tw.ErrorFeedback(tw.TopK(0.2)),
-        "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantise(4))),
-        "route": tw.ByBlock((("*", tw.Quantise(8)),)),
+        "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantize(4))),
+        "route": tw.ByBlock((("*", tw.Quantize(8)),)),
     },
-    "mean": {
+    "aggregator": {
         "weighted": tw.WeightedMean(),
         "trimmed": tw.TrimmedMean(0.4),
         "median": tw.Median(),
@@ -98,7 +98,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "bounded": tw.Bounded(norm=5.0, weight=20.0),
     },
     "norm_bound": {"ten": 10.0, "none": 0.0, "one": 1.0},
-    "weigh": {"samples": tw.BySamples(), "uniform": tw.Uniform()},
+    "client_weight": {"samples": tw.BySamples(), "uniform": tw.Uniform()},
     "client_opt": {
         "sgd": tw.SGD(0.05),
         "sgd/momentum": tw.SGD(0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
@@ -115,12 +115,12 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "yogi": tw.Yogi(0.01),
         "adagrad": tw.Adagrad(0.01),
     },
-    "rate": {
-        "constant": tw.Constant(),
-        "decay": tw.Decay(0.9),
-        "steps": tw.Steps((1,), 0.5),
-        "cosine": tw.Cosine(3),
-        "warmup": tw.Warmup(2, then=tw.Decay(0.9)),
+    "lr_schedule": {
+        "constant": tw.ConstantLR(),
+        "decay": tw.ExponentialLR(0.9),
+        "steps": tw.MultiStepLR((1,), 0.5),
+        "cosine": tw.CosineLR(3),
+        "warmup": tw.WarmupLR(2, inner=tw.ExponentialLR(0.9)),
     },
     "correction": {
         "none": tw.NoCorrection(),
@@ -131,29 +131,33 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "penalty": {
         "none": tw.NoPenalty(),
-        "norms": tw.Norms(l1=1e-4, l2=1e-3),
-        "norms/coords": tw.Norms(l1=1e-3, coords=("*",)),
+        "norms": tw.L1L2(l1=1e-4, l2=1e-3),
+        "norms/coords": tw.L1L2(l1=1e-3, coords=("*",)),
         "jacobian": tw.Jacobian(0.1),
     },
     "privacy": {"none": tw.NoPrivacy(), "dp": tw.DP(clip=0.1, sigma=0.1), "test-clip": parts.Clip()},
     "mask": {
         "none": tw.NoMask(),
-        "select": tw.Select(0.5),
-        "prune": tw.Prune(0.5),
-        "prune/slowly": tw.Prune(1.0, keep=0.7),
-        "pick": tw.Pick(0.5),
+        "select": tw.TopKMask(0.5),
+        "prune": tw.PruneMask(0.5),
+        "prune/slowly": tw.PruneMask(1.0, keep=0.7),
+        "pick": tw.RandomMask(0.5),
     },
     "budget": {
         "none": tw.Budget(),
         "tiers": tw.Budget((tw.Tier(up=tw.ErrorFeedback(tw.TopK(0.2))), tw.Tier()), clients=(0, 1, 0)),
-        "tiers/down": tw.Budget((tw.Tier(up=tw.TopK(0.2), down=tw.Quantise(8)), tw.Tier(0.5))),
+        "tiers/down": tw.Budget((tw.Tier(up=tw.TopK(0.2), down=tw.Quantize(8)), tw.Tier(0.5))),
     },
-    "then": {"none": None, "lora": tw.Stage(1, tw.LoRA(rank=2), mask=tw.NoMask()), "full": tw.Stage(2, tw.Full())},
-    "secure": {"no": False, "yes": True},
-    "guard": {"on": True, "off": False},
+    "next_stage": {
+        "none": None,
+        "lora": tw.Stage(1, tw.LoRA(rank=2), mask=tw.NoMask()),
+        "full": tw.Stage(2, tw.Full()),
+    },
+    "secure_aggregation": {"no": False, "yes": True},
+    "drift_check": {"on": True, "off": False},
     "evaluate": {"server": "server", "client": "client"},
-    "link": {link: link for link in get_args(Link)},
-    "say": {say: say for say in get_args(Say)},
+    "download": {link: link for link in get_args(Download)},
+    "upload": {say: say for say in get_args(UploadKind)},
 }
 
 
@@ -180,8 +184,8 @@ def choices() -> dict[str, dict[str, Any]]:
     """Slot -> name -> part; the first of a slot is FedAvg's."""
     slots = [field.name for field in dataclasses.fields(Method)]
     out = {slot: ENTRIES[slot] if slot in ENTRIES else ENTRIES[SLOTS[slot]] for slot in slots}
-    probe = Spec.of({"w": torch.zeros(8)})  # what settles a frame may not remember: refused whatever stands beside it
-    out["settle"] = {name: part for name, part in out["settle"].items() if not part.init(probe)}
+    probe = Spec.of({"w": torch.zeros(8)})  # what settles a basis may not remember: refused whatever stands beside it
+    out["merge_codec"] = {name: part for name, part in out["merge_codec"].items() if not part.init(probe)}
     return out
 
 
@@ -223,7 +227,7 @@ def refused(choice: Mapping[str, str]) -> str | None:
     """Why a combination is refused before training; None if it is not. Any other error is a bug and comes through."""
     try:
         method = method_of(choice)
-        learner = model(method.secure or method.privacy.bounds)
+        learner = model(method.secure_aggregation or method.privacy.bounds)
         contract, public = agree(method, learner.weights(), learner.buffers(), Key(0))
         plan_round(contract, begin(contract, public))
     except (IncompatibleParts, ConfigError) as error:
@@ -234,15 +238,15 @@ def refused(choice: Mapping[str, str]) -> str | None:
 def train(choice: Mapping[str, str]) -> None:
     """Three rounds over real messages, with clients that come and go; raises on anything but a finite loss."""
     method = method_of(choice)
-    federation = Federation(method, task(method.secure or method.privacy.bounds), Local(batch=8))
+    federation = Federation(method, task(method.secure_aggregation or method.privacy.bounds), Local(batch=8))
     before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for so small a network
     try:
-        for cohort in SECURE_COHORTS if method.secure else COHORTS:
+        for cohort in SECURE_COHORTS if method.secure_aggregation else COHORTS:
             federation.round(cohort)
     finally:
         torch.backends.mkldnn.enabled = before
     assert all(math.isfinite(loss) for loss in federation.losses), f"losses {federation.losses}"
-    if federation.method.link == "ledger":
+    if federation.method.download == "incremental":
         federation.hear(2)
         assert same_public(federation.public[2], federation.server.public), "a client that caught up is elsewhere"
 

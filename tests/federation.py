@@ -15,9 +15,9 @@ from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive, repair, say_lost
-from thinwire.protocol.round import agree, begin, close_round, cohort_round, forget, fresh_client, plan_round
-from thinwire.protocol.secagg import Circle
+from thinwire.protocol.download import open_round, receive, repair, request_full_state
+from thinwire.protocol.round import agree, begin, close_round, cohort_round, forget, initial_client_state, plan_round
+from thinwire.protocol.secagg import SecAggCohort
 from thinwire.protocol.state import Contract, Public
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
@@ -84,7 +84,7 @@ class Federation:
         self.first = first
         clients = range(len(self.task.clients))
         self.public = dict.fromkeys(clients, first)
-        self.states = {i: fresh_client(self.contract, first, i) for i in clients}
+        self.states = {i: initial_client_state(self.contract, first, i) for i in clients}
         self.asked: dict[int, Plan] = {}
         self.losses: list[float] = []
         self.drifted: list[int] = []
@@ -98,7 +98,7 @@ class Federation:
             heard = receive(self.contract, self.public[client], data, client)
         except Drifted:
             self.drifted.append(client)
-            answer = repair(self.contract, self.server, say_lost(self.contract, held, client), client)
+            answer = repair(self.contract, self.server, request_full_state(self.contract, held, client), client)
             heard = receive(self.contract, self.first._replace(version=held), answer, client)
         self.public[client], touched, self.asked[client] = heard
         self.states[client] = forget(self.states[client], touched)
@@ -112,13 +112,13 @@ class Federation:
             self.contract,
             self.model,
             self.public[client],
-            self.contract.frame(version, "cpu"),
+            self.contract.basis(version, "cpu"),
             self.asked[client],  # what it heard, not what the server knows
             (client,),
             [self.states[client]],
             work,
             how,
-            circle=Circle(self.cohort, lambda i, j: f"{i} {j}".encode()),  # tests have no secrets
+            circle=SecAggCohort(self.cohort, lambda i, j: f"{i} {j}".encode()),  # tests have no secrets
         )
         self.states[client] = reply.states[0]
         self.losses.append(float(reply.loss[0]))
@@ -141,4 +141,4 @@ class Federation:
     def weights(self, public: Public | None = None) -> Tree:
         """The weights of the model at a public state."""
         public = public or self.server.public
-        return self.method.space.expand(public.base, self.contract.frame(public.version, "cpu"), public.coords)
+        return self.method.space.expand(public.base, self.contract.basis(public.version, "cpu"), public.coords)

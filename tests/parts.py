@@ -17,42 +17,42 @@ class Drift:
     """A space: each weight moves along k random directions."""
 
     k: int = 8
-    fresh_every: int = 1
+    redraw_every: int = 1
 
     def check(self, spec: Spec) -> None:
         if self.k < 1:
             raise ConfigError("k must be 1 or more")
 
-    def frame(self, spec: Spec, key: Key, device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device) -> Tree:
         return {b.name: key.fold(b.name).normal(b.numel, self.k, device=device) / b.numel**0.5 for b in spec}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         return {f"{name}/b": block.new_zeros(self.k) for name, block in base.items()}
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
-        return {name: w + (frame[name] @ coords[f"{name}/b"]).reshape(w.shape) for name, w in base.items()}
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        return {name: w + (basis[name] @ coords[f"{name}/b"]).reshape(w.shape) for name, w in base.items()}
 
 
 @dataclass(frozen=True)
 class Product:
     """A space whose weights are products, trained from a random start: not linear, not at the base."""
 
-    fresh_every: int = 0
+    redraw_every: int = 0
 
     def check(self, spec: Spec) -> None:
         pass
 
-    def frame(self, spec: Spec, key: Key, device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device) -> Tree:
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         out = {}
         for name, w in base.items():
             out[f"{name}/x"] = w.clone()
             out[f"{name}/y"] = 1 + 0.1 * key.fold(name).normal(*w.shape, device=w.device)
         return out
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         return {name: coords[f"{name}/x"] * coords[f"{name}/y"] for name in base}
 
 

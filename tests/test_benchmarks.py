@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import attackers, codecs, contestants, faults, fuzz_wire, page, peers, precision
-from thinwire.codecs import Peer, Quantise, Threshold, TopK
+from thinwire.codecs import Peer, Quantize, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import Drifted, WireError
@@ -21,16 +21,16 @@ from thinwire.models import vgg
 
 
 def test_forged_messages_are_decoded_or_refused():
-    names = ("raw, buffers", "top-k by block", "private, snapshot", "mapo, 3 rounds a frame")
-    tally = fuzz_wire.fuzz(range(2000), seed=1, trace_every=8, names=names)
-    assert tally.failures == []
-    refusals = {outcome for _, outcome in tally.outcomes} - {"decoded"}
-    decoded = sum(count for (_, outcome), count in tally.outcomes.items() if outcome == "decoded")
+    names = ("raw, buffers", "top-k by block", "private, snapshot", "mapo, 3 rounds a basis")
+    sync_counts = fuzz_wire.fuzz(range(2000), seed=1, trace_every=8, names=names)
+    assert sync_counts.failures == []
+    refusals = {outcome for _, outcome in sync_counts.outcomes} - {"decoded"}
+    decoded = sum(count for (_, outcome), count in sync_counts.outcomes.items() if outcome == "decoded")
     assert decoded > 200  # mutations that are still messages
     # from the outermost check to the innermost
-    for deep in ("checksum", "lanes [", "not finite", "positions", "compressed section", "level N does not exist"):
+    for deep in ("checksum", "fields [", "not finite", "positions", "compressed section", "level N does not exist"):
         assert any(deep in refusal for refusal in refusals), deep
-    assert "2,000 messages" in fuzz_wire.report(tally, by_door=True)
+    assert "2,000 messages" in fuzz_wire.report(sync_counts, by_door=True)
 
 
 def test_the_fuzzer_sees_what_it_looks_for():
@@ -39,12 +39,12 @@ def test_the_fuzzer_sees_what_it_looks_for():
     wrong = fuzz_wire.Door("wrong", 1000, (b"x",), lambda data: False)
     hungry = fuzz_wire.Door("torch", 1000, (b"x",), lambda data: bool((fuzz_wire.torch.zeros(1 << 20) + 1).all()))
     for door, says in ((big, "bytes of memory"), (odd, "AttributeError"), (wrong, "not a valid tree")):
-        tally = fuzz_wire.Tally()
-        fuzz_wire._send(1, 0, [door], {0: [b"x"]}, tally, traced=True)
-        assert says in tally.failures[0]
-    tally = fuzz_wire.Tally()
-    fuzz_wire._send(64, 0, [hungry], {0: [b"x"]}, tally, traced=True)
-    assert "bytes of memory" in tally.failures[0]
+        sync_counts = fuzz_wire.SyncCounts()
+        fuzz_wire._send(1, 0, [door], {0: [b"x"]}, sync_counts, traced=True)
+        assert says in sync_counts.failures[0]
+    sync_counts = fuzz_wire.SyncCounts()
+    fuzz_wire._send(64, 0, [hungry], {0: [b"x"]}, sync_counts, traced=True)
+    assert "bytes of memory" in sync_counts.failures[0]
 
 
 def test_measuring_memory_takes_none_that_stays():
@@ -66,7 +66,7 @@ def test_codecs_that_keep_many_numbers_take_little_memory(codec):
 
 @pytest.mark.parametrize("level", ["repaired", "built"])
 def test_messages_with_checksums_that_fit_reach_what_is_behind_them(level):
-    through, kin = fuzz_wire.ready(("raw, buffers", "mapo, 3 rounds a frame"))
+    through, kin = fuzz_wire.ready(("raw, buffers", "mapo, 3 rounds a basis"))
     reasons = Counter()
     for i in range(300):
         rng = random.Random(i)
@@ -78,7 +78,7 @@ def test_messages_with_checksums_that_fit_reach_what_is_behind_them(level):
             reasons[fuzz_wire.reason(error)] += 1
     assert not any("checksum" in reason or "announces" in reason or "shortest form" in reason for reason in reasons)
     assert reasons["True"] > 10
-    assert any("lanes [" in reason for reason in reasons)
+    assert any("fields [" in reason for reason in reasons)
 
 
 def test_a_message_of_the_fuzzer_is_a_function_of_its_number():
@@ -124,7 +124,7 @@ def test_bars_can_be_missed():
 
 def test_flower_sends_positions_and_values_or_all_of_them():
     spec = Spec.of({"w": Key(0).normal(100, 10)})
-    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantise(8)), spec)
+    dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
     assert dense == [("f4", [100, 10])]
     assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
 

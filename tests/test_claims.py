@@ -19,7 +19,7 @@ from thinwire.core.registry import lookup
 from thinwire.core.spec import Spec
 from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.presets import papers, preset
-from thinwire.masks.masks import Prune
+from thinwire.masks.masks import PruneMask
 from thinwire.optimizers import SGD, Adam
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.lowrank import LowRank
@@ -153,13 +153,13 @@ def test_pruning_an_adapter_by_size_after_adams_first_step_leaves_nothing_of_b()
     """MiniLM's twelve matrices of 384 x 384 at rank 16: what SparseAdapter's row trained at each server rate."""
     space = LoRA(rank=16, alpha=16.0)
     base = {f"layer.{i}.weight": torch.zeros(384, 384) for i in range(12)}
-    start = space.init(base, space.frame(Spec.of(base), Key(0), "cpu"), Key(0))
+    start = space.init(base, space.basis(Spec.of(base), Key(0), "cpu"), Key(0))
     ways = {name: torch.where(Key(1).fold(name).normal(*block.shape) > 0, 1.0, -1.0) for name, block in start.items()}
     assert sum(block.numel() for name, block in start.items() if name.endswith("/b")) == 73_728
     for rate, most in ((0.003, 0), (0.01, 0), (0.03, 20)):
         optimizer = Adam(rate)
         change, _ = optimizer.update(ways, optimizer.init(ways), start)
-        left = Prune(0.25).left(start, {name: start[name] + change[name] for name in start}, 1)
+        left = PruneMask(0.25).left(start, {name: start[name] + change[name] for name in start}, 1)
         assert sum(int(mask.sum()) for name, mask in left.items() if name.endswith("/b")) <= most, rate
 
 

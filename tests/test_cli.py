@@ -95,7 +95,7 @@ def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
     assert [row["method"] for row in rows] == ["fedavg", "fedsgd"]
     assert rows[0]["ratio"] == 1.0
     assert rows[0]["seeds"] == 2
-    assert rows[0]["final_accuracy"].keys() == {"mean", "std"}
+    assert rows[0]["final_accuracy"].keys() == {"aggregator", "std"}
     assert {row["accounting"] for row in rows} == {"honest"}
 
 
@@ -223,7 +223,7 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("watch", "nowhere"), "not a run directory"),
         (("run", "fedavg", "--log", "tensorbord"), "did you mean 'tensorboard'"),
         (("check", "fedavg", "--set", "method.schedule.private=['nothing*']"), "matches no block"),
-        (("check", "fedlama", "--set", "method.space.kind=mapo"), "fresh_every = 0"),
+        (("check", "fedlama", "--set", "method.space.kind=mapo"), "redraw_every = 0"),
         (("show", "fedlama", "--plot", "layers.svg"), "--plot draws a run directory"),
         (("run", "fedavg", "--set", "task.model=cnn2"), "28"),
     ],

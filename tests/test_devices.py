@@ -64,7 +64,7 @@ def test_a_drift_check_has_the_same_bits_on_the_gpu(size):
 @pytest.mark.parametrize("space", SPACES, ids=repr)
 def test_a_frame_has_the_same_bits_on_the_gpu(space):
     spec = Spec.of({"w": torch.zeros(11_000), "b": torch.zeros(274)})
-    here, there = space.frame(spec, Key(11), "cpu"), space.frame(spec, Key(11), "cuda")
+    here, there = space.basis(spec, Key(11), "cpu"), space.basis(spec, Key(11), "cuda")
     assert here.keys() == there.keys()
     for name in here:
         assert torch.equal(here[name], there[name].cpu())
@@ -200,7 +200,7 @@ def test_products_with_a_drawn_matrix_are_those_of_the_reference(entries, vector
 @triton_only
 @pytest.mark.parametrize("space", [Full(), MAPA(p=30), MAPA(p=30, entries="gaussian", normalise="none")], ids=repr)
 def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch):
-    monkeypatch.setattr(projection, "STORED", 1)  # frames are drawn as they are multiplied
+    monkeypatch.setattr(projection, "STORED", 1)  # bases are drawn as they are multiplied
     torch.manual_seed(0)
     clients = [(torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))) for _ in range(3)]
     net = nn.Sequential(
@@ -224,7 +224,7 @@ def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch
         assert float((block.cpu() - ends[1][name]).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize("space", [Full(), MAPO(k=128, fresh_every=7)], ids=repr)
+@pytest.mark.parametrize("space", [Full(), MAPO(k=128, redraw_every=7)], ids=repr)
 @pytest.mark.parametrize("model", ["cnn2", "cnn-cifar"])
 def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
     channels, size = (1, 28) if model == "cnn2" else (3, 32)

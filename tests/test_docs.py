@@ -141,12 +141,12 @@ def test_every_part_has_one_line_that_is_a_sentence():
         "sketch",
         "schedule",
         "codec",
-        "optimiser",
+        "optimizer",
         "correction",
         "privacy",
-        "weigh",
+        "client_weight",
         "mask",
-        "mean",
+        "aggregator",
         "split",
     ):
         for entry in entries(kind).values():
@@ -254,7 +254,7 @@ def test_every_number_of_a_result_has_its_runs(page):
             continue
         row = dict(zip(head, cells, strict=True))
         named = [] if row["runs"] == "-" else [runs[name] for name in row["runs"].split()]
-        for key in ("best_accuracy", "final_accuracy", "final_own_accuracy"):
+        for key in ("best_accuracy", "final_accuracy", "final_client_accuracy"):
             column = f"{key.replace('_', ' ')} %"
             if named and column in row:
                 mean = statistics.fmean(100 * one[key] for one in named)

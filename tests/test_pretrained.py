@@ -20,7 +20,7 @@ from thinwire.experiments.execute import execute
 from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.models import build
 from thinwire.models.pretrained import Pretrained
-from thinwire.spaces.unmerged import Beside
+from thinwire.spaces.unmerged import Unmerged
 
 pytest.importorskip("transformers")
 
@@ -36,8 +36,8 @@ def world(tmp_path, monkeypatch):
 
 
 def small(world: str, method: str = "lora", **more) -> tw.Experiment:
-    overrides = {"task.data": "sst2", "task.checkpoint": world, "task.clients": 3, "task.split": {"kind": "iid"}}
-    overrides |= {"cohort.size": 2, "rounds": 2, "local.batch": 4, "engine.vectorise": "vmap"}
+    overrides = {"task.data": "sst2", "task.checkpoint": world, "task.clients": 3, "task.partition": {"kind": "iid"}}
+    overrides |= {"cohort.size": 2, "rounds": 2, "local.batch": 4, "engine.backend": "vmap"}
     return resolve(method, on="text-classification", overrides=overrides | more)
 
 
@@ -110,7 +110,7 @@ def test_a_run_writes_an_adapter_that_peft_loads(world, tmp_path, method):
     path = tmp_path / "run"
     more = {"method.space.rank": 4, "method.client_opt.lr": 1.0}
     if method == "slora":  # at the end it is an adapter
-        more = {"method.then.space.rank": 4, "method.then.at": 1, "method.then.server_opt.lr": 0.1}
+        more = {"method.next_stage.space.rank": 4, "method.next_stage.at": 1, "method.next_stage.server_opt.lr": 0.1}
     execute(small(world, method, **more), path)
     adapter_of_run(path, tmp_path / "adapter")
     record = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -142,9 +142,11 @@ def test_minilm_with_lora_trains_and_peft_gives_the_same_logits(tmp_path):
     codes = 1000 + tw.Key(0).integers(2 * 4 * 12, 20_000).view(2, 4, 12)
     mask = torch.arange(12) < torch.tensor([12, 5, 7, 12])[:, None]
     clients = [({"input_ids": codes[i], "attention_mask": mask}, torch.arange(4) + 4 * i) for i in range(2)]
-    space = tw.LoRA(rank=16, alpha=16.0, layers=("*query.weight", "*value.weight"), dense=("*classifier.*",))
+    space = tw.LoRA(
+        rank=16, alpha=16.0, target_modules=("*query.weight", "*value.weight"), modules_to_save=("*classifier.*",)
+    )
     run = tw.simulate(
-        model, clients, tw.Method(space, client_opt=tw.SGD(0.5)), rounds=2, local=tw.Local(batch=4), vectorise="vmap"
+        model, clients, tw.Method(space, client_opt=tw.SGD(0.5)), rounds=2, local=tw.Local(batch=4), backend="vmap"
     )
     assert sum(block.numel() for block in run.coords.values()) == 155_156
     assert run.history[-1].loss < run.history[0].loss
@@ -163,7 +165,7 @@ def test_minilm_with_lora_trains_and_peft_gives_the_same_logits(tmp_path):
 def test_nothing_in_a_step_makes_a_gpu_wait(family, tmp_path):
     """No number is read back to the host and none is made there: such a step can be recorded."""
     model = Functional.of(build("pretrained", checkpoint=str(write_checkpoint(tmp_path, family)), classes=3))
-    space = Beside(tw.LoRA(rank=2, layers=("*query.weight", "*value.weight")))
+    space = Unmerged(tw.LoRA(rank=2, target_modules=("*query.weight", "*value.weight")))
     base = model.weights()
     point = space.init(base, {}, tw.Key(0))
     met = []

@@ -12,13 +12,13 @@ from thinwire.core.tree import scale, tmap
 from thinwire.errors import ConfigError, WireError
 from thinwire.optimizers import SGD, FedDyn, NoCorrection, Scaffold
 from thinwire.privacy import NoPrivacy
-from thinwire.schedules import Every, Plan
+from thinwire.schedules import AllBlocks, Plan
 from thinwire.sketches import Identity
 from thinwire.spaces import Full
 from thinwire.testing import (
     check_codec,
     check_correction,
-    check_optimiser,
+    check_optimizer,
     check_privacy,
     check_schedule,
     check_sketch,
@@ -29,7 +29,7 @@ from thinwire.testing import (
 def test_good_spaces_pass():
     check_space(Full())
     check_space(Drift(k=4))
-    check_space(Drift(k=4, fresh_every=0))
+    check_space(Drift(k=4, redraw_every=0))
     check_space(Product(), starts_at_base=False)
     check_space(Drift(), {"w": torch.ones(3, 2), "b": torch.zeros(3)})
 
@@ -37,9 +37,9 @@ def test_good_spaces_pass():
 def test_other_good_parts_pass():
     for sketch in (Identity(), Project(0.5), Project(0.1), Pool()):
         check_sketch(sketch)
-    for schedule in (Every(), Every(private=("norm.*", "scale")), Turns(3), Turns(2, private=("fc.weight",))):
+    for schedule in (AllBlocks(), AllBlocks(private=("norm.*", "scale")), Turns(3), Turns(2, private=("fc.weight",))):
         check_schedule(schedule)
-    check_schedule(Every(private=("w",)), Spec.of({"w": torch.zeros(1), "v": torch.zeros(2)}))
+    check_schedule(AllBlocks(private=("w",)), Spec.of({"w": torch.zeros(1), "v": torch.zeros(2)}))
     for codec in (Half(), Remember()):
         check_codec(codec)
     check_codec(Raw(), lossless=True)
@@ -54,12 +54,12 @@ def test_other_good_parts_pass():
 
 @dataclass
 class Thawed:
-    fresh_every: int = 0
+    redraw_every: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Unequal:
-    fresh_every: int = 0
+    redraw_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,28 @@ class Secretive(Full):
 
 @dataclass(frozen=True)
 class GlobalDice(Drift):
-    def frame(self, spec, key, device):
+    def basis(self, spec, key, device):
         return {b.name: torch.randn(b.numel, self.k) for b in spec}
 
 
 @dataclass(frozen=True)
 class OddNames(Drift):
-    def init(self, base, frame, key):
+    def init(self, base, basis, key):
         return {f"b/{name}": block.new_zeros(self.k) for name, block in base.items()}
 
-    def expand(self, base, frame, coords):
-        return {name: w + (frame[name] @ coords[f"b/{name}"]).reshape(w.shape) for name, w in base.items()}
+    def expand(self, base, basis, coords):
+        return {name: w + (basis[name] @ coords[f"b/{name}"]).reshape(w.shape) for name, w in base.items()}
 
 
 @dataclass(frozen=True)
 class FromFrame(Drift):
-    def init(self, base, frame, key):
-        return {f"{name}/b": 0 * block.new_zeros(self.k) + frame[name][0] for name, block in base.items()}
+    def init(self, base, basis, key):
+        return {f"{name}/b": 0 * block.new_zeros(self.k) + basis[name][0] for name, block in base.items()}
 
 
 @dataclass(frozen=True)
 class InPlace(Full):
-    def expand(self, base, frame, coords):
+    def expand(self, base, basis, coords):
         for block in coords.values():
             block.mul_(2)
         return coords
@@ -98,7 +98,7 @@ class InPlace(Full):
 
 @dataclass(frozen=True)
 class Reordered(Full):
-    def expand(self, base, frame, coords):
+    def expand(self, base, basis, coords):
         return dict(reversed(coords.items()))
 
 
@@ -120,7 +120,7 @@ class _Wrong(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class WrongSlope(Full):
-    def expand(self, base, frame, coords):
+    def expand(self, base, basis, coords):
         return tmap(_Wrong.apply, coords)
 
 
@@ -130,10 +130,10 @@ class WrongSlope(Full):
         (Thawed(), "must be frozen"),
         (Unequal(), "equal by value"),
         (Secretive(k=2), "repr of a part"),
-        (GlobalDice(), "frame gives another answer|not from torch's generator"),
+        (GlobalDice(), "basis gives another answer|not from torch's generator"),
         (OddNames(), "named after a weight"),
         (FromFrame(), "must not depend on the numbers in it"),
-        (Product(fresh_every=1), "differs from the base"),
+        (Product(redraw_every=1), "differs from the base"),
         (InPlace(), "must not change what it is given|another answer"),
         (Reordered(), "in this order"),
     ],
@@ -150,7 +150,7 @@ def test_a_wrong_gradient_is_found_by_finite_differences():
 
 def test_a_part_that_is_no_dataclass_is_named():
     class Plain:
-        fresh_every = 0
+        redraw_every = 0
 
     with pytest.raises(AssertionError, match="must be a dataclass"):
         check_space(Plain())
@@ -195,13 +195,13 @@ def test_bad_sketches_are_named_and_one_linear_map_is_enough():
 
 
 @dataclass(frozen=True)
-class Leaky(Every):
+class Leaky(AllBlocks):
     def plan(self, state, coords, version):
         return Plan(frozenset(coords.names) if version == 13 else frozenset())
 
 
 @dataclass(frozen=True)
-class Phantom(Every):
+class Phantom(AllBlocks):
     def plan(self, state, coords, version):
         return Plan(frozenset({"nowhere"}))
 
@@ -338,11 +338,11 @@ class Rushing(SGD):
 
 def test_bad_optimisers_are_named():
     with pytest.raises(AssertionError, match="what/block"):
-        check_optimiser(Misnamed())
+        check_optimizer(Misnamed())
     with pytest.raises(AssertionError, match="must not change"):
-        check_optimiser(Rushing())
+        check_optimizer(Rushing())
     with pytest.raises(RuntimeError, match="vmap"):
-        check_optimiser(Branching())
+        check_optimizer(Branching())
 
 
 @dataclass(frozen=True)

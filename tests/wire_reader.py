@@ -48,7 +48,7 @@ class Cursor:
 
 
 def read_message(data, digest, blocks, client=0):
-    """Kind, version, versions behind it, and bodies; a body is its plan (names of blocks) and lanes (payload by id)."""
+    """Kind, version, versions behind it, and bodies; a body is its plan (names of blocks) and fields (payload by id)."""
     sender = client.to_bytes(8, "little") if data[3] in (1, 4) else b""
     assert zlib.crc32(digest + sender + data[:-4]) == struct.unpack("<I", data[-4:])[0], "checksum"
     c = Cursor(data[:-4])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from thinwire.codecs.by_block import ByBlock as ByBlock
     from thinwire.codecs.chain import Chain as Chain
     from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
-    from thinwire.codecs.quantize import Quantise as Quantise
+    from thinwire.codecs.quantize import Quantize as Quantize
     from thinwire.codecs.rank_slice import RankSlice as RankSlice
     from thinwire.codecs.sparse import Masked as Masked
     from thinwire.codecs.sparse import RandomK as RandomK
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
     from thinwire.masks.masks import NoMask as NoMask
-    from thinwire.masks.masks import Pick as Pick
-    from thinwire.masks.masks import Prune as Prune
-    from thinwire.masks.masks import Select as Select
+    from thinwire.masks.masks import PruneMask as PruneMask
+    from thinwire.masks.masks import RandomMask as RandomMask
+    from thinwire.masks.masks import TopKMask as TopKMask
     from thinwire.optimizers.adaptive import Adagrad as Adagrad
     from thinwire.optimizers.adaptive import Adam as Adam
     from thinwire.optimizers.adaptive import AdamW as AdamW
@@ -66,14 +66,14 @@ if TYPE_CHECKING:
     from thinwire.optimizers.corrections import FedProx as FedProx
     from thinwire.optimizers.corrections import NoCorrection as NoCorrection
     from thinwire.optimizers.corrections import Scaffold as Scaffold
-    from thinwire.optimizers.lr_schedules import Constant as Constant
-    from thinwire.optimizers.lr_schedules import Cosine as Cosine
-    from thinwire.optimizers.lr_schedules import Decay as Decay
-    from thinwire.optimizers.lr_schedules import Steps as Steps
-    from thinwire.optimizers.lr_schedules import Warmup as Warmup
+    from thinwire.optimizers.lr_schedules import ConstantLR as ConstantLR
+    from thinwire.optimizers.lr_schedules import CosineLR as CosineLR
+    from thinwire.optimizers.lr_schedules import ExponentialLR as ExponentialLR
+    from thinwire.optimizers.lr_schedules import MultiStepLR as MultiStepLR
+    from thinwire.optimizers.lr_schedules import WarmupLR as WarmupLR
+    from thinwire.optimizers.penalties import L1L2 as L1L2
     from thinwire.optimizers.penalties import Jacobian as Jacobian
     from thinwire.optimizers.penalties import NoPenalty as NoPenalty
-    from thinwire.optimizers.penalties import Norms as Norms
     from thinwire.optimizers.sgd import SGD as SGD
     from thinwire.privacy.base import NoPrivacy as NoPrivacy
     from thinwire.privacy.dp import DP as DP
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from thinwire.reports.report import report as report
     from thinwire.runtime.job import Job as Job
     from thinwire.runtime.job import RoundRecord as RoundRecord
-    from thinwire.schedules.base import Every as Every
+    from thinwire.schedules.base import AllBlocks as AllBlocks
     from thinwire.schedules.base import Plan as Plan
     from thinwire.schedules.lama import FedLAMA as FedLAMA
     from thinwire.simulation.engine import LocalEngine as LocalEngine
@@ -109,7 +109,7 @@ _HOMES = {
     "thinwire.codecs.by_block": ("ByBlock",),
     "thinwire.codecs.chain": ("Chain",),
     "thinwire.codecs.error_feedback": ("ErrorFeedback",),
-    "thinwire.codecs.quantize": ("Quantise",),
+    "thinwire.codecs.quantize": ("Quantize",),
     "thinwire.codecs.rank_slice": ("RankSlice",),
     "thinwire.codecs.sparse": ("Masked", "RandomK", "Threshold", "TopK"),
     "thinwire.core.registry": ("register",),
@@ -130,14 +130,14 @@ _HOMES = {
     ),
     "thinwire.optimizers.adaptive": ("Adagrad", "Adam", "AdamW", "Yogi"),
     "thinwire.optimizers.corrections": ("FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
-    "thinwire.optimizers.penalties": ("Jacobian", "NoPenalty", "Norms"),
-    "thinwire.optimizers.lr_schedules": ("Constant", "Cosine", "Decay", "Steps", "Warmup"),
+    "thinwire.optimizers.penalties": ("Jacobian", "NoPenalty", "L1L2"),
+    "thinwire.optimizers.lr_schedules": ("ConstantLR", "CosineLR", "ExponentialLR", "MultiStepLR", "WarmupLR"),
     "thinwire.optimizers.sgd": ("SGD",),
     "thinwire.privacy.base": ("NoPrivacy",),
     "thinwire.privacy.dp": ("DP",),
     "thinwire.training.batches": ("Local",),
     "thinwire.protocol.budget": ("Budget", "Tier"),
-    "thinwire.masks.masks": ("NoMask", "Pick", "Prune", "Select"),
+    "thinwire.masks.masks": ("NoMask", "RandomMask", "PruneMask", "TopKMask"),
     "thinwire.aggregators.base": ("Bounded", "ByNorm", "Median", "TrimmedMean", "WeightedMean"),
     "thinwire.protocol.method": ("Method",),
     "thinwire.aggregators.robust": ("CenteredClipping", "GeometricMedian", "MultiKrum"),
@@ -146,7 +146,7 @@ _HOMES = {
     "thinwire.experiments.config": ("Experiment", "resolve"),
     "thinwire.reports.report": ("report",),
     "thinwire.experiments.simulate": ("Run", "simulate"),
-    "thinwire.schedules.base": ("Every", "Plan"),
+    "thinwire.schedules.base": ("AllBlocks", "Plan"),
     "thinwire.schedules.lama": ("FedLAMA",),
     "thinwire.sketches.base": ("Identity",),
     "thinwire.sketches.evofed": ("EvoFed",),

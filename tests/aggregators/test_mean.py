@@ -22,7 +22,7 @@ def random_trees(count: int):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
-@pytest.mark.parametrize("mean", [tw.WeightedMean(), *ROBUST, tw.Bounded(norm=100.0, weight=10.0)])
+@pytest.mark.parametrize("aggregator", [tw.WeightedMean(), *ROBUST, tw.Bounded(norm=100.0, weight=10.0)])
 def test_a_mean_of_equals_is_what_they_say_and_order_does_not_matter(mean, count):
     trees = random_trees(count)
     same = mean.of([trees[0]] * count, [1.0] * count)
@@ -43,7 +43,7 @@ def test_trimming_nothing_is_the_plain_mean_and_trimming_most_the_median():
         torch.testing.assert_close(tw.Median().of(trees, [1.0] * 7)[name], middle)
 
 
-@pytest.mark.parametrize("mean", ROBUST)
+@pytest.mark.parametrize("aggregator", ROBUST)
 def test_the_result_lies_between_honest_clients(mean):
     honest = random_trees(4)
     lies = [{name: torch.full((5,), x) for name in honest[0]} for x in (1e30, -1e30)]
@@ -54,17 +54,17 @@ def test_the_result_lies_between_honest_clients(mean):
         assert (block <= values.max(0).values).all()
 
 
-def lying(federation: Federation, data: bytes, lane: int, factor: float, client: int = 3) -> bytes:
-    """A client's message with one lane of numbers multiplied."""
+def lying(federation: Federation, data: bytes, field: int, factor: float, client: int = 3) -> bytes:
+    """A client's message with one field of numbers multiplied."""
     schema = federation.contract.schema.sent_by(client)
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
-    numbers = torch.frombuffer(bytearray(body.lanes[lane]), dtype=torch.float32) * factor
-    body = wire.Body(body.plan, {**body.lanes, lane: numbers.numpy().tobytes()})
+    numbers = torch.frombuffer(bytearray(body.fields[field]), dtype=torch.float32) * factor
+    body = wire.Body(body.plan, {**body.fields, field: numbers.numpy().tobytes()})
     return wire.pack(wire.UP, message.version, [wire.pack_body(body, schema)], schema)
 
 
-def after_a_lie(method: tw.Method, lane: int, factor: float) -> tuple[float, float]:
+def after_a_lie(method: tw.Method, field: int, factor: float) -> tuple[float, float]:
     """How far the public state moves in a round, with all honest, and with one client lying."""
     moved = []
     for lie in (False, True):
@@ -75,7 +75,7 @@ def after_a_lie(method: tw.Method, lane: int, factor: float) -> tuple[float, flo
             federation.hear(client)
         up = {client: federation.answer(client) for client in EVERYONE}
         if lie:
-            up[3] = lying(federation, up[3], lane, factor)
+            up[3] = lying(federation, up[3], field, factor)
         federation.close(plan, up)
         after = federation.weights()
         moved.append(sum(float((after[name] - before[name]).square().sum()) for name in after) ** 0.5)
@@ -120,7 +120,7 @@ def test_clients_need_not_know_the_mean():
     assert other.schema == federation.contract.schema
 
 
-@pytest.mark.parametrize("mean", ROBUST)
+@pytest.mark.parametrize("aggregator", ROBUST)
 def test_learning_goes_on_under_a_robust_mean(mean):
     federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3)))
     for _ in range(8):
@@ -132,7 +132,7 @@ def test_what_cannot_work_is_refused():
     federation = Federation(tw.Method())
     weights = federation.contract.weights
     with pytest.raises(IncompatibleParts, match="shortens changes"):
-        tw.Method(mean=tw.Bounded(norm=1.0), say="value").check(weights)
+        tw.Method(mean=tw.Bounded(norm=1.0), upload="weights").check(weights)
     for make in (lambda: tw.TrimmedMean(0.5), lambda: tw.Bounded(norm=-1.0), lambda: tw.Bounded(weight=float("nan"))):
         with pytest.raises(ConfigError):
             make()

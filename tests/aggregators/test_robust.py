@@ -19,7 +19,7 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.parts import build
 from thinwire.protocol.round import plan_round
 from thinwire.runtime.job import Job
-from thinwire.testing import check_mean
+from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
 
 LARGEST = torch.finfo(torch.float32).max
@@ -40,9 +40,9 @@ def random_trees(count: int, seed: int = 0):
     return [{name: torch.randn(7, generator=generator) for name in ("a", "b")} for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", list(entries("mean")))
+@pytest.mark.parametrize("name", list(entries("aggregator")))
 def test_every_mean_keeps_its_contract(name):
-    check_mean(build("mean", name, "method.mean"))
+    check_aggregator(build("aggregator", name, "method.aggregator"))
 
 
 # -- distances ---------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_long_blocks_and_trees_in_one_vector_are_looked_at_in_slices():
         torch.testing.assert_close(torch.cat([block.reshape(-1) for block in got.values()]), by_hand)
 
 
-@pytest.mark.parametrize("mean", [tw.Median(), tw.TrimmedMean(0.3), *ROBUST])
+@pytest.mark.parametrize("aggregator", [tw.Median(), tw.TrimmedMean(0.3), *ROBUST])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_number_types_stay_what_they_are(mean, dtype):
     trees = [{name: block.to(dtype) for name, block in tree.items()} for tree in random_trees(7)]
@@ -158,7 +158,7 @@ def test_multi_krum_with_few_answers_goes_by_fewer_liars():
     with pytest.raises(ConfigError, match="multi-krum with 3 faulty clients needs 9 clients in a round"):
         tw.MultiKrum(3).check(8)
     with pytest.raises(ConfigError, match="needs 9 clients"):
-        Job(digits_task(), tw.Method(mean=tw.Bounded(1.0, then=tw.MultiKrum(3))), cohort=6)
+        Job(digits_task(), tw.Method(mean=tw.Bounded(1.0, inner=tw.MultiKrum(3))), cohort=6)
     for clients in (1, 2, 3, 8, 9):
         tw.MultiKrum(0.3).check(clients)  # a share of few is none
 
@@ -166,7 +166,7 @@ def test_multi_krum_with_few_answers_goes_by_fewer_liars():
 # -- liars -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mean", ROBUST)
+@pytest.mark.parametrize("aggregator", ROBUST)
 @pytest.mark.parametrize("value", [-10.0, 1e6, 1e30, LARGEST])
 def test_liars_do_not_move_the_result_beyond_honest_clients(mean, value):
     honest = random_trees(6)
@@ -179,7 +179,7 @@ def test_liars_do_not_move_the_result_beyond_honest_clients(mean, value):
         assert np.sqrt(((got - center) ** 2).sum()) < width
 
 
-@pytest.mark.parametrize("mean", ROBUST)
+@pytest.mark.parametrize("aggregator", ROBUST)
 def test_a_majority_that_agrees_is_not_moved(mean):
     trees = trees_of(*[(1.0, 2.0)] * 5, (3.0, 4.0), (-1e9, 1e9))
     got = points_of([mean.of(*mean.admit(trees, [1.0] * 7))])[0]
@@ -195,20 +195,20 @@ def uploads_of(federation: Federation) -> dict[int, bytes]:
 
 
 def lying(federation: Federation, data: bytes, factors: dict[int, float]) -> bytes:
-    """Client 0's message with lanes of numbers multiplied."""
+    """Client 0's message with fields of numbers multiplied."""
     schema = federation.contract.schema.sent_by(0)
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
-    lanes = dict(body.lanes)
-    for lane, factor in factors.items():
-        lanes[lane] = (torch.frombuffer(bytearray(lanes[lane]), dtype=torch.float32) * factor).numpy().tobytes()
-    return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, lanes), schema)], schema)
+    fields = dict(body.fields)
+    for field, factor in factors.items():
+        fields[field] = (torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor).numpy().tobytes()
+    return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, fields), schema)], schema)
 
 
 def test_a_client_that_is_left_out_is_left_out_of_everything():
     states = []
     for lies in ({wire.COORDS: -9.0}, {wire.COORDS: -9.0, wire.SHARED: -5.0, wire.WEIGHT: 7.0}):
-        federation = Federation(tw.Method(correction=tw.Scaffold(), mean=tw.MultiKrum(1)))
+        federation = Federation(tw.Method(correction=tw.Scaffold(), aggregator=tw.MultiKrum(1)))
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
         up[0] = lying(federation, up[0], lies)
         federation.close(plan, up)
@@ -217,11 +217,11 @@ def test_a_client_that_is_left_out_is_left_out_of_everything():
 
 
 @pytest.mark.parametrize(
-    ("mean", "learns"),
+    ("aggregator", "learns"),
     [(tw.WeightedMean(), False), (tw.GeometricMedian(), True), (tw.CenteredClipping(), True), (tw.MultiKrum(1), True)],
 )
 def test_learning_goes_on_beside_a_client_that_flips_signs(mean, learns):
-    federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3), weigh=tw.Uniform()))
+    federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3), client_weight=tw.Uniform()))
     for _ in range(6):
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
         up[0] = lying(federation, up[0], {wire.COORDS: -10.0})

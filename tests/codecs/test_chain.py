@@ -5,7 +5,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import Federation, digits, perceptron
-from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantise, RandomK, Raw, Threshold, TopK
+from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
@@ -16,18 +16,18 @@ from thinwire.testing import check_codec
 
 PEER = Peer(Key(1))
 TREE = {"fc.weight": Key(2).normal(30, 10), "fc.bias": Key(3).normal(30), "head.weight": Key(4).normal(7)}
-MIXED = ByBlock((("fc.weight*", ErrorFeedback(Quantise(4))), ("head*", TopK(0.5)), ("*", Raw())))
+MIXED = ByBlock((("fc.weight*", ErrorFeedback(Quantize(4))), ("head*", TopK(0.5)), ("*", Raw())))
 
 
 @pytest.mark.parametrize(
     "codec",
     [
         Chain(),
-        Chain((TopK(0.3), Quantise(4))),
-        Chain((ErrorFeedback(), TopK(0.3), Quantise(4))),
-        Chain((TopK(0.5), RandomK(0.5), Quantise(8, "uniform"))),
+        Chain((TopK(0.3), Quantize(4))),
+        Chain((ErrorFeedback(), TopK(0.3), Quantize(4))),
+        Chain((TopK(0.5), RandomK(0.5), Quantize(8, "uniform"))),
         MIXED,
-        ErrorFeedback(ByBlock((("fc*", TopK(0.5)), ("*", Quantise(8))))),
+        ErrorFeedback(ByBlock((("fc*", TopK(0.5)), ("*", Quantize(8))))),
         ByBlock((("!*", Raw()), (("*", "!scale"), RandomK(0.5)), ("*", RandomK(0.5)))),
     ],
     ids=repr,
@@ -43,7 +43,7 @@ def test_raw_through_chain_and_by_block_is_raw():
 
 
 def test_a_chain_is_the_nested_codec():
-    chain, nested = Chain((TopK(0.1), Quantise(4))), TopK(0.1, inner=Quantise(4))
+    chain, nested = Chain((TopK(0.1), Quantize(4))), TopK(0.1, inner=Quantize(4))
     assert chain.encode(TREE, {}, PEER) == nested.encode(TREE, {}, PEER)
     assert Chain((RandomK(0.1), Raw())).size(Spec.of(TREE)) == RandomK(0.1).size(Spec.of(TREE))
     assert Chain([TopK(0.1)]) == Chain((TopK(0.1),))
@@ -52,10 +52,10 @@ def test_a_chain_is_the_nested_codec():
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ((Quantise(4), TopK(0.1)), r"write Chain\(\(TopK\(\.\.\.\), Quantise\(\.\.\.\)\)\)"),
-        ((Quantise(4), Raw()), "keep either Quantise or Raw"),
-        ((TopK(0.1, inner=Quantise(8)), Raw()), r"write it as the next part: Chain\(\(TopK"),
-        ((TopK(0.1), ErrorFeedback(), Quantise(4)), r"other way round: ErrorFeedback\(TopK"),
+        ((Quantize(4), TopK(0.1)), r"write Chain\(\(TopK\(\.\.\.\), Quantize\(\.\.\.\)\)\)"),
+        ((Quantize(4), Raw()), "keep either Quantize or Raw"),
+        ((TopK(0.1, inner=Quantize(8)), Raw()), r"write it as the next part: Chain\(\(TopK"),
+        ((TopK(0.1), ErrorFeedback(), Quantize(4)), r"other way round: ErrorFeedback\(TopK"),
         ((ErrorFeedback(), RandomK(0.1)), "unbiased = False"),
         ((), "tuple of codecs"),
         (TopK(0.1), "tuple of codecs"),
@@ -112,7 +112,7 @@ def test_rules_that_make_no_sense_are_refused():
     MIXED.check(Spec.of(TREE))
 
 
-@pytest.mark.parametrize("codec", [MIXED, Chain((ErrorFeedback(), TopK(0.1), Quantise(4))), Threshold(0.5, Quantise())])
+@pytest.mark.parametrize("codec", [MIXED, Chain((ErrorFeedback(), TopK(0.1), Quantize(4))), Threshold(0.5, Quantize())])
 def test_nested_codecs_survive_a_file(codec):
     text = dumps({"up": describe("codec", codec)})
     assert build("codec", loads(text, "test")["up"], "test") == codec
@@ -127,7 +127,7 @@ def test_a_run_over_lossy_links_learns_and_sends_little():
     x, y = digits()
     clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
     options = {"rounds": 10, "test": (x[-300:], y[-300:]), "local": tw.Local(epochs=4, batch=16)}
-    method = tw.Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantise(4))), down=Quantise(8))
+    method = tw.Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantize(4))), down=Quantize(8))
     plain = tw.simulate(perceptron(hidden=64), clients, tw.Method(), **options)
     thin = tw.simulate(perceptron(hidden=64), clients, method, **options)
     assert thin.history[-1].loss < 0.5 * thin.history[0].loss
@@ -140,7 +140,7 @@ def test_clients_stay_with_the_server_over_lossy_links_and_partial_plans():
     from tests.parts import Turns
 
     rules = ByBlock((("*.weight", ErrorFeedback(TopK(0.2))), ("*", Raw())))
-    federation = Federation(tw.Method(up=rules, down=ErrorFeedback(Quantise(4)), schedule=Turns()))
+    federation = Federation(tw.Method(up=rules, down=ErrorFeedback(Quantize(4)), schedule=Turns()))
     for cohort in ([0, 1, 2], [3, 4], [0, 5], [1, 2, 3, 4]):
         federation.round(cohort)
     assert all(map(torch.isfinite, map(torch.tensor, federation.losses)))
@@ -174,7 +174,7 @@ def test_a_misspelt_selector_is_found_before_training(codec, slot):
     with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block; the blocks are "):
         Federation(tw.Method(**{slot: codec}))
     snapshot = tw.Method(
-        link="snapshot", up=Raw(), down=Raw(), budget=tw.Budget((tw.Tier(), tw.Tier(**{slot: MISSPELT})))
+        download="full", up=Raw(), down=Raw(), budget=tw.Budget((tw.Tier(), tw.Tier(**{slot: MISSPELT})))
     )
     with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block"):
         Federation(snapshot)

@@ -104,12 +104,12 @@ def test_answers_are_read(name):
     file = FILES[name]
     kind, version, behind, bodies = read(file)
     assert (kind, version, behind, len(bodies)) == ("up", file["version"], 0, 1)
-    plan, lanes = bodies[0]
+    plan, fields = bodies[0]
     assert plan == file["plan"]
-    said = reader.read_codec(file["up"], lanes.pop(1), flat(file["coords"], plan), peer(file, version, file["client"]))
+    said = reader.read_codec(file["up"], fields.pop(1), flat(file["coords"], plan), peer(file, version, file["client"]))
     assert said == numbers(file["coords"], file["numbers"])
-    assert reader.read_codec("raw", lanes.pop(2), [("weight", (1,), "f4")], 0) == {"weight": [file["weight"]]}
-    read_rest(file, lanes, "shared_said", "buffers_said", file)
+    assert reader.read_codec("raw", fields.pop(2), [("weight", (1,), "f4")], 0) == {"weight": [file["weight"]]}
+    read_rest(file, fields, "shared_said", "buffers_said", file)
 
 
 @of("message-lost")
@@ -125,20 +125,22 @@ def test_steps_are_read(name):
     assert (kind, version, behind) == ("steps", file["version"], file["version"] - file["from"])
     read_ask(file, bodies.pop(), news=behind > 0)
     at = file["from"]
-    for (plan, lanes), wanted in zip(bodies, file["way"], strict=True):
+    for (plan, fields), wanted in zip(bodies, file["way"], strict=True):
         assert (at, plan) == (wanted["from"], wanted["plan"])
         blocks = flat(file["coords"], plan)
-        if 7 in lanes:
+        if 7 in fields:
             end = (at // file["window"] + 1) * file["window"] if file["window"] else None
             settled = end is not None and end <= version
             at = end if settled else version
-            said = reader.read_codec(file["settle"] if settled else "raw", lanes.pop(7), blocks, peer(file, at, -1))
+            said = reader.read_codec(
+                file["merge_codec"] if settled else "raw", fields.pop(7), blocks, peer(file, at, -1)
+            )
         else:
-            said = reader.read_codec(file["down"], lanes.pop(1), blocks, peer(file, at, -1))
+            said = reader.read_codec(file["down"], fields.pop(1), blocks, peer(file, at, -1))
             at += 1
         assert said == numbers(file["coords"], wanted["numbers"])
         assert at == wanted["until"]
-        assert not lanes
+        assert not fields
     assert at == version
 
 
@@ -148,29 +150,29 @@ def test_states_are_read(name):
     kind, version, behind, bodies = read(file)
     assert (kind, version, behind) == ("state", file["version"], file["version"] - file["from"])
     read_ask(file, bodies.pop(), news=True)
-    ((plan, lanes),) = bodies
+    ((plan, fields),) = bodies
     assert plan == file["touched"]
     after, blocks = file["after"], flat(file["sendable"])
     codec = file["down"] if file["link"] == "snapshot" else "raw"
-    said = reader.read_codec(codec, lanes.pop(1), blocks, peer(file, version, -1))
+    said = reader.read_codec(codec, fields.pop(1), blocks, peer(file, version, -1))
     held = numbers(file["coords"], after["coords"])
     assert said == {name: held[name] for name, _, _ in blocks}
     if file["window"] and version >= file["window"]:
-        base = reader.read_codec("raw", lanes.pop(6), flat(file["weights"]), 0)
+        base = reader.read_codec("raw", fields.pop(6), flat(file["weights"]), 0)
         assert base == numbers(file["weights"], after["base"])
-    assert not lanes
+    assert not fields
 
 
 def read_ask(file, ask, news):
-    plan, lanes = ask
+    plan, fields = ask
     assert plan == file["plan"]
     if file["guarded"]:
         state = [numbers(file[blocks], file["after"][part]) for blocks, part in guarded_parts(file)]
-        value = reader.read_codec("raw", lanes.pop(8), [("guard", (), "f4")], 0)["guard"][0]
-        assert value == reader.guard(state, reader.fold(file["key"], "guard", file["version"]))
+        value = reader.read_codec("raw", fields.pop(8), [("drift_check", (), "f4")], 0)["drift_check"][0]
+        assert value == reader.guard(state, reader.fold(file["key"], "drift_check", file["version"]))
     if news:
-        read_rest(file, lanes, "shared", "buffers", file["after"])
-    assert not lanes
+        read_rest(file, fields, "shared", "buffers", file["after"])
+    assert not fields
 
 
 def guarded_parts(file):
@@ -179,11 +181,11 @@ def guarded_parts(file):
     return [*base, ("coords", "coords")]
 
 
-def read_rest(file, lanes, shared, buffers, wanted):
-    for lane, blocks, numbers_of in ((3, "buffers", buffers), (4, "shared", shared)):
-        payload = lanes.pop(lane, b"")
+def read_rest(file, fields, shared, buffers, wanted):
+    for field, blocks, numbers_of in ((3, "buffers", buffers), (4, "shared", shared)):
+        payload = fields.pop(field, b"")
         assert reader.read_codec("raw", payload, flat(file[blocks]), 0) == numbers(file[blocks], wanted[numbers_of])
-    assert not lanes
+    assert not fields
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith(("message-steps", "message-state"))])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.codecs import Peer, Quantise
+from thinwire.codecs import Peer, Quantize
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, WireError
@@ -26,9 +26,9 @@ def sent(codec, x, peer=PEER):
 
 @pytest.mark.parametrize(
     "codec",
-    [Quantise(scheme=scheme) for scheme in SCHEMES]
-    + [Quantise(bits, scheme) for bits in (2, 3, 4, 12, 13, 24, 32) for scheme in ("block", "uniform", "qsgd")]
-    + [Quantise(1, "uniform"), Quantise(4, block=3), Quantise(scheme="sign", per="tree"), Quantise(4, stochastic=True)],
+    [Quantize(scheme=scheme) for scheme in SCHEMES]
+    + [Quantize(bits, scheme) for bits in (2, 3, 4, 12, 13, 24, 32) for scheme in ("block", "uniform", "qsgd")]
+    + [Quantize(1, "uniform"), Quantize(4, block=3), Quantize(scheme="sign", per="tree"), Quantize(4, stochastic=True)],
     ids=repr,
 )
 def test_keeps_the_contract_of_a_codec(codec):
@@ -38,7 +38,7 @@ def test_keeps_the_contract_of_a_codec(codec):
 @pytest.mark.parametrize("bits", [2, 3, 4, 7, 8, 10, 16])
 def test_block_scales_are_right_to_half_a_step(bits):
     x = Key(3).normal(1000) * torch.logspace(-12, 8, 1000)
-    _, back = sent(Quantise(bits, block=50), x)
+    _, back = sent(Quantize(bits, block=50), x)
     step = x.view(-1, 50).abs().amax(1) / ((1 << bits - 1) - 1) * (1 + 2**-7)  # scales are rounded up
     assert ((back - x).view(-1, 50).abs() <= step[:, None] * 0.5001 + 1e-40).all()
 
@@ -46,7 +46,7 @@ def test_block_scales_are_right_to_half_a_step(bits):
 @pytest.mark.parametrize("bits", [1, 2, 5, 8, 11, 16])
 def test_uniform_is_right_to_half_a_step(bits):
     x = 3 + Key(4).normal(999)
-    data, back = sent(Quantise(bits, "uniform"), x)
+    data, back = sent(Quantize(bits, "uniform"), x)
     step = float(x.max() - x.min()) / ((1 << bits) - 1)
     assert float((back - x).abs().max()) <= step / 2 + 1e-6
     assert back.min() == x.min()
@@ -56,7 +56,7 @@ def test_uniform_is_right_to_half_a_step(bits):
 
 def test_uniform_numbers_that_are_all_equal_come_back_exactly():
     x = torch.full((500,), -1.2345)
-    data, back = sent(Quantise(8, "uniform"), x)
+    data, back = sent(Quantize(8, "uniform"), x)
     assert torch.equal(back, x)
     assert len(data) < 90
 
@@ -64,10 +64,10 @@ def test_uniform_numbers_that_are_all_equal_come_back_exactly():
 def test_thirty_two_bits_are_as_good_as_float32():
     x = Key(5).normal(1000)
     for scheme in ("block", "uniform"):
-        assert torch.allclose(sent(Quantise(32, scheme), x)[1], x, rtol=0, atol=3e-7)
+        assert torch.allclose(sent(Quantize(32, scheme), x)[1], x, rtol=0, atol=3e-7)
 
 
-@pytest.mark.parametrize("codec", [Quantise(3, "qsgd"), Quantise(4, "qsgd", per="tree"), Quantise(2, stochastic=True)])
+@pytest.mark.parametrize("codec", [Quantize(3, "qsgd"), Quantize(4, "qsgd", per="tree"), Quantize(2, stochastic=True)])
 def test_random_rounding_is_right_on_average(codec):
     x = torch.cat((Key(6).normal(40), torch.zeros(4), torch.tensor([1e-3])))
     many = 1500
@@ -82,13 +82,13 @@ def test_random_rounding_is_right_on_average(codec):
 
 
 def test_random_rounding_is_the_peers_and_nobody_elses():
-    codec, x = Quantise(4, "qsgd"), Key(7).normal(300)
+    codec, x = Quantize(4, "qsgd"), Key(7).normal(300)
     assert sent(codec, x)[0] == sent(codec, x)[0] != sent(codec, x, Peer(Key(2)))[0]
 
 
 def test_one_scale_for_many_numbers_takes_few_bits_of_the_eight():
     x = Key(10).normal(200_000)
-    data, back = sent(Quantise(8, "qsgd", per="tree"), x)
+    data, back = sent(Quantize(8, "qsgd", per="tree"), x)
     levels = (back / back[back != 0].abs().min()).round()
     p = levels.unique(return_counts=True)[1].double() / len(x)
     assert len(data) < 1.05 * -float((p * p.log2()).sum()) * len(x) / 8
@@ -96,14 +96,14 @@ def test_one_scale_for_many_numbers_takes_few_bits_of_the_eight():
 
 
 def test_sign_sends_signs_and_their_mean_size():
-    data, back = sent(Quantise(scheme="sign"), torch.tensor([1.0, -2.0, -0.5, 0.5]))
+    data, back = sent(Quantize(scheme="sign"), torch.tensor([1.0, -2.0, -0.5, 0.5]))
     assert back.tolist() == [1.0, -1.0, -1.0, 1.0]
     assert len(data) == 2 + 1 + 1  # scale, no zeros, signs
     x = torch.tensor([1.0, -3.0, 0.5, 0.5])
-    data, back = sent(Quantise(scheme="sign", block=2), x)
+    data, back = sent(Quantize(scheme="sign", block=2), x)
     assert back.tolist() == [2.0, -2.0, 0.5, 0.5]
     assert len(data) == 2 * 2 + 1 + 1
-    data, _ = sent(Quantise(scheme="sign", block=2, per="tree"), x)
+    data, _ = sent(Quantize(scheme="sign", block=2, per="tree"), x)
     assert len(data) == 2 + 1 + 1
 
 
@@ -111,7 +111,7 @@ def test_sign_sends_signs_and_their_mean_size():
 @pytest.mark.parametrize("per", ["block", "tree"])
 def test_the_sign_of_zero_is_zero(zeros, per):
     x = Key(5).normal(5000) * (Key(6).uniform(5000) >= zeros)
-    data, back = sent(Quantise(scheme="sign", per=per), x)
+    data, back = sent(Quantize(scheme="sign", per=per), x)
     assert torch.equal(torch.sign(back), torch.sign(x))
     scales = 2 * (1 if per == "tree" else 20)
     bound = 5000 * (1 if zeros in (0.0, 1.0) else 2) / 8  # where the zeros are: at most a bit a number
@@ -122,7 +122,7 @@ def test_the_sign_of_zero_is_zero(zeros, per):
 def test_what_sign_loses_is_never_more_than_there_was(values):
     """|x - C(x)|^2 = |x|^2 - (1 - e^2) |x|_1^2 / nonzeros, e < 2^-7 for a scale that is rounded up to bfloat16."""
     x = torch.tensor(values, dtype=torch.float64)
-    _, back = sent(Quantise(scheme="sign", per="tree"), x)
+    _, back = sent(Quantize(scheme="sign", per="tree"), x)
     lost, all_of_it = float((x - back).square().sum()), float(x.square().sum())
     said = float(x.abs().sum()) ** 2 / max(1, int(x.count_nonzero()))
     tiny = 1e-9 * all_of_it + 1e-60
@@ -132,10 +132,10 @@ def test_what_sign_loses_is_never_more_than_there_was(values):
 @pytest.mark.parametrize(("scheme", "half"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_half_precision_is_a_cast_that_stays_finite(scheme, half):
     x = torch.cat((Key(8).normal(5000), torch.tensor([0.0, -0.0, 1e-8, 3e4])))
-    data, back = sent(Quantise(scheme=scheme), x)
+    data, back = sent(Quantize(scheme=scheme), x)
     assert torch.equal(back, x.to(half).float())
     assert len(data) < 0.9 * 2 * len(x)
-    _, large = sent(Quantise(scheme=scheme), torch.tensor([3.4e38, -3.4e38]))
+    _, large = sent(Quantize(scheme=scheme), torch.tensor([3.4e38, -3.4e38]))
     assert large.tolist() == [torch.finfo(half).max, torch.finfo(half).min]
 
 
@@ -143,7 +143,7 @@ def test_half_precision_is_a_cast_that_stays_finite(scheme, half):
 def test_half_precision_takes_little_more_than_its_entropy(scheme, half):
     layers = torch.tensor([1e-2, 1e-3, 1e-4, 1e-6]).repeat_interleave(100_000)  # layers move at different rates
     x = Key(11).normal(400_000) * layers
-    data, _ = sent(Quantise(scheme=scheme), x)
+    data, _ = sent(Quantize(scheme=scheme), x)
     p = x.to(half).view(torch.int16).unique(return_counts=True)[1].double() / len(x)
     assert len(data) < 1.03 * -float((p * p.log2()).sum()) * len(x) / 8
 
@@ -151,23 +151,23 @@ def test_half_precision_takes_little_more_than_its_entropy(scheme, half):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_very_large_and_very_small_numbers_stay_finite(scheme):
     for x in (torch.tensor([3.4e38, -3.4e38, 1.0]), torch.tensor([1e-45, -1e-45]), torch.tensor([1e-39])):
-        assert torch.isfinite(sent(Quantise(scheme=scheme), x)[1]).all()
+        assert torch.isfinite(sent(Quantize(scheme=scheme), x)[1]).all()
     wide = torch.tensor([1e300, -1e300], dtype=torch.float64)
-    assert torch.isfinite(sent(Quantise(scheme=scheme), wide)[1]).all()
+    assert torch.isfinite(sent(Quantize(scheme=scheme), wide)[1]).all()
 
 
 @pytest.mark.parametrize("scheme", ["block", "uniform", "qsgd"])
 def test_small_messages_stay_small(scheme):
     x = Key(9).normal(128)
-    assert len(sent(Quantise(8, scheme), x)[0]) <= 128 + 8
-    assert len(sent(Quantise(4, scheme), x)[0]) <= 64 + 8
+    assert len(sent(Quantize(8, scheme), x)[0]) <= 128 + 8
+    assert len(sent(Quantize(4, scheme), x)[0]) <= 64 + 8
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8, 10])
 @pytest.mark.parametrize("n", [50_000, 400_000])
 def test_levels_take_little_more_than_their_entropy(bits, n):
     x = Key(10).normal(n) * 1e-3
-    data, back = sent(Quantise(bits), x)
+    data, back = sent(Quantize(bits), x)
     blocks = -(-n // 256)
     wide = torch.nn.functional.pad(back, (0, 256 * blocks - n)).view(blocks, 256)
     scale = torch.from_numpy(np.frombuffer(data[: 2 * blocks], "<u2").astype(np.int32) << 16).view(torch.float32)
@@ -180,13 +180,13 @@ def test_levels_take_little_more_than_their_entropy(bits, n):
 @pytest.mark.parametrize(
     ("codec", "data"),
     [
-        (Quantise(8), "823c fd7f4001"),  # the scale 2 / 127 is 0x3c8102.. as float32, so 0x3c82 when rounded up
-        (Quantise(4), "933e 7e04"),
-        (Quantise(2), "0040 16"),
-        (Quantise(8, "uniform"), "000000c0 00000040 ff804000"),
-        (Quantise(scheme="fp16"), "04 00010001 80007880"),
-        (Quantise(scheme="bf16"), "04 00010001 80007f80"),
-        (Quantise(scheme="sign"), "d63f 01 02 0102 01"),  # scale 5 / 3, one zero, its position in two bytes, signs
+        (Quantize(8), "823c fd7f4001"),  # the scale 2 / 127 is 0x3c8102.. as float32, so 0x3c82 when rounded up
+        (Quantize(4), "933e 7e04"),
+        (Quantize(2), "0040 16"),
+        (Quantize(8, "uniform"), "000000c0 00000040 ff804000"),
+        (Quantize(scheme="fp16"), "04 00010001 80007880"),
+        (Quantize(scheme="bf16"), "04 00010001 80007f80"),
+        (Quantize(scheme="sign"), "d63f 01 02 0102 01"),  # scale 5 / 3, one zero, its position in two bytes, signs
     ],
 )
 def test_bytes_of_a_small_message_are_fixed(codec, data):
@@ -202,7 +202,7 @@ def test_bytes_of_a_small_message_are_fixed(codec, data):
 )
 def test_any_numbers_come_back_finite_and_near(scheme, bits, block, values):
     x = torch.tensor(values, dtype=torch.float32)
-    _, back = sent(Quantise(bits, scheme, block=block), x)
+    _, back = sent(Quantize(bits, scheme, block=block), x)
     assert back.shape == x.shape
     assert torch.isfinite(back).all()
     if len(x) and scheme in ("block", "uniform"):
@@ -211,7 +211,7 @@ def test_any_numbers_come_back_finite_and_near(scheme, bits, block, values):
         assert float((back.double() - x.double()).abs().max()) <= 0.51 * step + span * 1e-6 + 1e-40
 
 
-@pytest.mark.parametrize("codec", [Quantise(4), Quantise(8, "uniform"), Quantise(5), Quantise(scheme="bf16")], ids=repr)
+@pytest.mark.parametrize("codec", [Quantize(4), Quantize(8, "uniform"), Quantize(5), Quantize(scheme="bf16")], ids=repr)
 def test_damaged_bytes_are_finite_numbers_or_refused(codec):
     tree = {"a": Key(11).normal(700), "b": Key(12).normal(20, 5).half()}
     spec = Spec.of(tree)
@@ -250,9 +250,9 @@ def test_damaged_bytes_are_finite_numbers_or_refused(codec):
 )
 def test_settings_that_make_no_sense_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):
-        Quantise(**options)
+        Quantize(**options)
 
 
 def test_whole_numbers_are_refused_before_training():
     with pytest.raises(ConfigError, match=r"block 'steps' is of type int64.*ByBlock"):
-        Quantise().init(Spec.of({"steps": torch.zeros((), dtype=torch.int64)}))
+        Quantize().init(Spec.of({"steps": torch.zeros((), dtype=torch.int64)}))

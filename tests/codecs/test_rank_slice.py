@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thinwire.codecs import ErrorFeedback, Peer, Quantise, RankSlice, Raw, TopK
+from thinwire.codecs import ErrorFeedback, Peer, Quantize, RankSlice, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
@@ -16,7 +16,7 @@ TREE = {"fc/a": Key(1).normal(6, 9), "fc/b": Key(2).normal(5, 6), "bias": Key(3)
 
 @pytest.mark.parametrize(
     "codec",
-    [RankSlice(1), RankSlice(2, inner=Quantise(8)), RankSlice(2, rows=("*.weight/a",)), RankSlice(99)],
+    [RankSlice(1), RankSlice(2, inner=Quantize(8)), RankSlice(2, rows=("*.weight/a",)), RankSlice(99)],
     ids=repr,
 )
 def test_keeps_the_contract_of_a_codec(codec):

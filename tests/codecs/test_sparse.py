@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantise, RandomK, Raw, Threshold, TopK
+from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantize, RandomK, Raw, Threshold, TopK
 from thinwire.codecs.sparse import kept
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -30,22 +30,22 @@ def sent(codec, tree, peer=PEER):
     [
         TopK(0.3),
         TopK(0.3, "block"),
-        TopK(1.0, inner=Quantise(8)),
-        TopK(0.5, inner=Quantise(4, "qsgd")),
+        TopK(1.0, inner=Quantize(8)),
+        TopK(0.5, inner=Quantize(4, "qsgd")),
         Threshold(0.5),
-        Threshold(100.0, inner=Quantise(8)),
+        Threshold(100.0, inner=Quantize(8)),
         Threshold(0.0),
         Masked(),
-        Masked(inner=Quantise(8)),
+        Masked(inner=Quantize(8)),
         RandomK(0.3),
-        RandomK(0.3, unbiased=False, inner=Quantise(8)),
+        RandomK(0.3, unbiased=False, inner=Quantize(8)),
         RandomK(0.5, inner=RandomK(0.5)),
         RandomK(0.3, shared=True),
         TopK(0.3, rounding="up"),
         ErrorFeedback(),
         ErrorFeedback(TopK(0.2)),
         ErrorFeedback(RandomK(0.2, unbiased=False)),
-        ErrorFeedback(TopK(0.2, inner=Quantise(4))),
+        ErrorFeedback(TopK(0.2, inner=Quantize(4))),
     ],
     ids=repr,
 )
@@ -151,11 +151,11 @@ def test_random_numbers_are_right_on_average():
 
 
 def test_top_values_may_be_quantised():
-    plain, coarse = sent(TopK(0.2), TREE), sent(TopK(0.2, inner=Quantise(8)), TREE)
+    plain, coarse = sent(TopK(0.2), TREE), sent(TopK(0.2, inner=Quantize(8)), TREE)
     for name in TREE:
         assert torch.allclose(plain[name], coarse[name], atol=0.02)
     big = {"w": Key(5).normal(100_000)}
-    sizes = [len(TopK(0.1, inner=inner).encode(big, {}, PEER)[0]) for inner in (Raw(), Quantise(8), Quantise(4))]
+    sizes = [len(TopK(0.1, inner=inner).encode(big, {}, PEER)[0]) for inner in (Raw(), Quantize(8), Quantize(4))]
     assert sizes[0] > 1.8 * sizes[1]
     assert sizes[1] > 1.2 * sizes[2]
     assert sizes[0] < 40_000 + 1.03 * 5870  # log2 C(100000, 10000) = 46,893 bits
@@ -163,7 +163,7 @@ def test_top_values_may_be_quantised():
 
 @pytest.mark.parametrize(
     "inner",
-    [TopK(0.1), TopK(0.1, inner=Quantise(4)), Quantise(scheme="sign"), RandomK(0.2, unbiased=False), Threshold(1.0)],
+    [TopK(0.1), TopK(0.1, inner=Quantize(4)), Quantize(scheme="sign"), RandomK(0.2, unbiased=False), Threshold(1.0)],
 )
 def test_what_was_sent_and_what_is_kept_is_all_there_was(inner):
     codec, spec = ErrorFeedback(inner), Spec.of(TREE)
@@ -179,7 +179,7 @@ def test_what_was_sent_and_what_is_kept_is_all_there_was(inner):
 
 
 @pytest.mark.parametrize(
-    "inner", [TopK(0.1), Quantise(scheme="sign"), Quantise(scheme="sign", per="tree"), Quantise(4)], ids=repr
+    "inner", [TopK(0.1), Quantize(scheme="sign"), Quantize(scheme="sign", per="tree"), Quantize(4)], ids=repr
 )
 def test_what_is_kept_stays_bounded(inner):
     """|e|^2 <= 4 (1 - q) / q^2 max |x|^2 if each message loses at most a share 1 - q (Karimireddy et al., lemma 3)."""
@@ -222,7 +222,7 @@ def test_any_tree_comes_back_with_k_numbers(make, density, blocks):
 
 @pytest.mark.parametrize(
     "codec",
-    [TopK(0.1), TopK(0.1, "block", Quantise(4)), Threshold(1.0, Quantise(8)), RandomK(0.3, Quantise(4, "uniform"))],
+    [TopK(0.1), TopK(0.1, "block", Quantize(4)), Threshold(1.0, Quantize(8)), RandomK(0.3, Quantize(4, "uniform"))],
     ids=repr,
 )
 def test_damaged_bytes_are_a_tree_or_refused(codec):
@@ -261,7 +261,7 @@ def test_parts_that_cannot_be_nested_say_what_to_write():
     with pytest.raises(ConfigError, match=r"write it the other way round: ErrorFeedback\(TopK\(\.\.\.\)\)"):
         TopK(0.1, inner=ErrorFeedback())
     with pytest.raises(ConfigError, match="other way round"):
-        RandomK(0.1, inner=Chain((ErrorFeedback(), Quantise())))
+        RandomK(0.1, inner=Chain((ErrorFeedback(), Quantize())))
     with pytest.raises(ConfigError, match="unbiased = False"):
         ErrorFeedback(RandomK(0.1))
     with pytest.raises(ConfigError, match="by must be one of tree, block"):

@@ -14,7 +14,7 @@ def table(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", ["space", "sketch", "schedule", "codec", "optimiser", "correction", "privacy", "weigh", "mean"]
+    "kind", ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "mean"]
 )
 def test_every_kind_has_parts_with_one_line_about_each(kind):
     parts = entries(kind)

@@ -123,7 +123,7 @@ def test_numbers_of_cut_trees_are_those_of_their_blocks():
     like = [torch.zeros(2), torch.zeros(2, 3)]
     a, b = (cut(torch.randn(8), ["a", "b"], like) for _ in range(2))
     for made, blocks in ((t.add(a, b), t.add({**a}, {**b})), (t.sub(a, b), t.sub({**a}, {**b}))):
-        assert isinstance(made, t.Cut)
+        assert isinstance(made, t.FlatTree)
         assert same(made, blocks)
     assert same(t.scale(a, -0.3), t.scale({**a}, -0.3))
     assert t.flatten(a) is a.vector

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
 from thinwire.errors import ConfigError
-from thinwire.optimizers.penalties import Norms
+from thinwire.optimizers.penalties import L1L2
 from thinwire.data.functional import Functional
 
 
@@ -42,7 +42,7 @@ def train(net, clients, space=None, how="loop", **settings):
     """Five epochs of four batches: 20 steps for each client."""
     method = tw.Method(space or tw.Full(), client_opt=tw.SGD(0.05, momentum=0.5), **settings)
     return tw.simulate(
-        net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), vectorise=how, test=clients[0]
+        net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), backend=how, test=clients[0]
     )
 
 
@@ -56,7 +56,7 @@ def assert_same(ours, theirs):
     assert ours.history[-1].test_loss == pytest.approx(theirs.history[-1].test_loss, abs=1e-6)
 
 
-@pytest.mark.parametrize("how", ["loop", "threads", "auto"])
+@pytest.mark.parametrize("backend", ["loop", "threads", "auto"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("space", [tw.Full(), tw.LoRA(rank=2, alpha=2.0)], ids=["full", "lora"])
 def test_a_checkpointed_perceptron_learns_what_it_learns_without(space, reentrant, how):
@@ -75,13 +75,13 @@ def test_a_penalty_sees_the_right_gradient():
     plain = Perceptron(None)
     net = copy.deepcopy(plain)
     net.reentrant = False
-    assert_same(*(train(model, rows(), penalty=Norms(l2=0.1)) for model in (net, plain)))
+    assert_same(*(train(model, rows(), penalty=L1L2(l2=0.1)) for model in (net, plain)))
 
 
-@pytest.mark.parametrize("how", ["vmap", "graph"])
+@pytest.mark.parametrize("backend", ["vmap", "graph"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_ways_that_cannot_run_layers_again_refuse(how, reentrant):
-    with pytest.raises(ConfigError, match=r"checkpointing.*write vectorise = 'auto'"):
+    with pytest.raises(ConfigError, match=r"checkpointing.*write backend = 'auto'"):
         train(Perceptron(reentrant), rows(), how=how)
 
 

@@ -143,9 +143,9 @@ def test_a_sheet_of_another_size_is_refused_before_it_is_decoded(tmp_path, one_s
 def test_a_sheet_that_claims_an_enormous_size_is_refused_without_a_warning(tmp_path, one_sheet) -> None:
     folder = write_sheets(tmp_path, one_sheet)
     data = bytearray(one_sheet.read_bytes())
-    frame = data.index(b"\xff\xc0")  # marker, length (2), precision (1), height (2), width (2)
+    basis = data.index(b"\xff\xc0")  # marker, length (2), precision (1), height (2), width (2)
     for side, says in ((12_000, "not a whole JPEG"), (4_000, "4000x4000 RGB, expected 3200x3200 RGB")):
-        data[frame + 5 : frame + 9] = side.to_bytes(2, "big") * 2
+        data[basis + 5 : basis + 9] = side.to_bytes(2, "big") * 2
         (folder / "data_batch_1.jpg").unlink()
         (folder / "data_batch_1.jpg").write_bytes(data)
         with pytest.raises(DataError, match=says):

@@ -33,7 +33,7 @@ def test_standard_scale_gives_mean_0_and_deviation_1() -> None:
 
 def test_a_variant_is_the_picture_cut_out_of_a_black_frame() -> None:
     pool = Shifted(pictures(), reach=2)
-    frame = torch.nn.functional.pad(pool.pictures.gather(torch.arange(6))[0], (2, 2, 2, 2))
+    basis = torch.nn.functional.pad(pool.pictures.gather(torch.arange(6))[0], (2, 2, 2, 2))
     seen = set()
     for variant in range(pool.variants):
         got, targets = pool.gather(torch.tensor([4 + 6 * variant]))
@@ -42,7 +42,7 @@ def test_a_variant_is_the_picture_cut_out_of_a_black_frame() -> None:
             for top in range(5)
             for left in range(5)
             for turn in (False, True)
-            if torch.equal(got[0], cut(frame[4], top, left, turn))
+            if torch.equal(got[0], cut(basis[4], top, left, turn))
         ]
         assert len(where) == 1
         assert targets.tolist() == [0]
@@ -51,10 +51,10 @@ def test_a_variant_is_the_picture_cut_out_of_a_black_frame() -> None:
     assert torch.equal(pool.gather(torch.arange(6))[0], pool.pictures.gather(torch.arange(6))[0])
 
 
-def cut(frame: torch.Tensor, top: int, left: int, mirrored: bool) -> torch.Tensor:
+def cut(basis: torch.Tensor, top: int, left: int, mirrored: bool) -> torch.Tensor:
     # mirrored first, then moved
-    frame = frame.flip(-1) if mirrored else frame
-    return frame[:, top : top + 8, left : left + 8]
+    basis = basis.flip(-1) if mirrored else basis
+    return basis[:, top : top + 8, left : left + 8]
 
 
 def test_training_draws_forms_from_the_seed_and_evaluation_takes_pictures_as_they_are() -> None:
@@ -67,7 +67,7 @@ def test_training_draws_forms_from_the_seed_and_evaluation_takes_pictures_as_the
         seen.clear()
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
         task = Task(model, Watching(pictures()), Assignment(np.arange(6), np.array([0, 3, 6])))
-        list(LocalEngine(vectorise="loop").run(Job(task, tw.Method(), rounds=2, cohort=2, seed=seed)))
+        list(LocalEngine(backend="loop").run(Job(task, tw.Method(), rounds=2, cohort=2, seed=seed)))
         return list(seen[1:])  # the first is the trial on one example
 
     seen: list[torch.Tensor] = []

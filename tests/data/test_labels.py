@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thinwire as tw
-from thinwire.runtime.sampler import Draws
+from thinwire.runtime.sampler import Sampler
 from thinwire.errors import ConfigError
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.data.functional import Functional, cross_entropy
@@ -34,7 +34,7 @@ def each_label(outputs, targets):
     return F.cross_entropy(outputs.mT, targets, reduction="none")
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
 @pytest.mark.parametrize("loss", [cross_entropy, by_torch, each_label])
 def test_steps_are_those_of_torch(how, loss):
     """Clients of 7 and 4 examples in batches of 3: short batches are filled up under vmap."""
@@ -42,10 +42,10 @@ def test_steps_are_those_of_torch(how, loss):
     net = nn.Linear(3, CLASSES)
     clients = [sentences(7), sentences(4, seed=1)]
     method, local = tw.Method(client_opt=tw.SGD(0.5)), tw.Local(epochs=3, batch=3)
-    run = tw.simulate(net, clients, method, rounds=1, local=local, loss=loss, vectorise=how)
+    run = tw.simulate(net, clients, method, rounds=1, local=local, loss=loss, backend=how)
     expected = [torch.zeros_like(p) for p in net.parameters()]
     pool, assignment = pool_clients(clients)
-    work = Draws(tw.Key(0), [0, 1], 2, local, pool, assignment, torch.device("cpu")).workload(0, (0, 1))
+    work = Sampler(tw.Key(0), [0, 1], 2, local, pool, assignment, torch.device("cpu")).workload(0, (0, 1))
     for i, share in enumerate((7 / 11, 4 / 11)):
         mine = nn.Linear(3, CLASSES)
         mine.load_state_dict(net.state_dict())
@@ -89,12 +89,12 @@ def test_examples_without_a_label_are_left_out():
         model.evaluate(model.weights(), {}, as_examples((x, y)), np.array([1, 3]))
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
 def test_labels_in_a_column_are_labels(how):
     torch.manual_seed(0)
     net, x, y = nn.Linear(3, CLASSES), torch.randn(9, 3), torch.arange(9) % CLASSES
     runs = [
-        tw.simulate(net, [(x, y)], rounds=2, local=tw.Local(batch=4), test=(x, y), vectorise=how)
+        tw.simulate(net, [(x, y)], rounds=2, local=tw.Local(batch=4), test=(x, y), backend=how)
         for y in (y, y[:, None])
     ]
     assert runs[0].history[-1].accuracy == runs[1].history[-1].accuracy is not None

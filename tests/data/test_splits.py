@@ -126,7 +126,7 @@ def test_another_key_gives_another_split(split) -> None:
 
 
 def test_every_registered_split_has_a_line_about_it_and_defaults_for_all_options() -> None:
-    table = entries("split")
+    table = entries("partition")
     assert set(table) >= {"iid", "shards", "class-shards", "classes", "dirichlet", "dirichlet-flasc", "natural"}
     for entry in table.values():
         assert entry.doc
@@ -338,7 +338,7 @@ def python_calls(work) -> int:
     """How many Python functions a piece of work calls: vectorised work calls as many for any size, or nearly."""
     calls = 0
 
-    def count(frame, event, arg) -> None:
+    def count(basis, event, arg) -> None:
         nonlocal calls
         calls += event == "call"
 

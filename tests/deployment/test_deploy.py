@@ -29,7 +29,7 @@ def small(method: str, nodes: int, rounds: int):
 
 def lines(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "own_accuracy")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "client_accuracy")} for row in rows]
 
 
 def equal_runs(a: Path, b: Path) -> None:

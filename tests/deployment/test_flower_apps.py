@@ -47,7 +47,7 @@ class DirectGrid:
 
 def lines(folder) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "own_accuracy")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "client_accuracy")} for row in rows]
 
 
 def serve(app, grid, path, **config):

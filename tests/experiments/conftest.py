@@ -41,7 +41,12 @@ def write_run(tmp_path):
         for i in range(1, done + 1):
             accuracy = best * (1 - math.exp(-6 * i / rounds)) - 0.01 * seed
             line = {"round": i, "loss": 2 / i, "accuracy": accuracy, "test_loss": 1 / i, "clients": 10, "seconds": 0.5}
-            line |= {"bytes_up": up, "bytes_down": up, "bytes_catchup": catchup if i > 1 else 0, "own_accuracy": None}
+            line |= {
+                "bytes_up": up,
+                "bytes_down": up,
+                "bytes_catchup": catchup if i > 1 else 0,
+                "client_accuracy": None,
+            }
             lines.append(json.dumps(line) + "\n")
         (path / "metrics.jsonl").write_text("".join(lines))
         if finished:

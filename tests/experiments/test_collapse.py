@@ -23,7 +23,7 @@ from thinwire.experiments.watch import follow
 from thinwire.simulation.engine import LocalEngine
 
 TEN = Chance(share=0.1, examples=10_000, classes=10)
-FAST = {"cohort.size": 4, "local.epochs": 1, "engine.vectorise": "loop"}
+FAST = {"cohort.size": 4, "local.epochs": 1, "engine.backend": "loop"}
 
 
 def curve(*accuracies, every=1, **more):
@@ -63,10 +63,10 @@ def test_curves_and_their_verdicts(records, chance, status, number):
 
 
 def test_a_personal_method_is_judged_by_its_own_accuracy():
-    home = Chance(0.5, 400, 10, "own_accuracy")
-    good = [{**line, "own_accuracy": 0.9} for line in curve(*[0.1] * 20)]
+    home = Chance(0.5, 400, 10, "client_accuracy")
+    good = [{**line, "client_accuracy": 0.9} for line in curve(*[0.1] * 20)]
     assert judge(good, home).status == "finished"
-    lost = [*good, {"round": 21, "accuracy": 0.1, "own_accuracy": 0.5}]
+    lost = [*good, {"round": 21, "accuracy": 0.1, "client_accuracy": 0.5}]
     assert judge(lost, home)[:2] == ("collapsed", 21)
     assert "own accuracy 50.00 %" in judge(lost, home).why
 
@@ -91,8 +91,10 @@ def test_chance_comes_from_the_test_set():
     found = chance_of(LocalEngine().prepare(job))
     assert (found.share, found.examples, found.classes) == (int(counts.max()) / int(counts.sum()), 359, 10)
     assert chance_of(LocalEngine().prepare(build_job(resolve("local", "digits", FAST)))) is None
-    own = chance_of(LocalEngine().prepare(build_job(resolve("local", "digits", {**FAST, "task.hold_out": 0.2}))))
-    assert own.metric == "own_accuracy"
+    own = chance_of(
+        LocalEngine().prepare(build_job(resolve("local", "digits", {**FAST, "task.validation_fraction": 0.2})))
+    )
+    assert own.metric == "client_accuracy"
     assert found.share < own.share < 0.8
 
 
@@ -138,7 +140,7 @@ def test_a_rate_of_a_thousand_on_digits_does_not_pass_in_silence(thinwire, tmp_p
 def test_a_rate_that_grows_until_nothing_is_left_is_told_as_it_happens(thinwire, tmp_path):
     rate = (
         "--set",
-        'method.rate={kind="warmup", rounds=100}',
+        'method.lr_schedule={kind="warmup", rounds=100}',
         "--set",
         "method.client_opt.lr=40",
     )  # 0.4, 0.8, 1.2, ...
@@ -187,7 +189,7 @@ def test_a_diverged_run_has_a_summary_and_is_not_run_again(tmp_path):
 
 def test_a_grid_counts_a_run_at_chance_as_broken_and_takes_the_next_best(tmp_path):
     rows = [{"method": "fedavg", "over": {"method.client_opt.lr": [0.05, 1000.0]}}]
-    settings = {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.vectorise": "loop"}
+    settings = {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.backend": "loop"}
     tune = {"seeds": [100], "by": "best_accuracy"}
     grid = Grid({"on": "digits", "rounds": 3, "seeds": [0], "tune": tune, "set": settings, "rows": rows})
     run_grids([grid], tmp_path)
@@ -237,7 +239,7 @@ def test_what_files_say_is_not_trusted(tmp_path, write_run):
 @pytest.mark.parametrize(("density", "dead"), [(0.1, True), (0.75, False)])
 def test_adapters_that_a_mask_has_left_dead_are_named(density, dead, tmp_path):
     """After a small first step all of B is smaller than A: a mask of the largest tenth leaves nothing of it."""
-    small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.vectorise": "loop"}
+    small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop"}
     chosen = {"method.mask.density": density, "method.server_opt.lr": 1e-4}
     total = execute(resolve("sparse-adapter", "digits", {**small, **chosen}), tmp_path / "run")
     assert total.get("dead_adapters", []) == (["fc1.weight", "head.weight"] if dead else [])

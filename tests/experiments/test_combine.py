@@ -25,9 +25,9 @@ NAMES = sorted(presets("methods"))
 def test_slots_that_do_not_clash_stand_side_by_side():
     method = resolve("fedpara+scaffold+fedadam+int8").method
     assert isinstance(method.space, tw.FedPara)
-    assert (method.correction, method.weigh) == (tw.Scaffold(), tw.Uniform())
+    assert (method.correction, method.client_weight) == (tw.Scaffold(), tw.Uniform())
     assert isinstance(method.server_opt, tw.Adam)
-    assert method.up == tw.Quantise(8)
+    assert method.up == tw.Quantize(8)
 
 
 def test_a_joined_method_is_the_same_from_its_record():
@@ -35,7 +35,7 @@ def test_a_joined_method_is_the_same_from_its_record():
     again = from_table(loads(dumps(to_table(experiment)), "test"))
     assert (again, again.digest()) == (experiment, experiment.digest())
     assert experiment.name == "mapo+int8"
-    assert experiment.method.space.fresh_every == 10  # what mapo wants to be different on this task
+    assert experiment.method.space.redraw_every == 10  # what mapo wants to be different on this task
 
 
 def test_the_order_of_methods_that_do_not_meet_does_not_matter():
@@ -44,10 +44,10 @@ def test_the_order_of_methods_that_do_not_meet_does_not_matter():
 
 
 def test_codecs_chain_in_the_order_of_their_names():
-    assert resolve("topk+int8").method.up == tw.Chain((tw.TopK(0.05), tw.Quantise(8)))
-    assert resolve("ef+topk+int4").method.up == tw.Chain((tw.ErrorFeedback(), tw.TopK(0.05), tw.Quantise(4)))
+    assert resolve("topk+int8").method.up == tw.Chain((tw.TopK(0.05), tw.Quantize(8)))
+    assert resolve("ef+topk+int4").method.up == tw.Chain((tw.ErrorFeedback(), tw.TopK(0.05), tw.Quantize(4)))
     method = resolve("sparse+int8+fedavgm").method
-    assert method.up == tw.Chain((tw.TopK(0.1, rounding="up"), tw.Quantise(8)))
+    assert method.up == tw.Chain((tw.TopK(0.1, rounding="up"), tw.Quantize(8)))
     assert method.down == tw.TopK(0.1, rounding="up")
     assert method.server_opt.momentum == 0.9
     assert resolve("fp16+fedpaq-fp16").method.up == resolve("fp16").method.up  # the same twice
@@ -117,7 +117,7 @@ def test_a_file_may_change_what_it_builds_on(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "mapo+int8"\nspace = { k = 7 }\nclient_opt = { lr = 0.25 }\n')
     method = resolve(str(file)).method
-    assert (method.space.k, method.client_opt, method.up) == (7, tw.SGD(0.25), tw.Quantise(8))
+    assert (method.space.k, method.client_opt, method.up) == (7, tw.SGD(0.25), tw.Quantize(8))
     file.write_text('[method]\nkind = "mapo+lora"\n')
     with pytest.raises(IncompatibleParts, match=r"both fill method\.space"):
         resolve(str(file))

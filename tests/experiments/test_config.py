@@ -34,7 +34,7 @@ def test_every_task_has_a_preset_and_every_preset_a_line():
 
 
 @pytest.mark.parametrize(
-    "kind", ["space", "sketch", "schedule", "codec", "optimiser", "correction", "privacy", "weigh", "mean"]
+    "kind", ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "mean"]
 )
 def test_every_part_survives_a_table(kind):
     for name in entries(kind):
@@ -50,8 +50,8 @@ def test_command_line_beats_method_beats_task():
 
 
 def test_an_override_of_a_kind_drops_the_options_of_the_other():
-    experiment = resolve("fedavg", overrides={"task.split.kind": "iid"})
-    assert describe("split", experiment.task.split) == {"kind": "iid"}
+    experiment = resolve("fedavg", overrides={"task.partition.kind": "iid"})
+    assert describe("split", experiment.task.partition) == {"kind": "iid"}
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_an_override_of_a_kind_drops_the_options_of_the_other():
         ({"method.spce": "full"}, "'space'"),
         ({"method.client_opt.lrr": 0.1}, "'lr'"),
         ({"task.model.clases": 3}, "'classes'"),
-        ({"task.split.alfa": 3}, "'alpha'"),
+        ({"task.partition.alfa": 3}, "'alpha'"),
         ({"engine.devise": "cpu"}, "'device'"),
         ({"method.up": "row"}, "'raw'"),
         ({"task.kind": "digit"}, "'digits'"),
-        ({"engine.vectorise": "vamp"}, "'vmap'"),
+        ({"engine.backend": "vamp"}, "'vmap'"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest_right_one(overrides, near):
@@ -83,7 +83,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_right_one(overrides, near)
         ({"method.client_opt.lr": -1}, "lr must be above 0"),
         ({"method.client_opt": 3}, "must be a name or a table"),
         ({"cohort": 3}, "cohort must be a table"),
-        ({"method.link": "carrier-pigeon"}, "link must be one of"),
+        ({"method.download": "carrier-pigeon"}, "link must be one of"),
         ({"engine.device": "tpu9"}, "device must be cpu or cuda"),
         ({"checkpoint.every": 0}, "checkpoint.every must be 1 or more"),
         ({"local.epochs": 0}, "epochs must be 1 or more"),
@@ -125,8 +125,8 @@ def test_strings_with_quotes_and_odd_keys_survive_toml():
 
 
 def test_a_method_may_differ_on_a_task():
-    assert resolve("mapo", on="digits").method.space.fresh_every == 1
-    assert resolve("mapo", on="fashion-mnist").method.space.fresh_every == 10
+    assert resolve("mapo", on="digits").method.space.redraw_every == 1
+    assert resolve("mapo", on="fashion-mnist").method.space.redraw_every == 10
     assert resolve("mapo", on="fashion-mnist").method.space.k == 128
     assert resolve("mapo", on="cifar10").method.space.k == 1024
 

@@ -85,7 +85,7 @@ def test_the_sums_of_a_finished_run_are_right_and_in_the_format_of_sha256sum(cop
         subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=copies / "0", check=True)
 
 
-@pytest.mark.parametrize("how", ["swapped", "one bit", "cut short", "missing"])
+@pytest.mark.parametrize("backend", ["swapped", "one bit", "cut short", "missing"])
 @pytest.mark.parametrize("name", COVERED)
 def test_a_damaged_file_of_a_finished_run_is_named_by_all_that_read_it(copies, name, how):
     path = copies / "0"
@@ -247,7 +247,7 @@ LIES = [
     (lambda meta: meta["ledger"].update(lengths=[-1]), "the length -1"),
     (lambda meta: meta["ledger"].update(lengths=[10**9]), "its ledger has"),
     (lambda meta: meta["ledger"].update(past=[[0, 10**9]]), "the version of a client or an entry 1000000000"),
-    (lambda meta: meta["tally"]["syncs"].update(x=10**9), "the count of synchronizations 1000000000"),
+    (lambda meta: meta["sync_counts"]["syncs"].update(x=10**9), "the count of synchronizations 1000000000"),
     (lambda meta: meta.update(bytes=10**14), "bytes, not 100,000,000,000,000"),
     (lambda meta: meta.update(how="magic"), "it trains by 'magic'"),
     (lambda meta: meta.update(names=["nothing"]), "nothing"),
@@ -287,7 +287,7 @@ def test_a_checkpoint_that_is_no_json_is_named(copies, text):
 # -- how clients are trained -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"how": "loop"}', "[" * 9000])
+@pytest.mark.parametrize("text", ["", "{}", '{"backend": "loop"}', "[" * 9000])
 def test_a_damaged_choice_of_how_to_train_is_named(tmp_path, text):
     path = killed_after(1, tmp_path / "cut", **{"checkpoint.every": 4})
     (path / "training.json").write_text(text)

@@ -10,7 +10,7 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.check import check
 from thinwire.experiments.config import resolve
 
-QUICK = {"rounds": 20, "local.steps": 1, "local.batch": 1, "engine.vectorise": "vmap", "eval.every": 200}
+QUICK = {"rounds": 20, "local.steps": 1, "local.batch": 1, "engine.backend": "vmap", "eval.every": 200}
 
 
 def sent(experiment):
@@ -39,7 +39,7 @@ def test_catching_up_is_counted():
 
 def test_long_runs_and_frames_of_every_kind():
     for fresh, rounds in ((0, 20), (1, 20), (7, 135)):  # a version of two bytes, too
-        experiment = resolve("mapo", "digits", {**QUICK, "rounds": rounds, "method.space.fresh_every": fresh})
+        experiment = resolve("mapo", "digits", {**QUICK, "rounds": rounds, "method.space.redraw_every": fresh})
         assert foretold(check(experiment)) == sent(experiment), fresh
 
 

@@ -12,7 +12,7 @@ CONTENT = {
     "rounds": 4,
     "seeds": [0, 1],
     "tune": {"seeds": [100], "share": 0.5, "by": "final_accuracy"},
-    "set": {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.vectorise": "loop"},
+    "set": {"task.clients": 4, "cohort.size": 2, "local.epochs": 1, "engine.backend": "loop"},
     "rows": [{"method": "fedavg", "over": {"method.client_opt.lr": [1e-6, 0.1]}}, {"method": "local", "rounds": 2}],
 }
 
@@ -33,14 +33,16 @@ def test_the_best_of_a_search_is_run_on_other_seeds_and_nothing_twice(tmp_path: 
 
 
 def test_a_search_can_go_by_examples_that_clients_hold_out(tmp_path: Path) -> None:
-    tune = {"seeds": [100], "share": 0.5, "hold_out": 0.2}
+    tune = {"seeds": [100], "share": 0.5, "validation_fraction": 0.2}
     grid = Grid({**CONTENT, "tune": tune, "seeds": [0], "rows": CONTENT["rows"][:1]})
     run_grids([grid], tmp_path)
-    assert grid.by(0) == "best_own_accuracy"
+    assert grid.by(0) == "best_client_accuracy"
     for line in grid.trials():
         found = summary(line.runs[0], tmp_path)
-        assert score(line, tmp_path, grid.by(0)) == found["best_own_accuracy"] != found["best_accuracy"]
-    assert [e.task.hold_out for line in grid.final(tmp_path) for e in line.runs] == [0.0], "the table trains on all"
+        assert score(line, tmp_path, grid.by(0)) == found["best_client_accuracy"] != found["best_accuracy"]
+    assert [e.task.validation_fraction for line in grid.final(tmp_path) for e in line.runs] == [0.0], (
+        "the table trains on all"
+    )
 
 
 def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_pat
 
 
 def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
-    rows = [{"method": "fedavg", "set": {"eval.until": 0.3}}]
+    rows = [{"method": "fedavg", "set": {"eval.target_accuracy": 0.3}}]
     grid = Grid({**CONTENT, "tune": {}, "rounds": 12, "rows": rows})
     run_grids([grid], tmp_path / "one")
     run_grids([grid], tmp_path / "two", jobs=2)

@@ -60,14 +60,19 @@ def test_equal_steps_in_windows_that_are_whole() -> None:
 def test_a_schedule_is_stretched_with_the_rounds() -> None:
     grid = load("fedlama-4", "paper", changes=["rounds=48"]).grid
     often, seldom, _ = (line.runs[0] for line in grid.lines([0])[:12:4])
-    assert (often.rounds, often.eval.every, often.method.rate.rounds, often.method.rate.then.at) == (48, 4, 5, (24, 36))
-    assert (seldom.rounds, seldom.eval.every, seldom.method.rate.then.at) == (12, 1, (6, 9))
+    assert (often.rounds, often.eval.every, often.method.lr_schedule.rounds, often.method.lr_schedule.inner.at) == (
+        48,
+        4,
+        5,
+        (24, 36),
+    )
+    assert (seldom.rounds, seldom.eval.every, seldom.method.lr_schedule.inner.at) == (12, 1, (6, 9))
 
 
 def test_a_search_goes_by_what_the_row_shows() -> None:
     grid = load("mapo-5", "gpu").grid
     by = {row["label"]: grid.by(i) for i, row in enumerate(grid.content["rows"])}
-    assert (by["LoRA"], by["SA-LoRA"]) == ("best_accuracy", "best_own_accuracy")
+    assert (by["LoRA"], by["SA-LoRA"]) == ("best_accuracy", "best_client_accuracy")
 
 
 def test_tables_share_runs() -> None:

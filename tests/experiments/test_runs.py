@@ -24,7 +24,7 @@ from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.protocol.ledger import Ledger, Window
 from thinwire.protocol.state import ClientState, Public, ServerState
-from thinwire.protocol.sync_counts import Tally
+from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.reports.compare import table
 from thinwire.runtime.job import RunState
 from thinwire.simulation.simulation import Simulation
@@ -83,9 +83,9 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
         {},
         {"method.server_opt.momentum": 0.9},
         {"method.schedule.private": ["*.bias"]},
-        {"method.link": "snapshot"},
-        {"method.space": {"kind": "mapo", "k": 8, "fresh_every": 2}, "cohort.size": 2, "task.clients": 6},
-        {"method.client_opt.momentum": 0.9, "method.weigh": "uniform", "engine.vectorise": "loop"},
+        {"method.download": "full"},
+        {"method.space": {"kind": "mapo", "k": 8, "redraw_every": 2}, "cohort.size": 2, "task.clients": 6},
+        {"method.client_opt.momentum": 0.9, "method.client_weight": "uniform", "engine.backend": "loop"},
         {"method.schedule": {"kind": "fedlama", "phi": 2}, "method.client_opt.momentum": 0.5},
     ],
 )
@@ -109,7 +109,7 @@ def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
 
 
 def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
-    space = {"kind": "mapo", "k": 8, "fresh_every": 3}
+    space = {"kind": "mapo", "k": 8, "redraw_every": 3}
     known = {"method.space": space, "cohort.size": 2, "task.clients": 9, "rounds": 6}
     honest = execute(quick(**known), tmp_path / "run")
     assert honest["accounting"] == "honest"
@@ -196,8 +196,8 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
     ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
     clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
-    tally = Tally({"coords.1": 7}, None)
-    state = RunState(9, server, clients, (12, 3), "loop", "because", tally, 5, True)
+    sync_counts = SyncCounts({"coords.1": 7}, None)
+    state = RunState(9, server, clients, (12, 3), "loop", "because", sync_counts, 5, True)
     save_checkpoint(tmp_path, state, "digest")
     back = load_checkpoint(tmp_path, "digest")
     assert back is not None
@@ -210,12 +210,12 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
         assert list(mine) == list(theirs)
         assert all(torch.equal(mine[block], theirs[block]) for block in mine)
     assert back.server.ledger == ledger
-    assert (back.round, back.cohort, back.how, back.why) == (9, (12, 3), "loop", "because")
+    assert (back.round, back.cohort, back.backend, back.why) == (9, (12, 3), "loop", "because")
     assert back.clients[3].blank
     assert back.clients[12].version == 6
     for name in ("held", "correction", "codec", "opt"):
         assert same(getattr(back.clients[12], name), getattr(clients[12], name))
-    assert back.tally == tally
+    assert back.sync_counts == sync_counts
     with pytest.raises(CheckpointError, match="another configuration"):
         load_checkpoint(tmp_path, "other")
 
@@ -242,8 +242,8 @@ def other_cache(kept: Path, folder: Path) -> str:
     (file,) = kept.glob("way*.npz")
     with np.load(file, allow_pickle=False) as arrays:
         found = {name: arrays[name] for name in arrays.files}
-    other = "vmap" if str(found["how"]) != "vmap" else "loop"
-    np.savez(folder / file.name, **(found | {"how": np.array(other)}))
+    other = "vmap" if str(found["backend"]) != "vmap" else "loop"
+    np.savez(folder / file.name, **(found | {"backend": np.array(other)}))
     return other
 
 
@@ -269,9 +269,13 @@ def test_a_run_killed_before_its_first_checkpoint_trains_on_as_it_was_chosen(tmp
     execute(wanted, tmp_path / "cut", resume=True)
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-    assert json.loads((tmp_path / "cut/environment.json").read_text())["clients_trained_by"] == seen[0]["how"] != other
+    assert (
+        json.loads((tmp_path / "cut/environment.json").read_text())["clients_trained_by"] == seen[0]["backend"] != other
+    )
     execute(wanted, tmp_path / "another")
-    assert json.loads((tmp_path / "another/training.json").read_text())["how"] == other, "the cache decides a fresh run"
+    assert json.loads((tmp_path / "another/training.json").read_text())["backend"] == other, (
+        "the cache decides a fresh run"
+    )
 
 
 def test_the_choice_is_made_before_anything_is_trained(tmp_path, monkeypatch):
@@ -282,7 +286,7 @@ def test_the_choice_is_made_before_anything_is_trained(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="killed"):
         execute(quick(), tmp_path / "run")
     kept = json.loads((tmp_path / "run/training.json").read_text())
-    assert (kept["how"], kept["why"], kept["chunk"], kept["onednn"]) == ("vmap", "THINWIRE_PROBE is off", 0, None)
+    assert (kept["backend"], kept["why"], kept["chunk"], kept["onednn"]) == ("vmap", "THINWIRE_PROBE is off", 0, None)
     monkeypatch.undo()
     monkeypatch.setenv("THINWIRE_PROBE", "on")
     execute(quick(), tmp_path / "run", resume=True)

@@ -64,15 +64,15 @@ def test_the_choice_goes_by_held_out_examples_and_not_by_the_test_set(tmp_path):
     totals = [json.loads(file.read_text()) for file in tmp_path.glob("*/summary.json")]
     own = {one["bytes_total_honest"]: one for one in totals}
     for one in found.tried:
-        assert one.accuracy == own[one.bytes]["final_own_accuracy"]
+        assert one.accuracy == own[one.bytes]["final_client_accuracy"]
         assert one.test_accuracy == own[one.bytes]["final_accuracy"]
         assert one.accuracy != one.test_accuracy
     assert found.chosen_by.startswith("accuracy on the 10 % of each client's examples")
-    plain = tune(experiment, *flasc_knobs((1, 4), (0.5,)), hold_out=0)
+    plain = tune(experiment, *flasc_knobs((1, 4), (0.5,)), validation_fraction=0)
     assert plain.chosen_by == "accuracy on the test set"
     assert all(one.accuracy == one.test_accuracy for one in plain.tried)
     with pytest.raises(ConfigError, match="too few to hold out"):
-        tune(experiment, *flasc_knobs((1, 4), (0.5,)), hold_out=0.001)
+        tune(experiment, *flasc_knobs((1, 4), (0.5,)), validation_fraction=0.001)
 
 
 def test_a_run_that_breaks_down_is_never_the_best(tmp_path):
@@ -130,8 +130,8 @@ def test_any_two_settings_of_any_method():
     assert isinstance(found.share, int)
     assert [knob.label for knob in knobs] == ["k", "bits"]
     staged = tune(
-        resolve("slora", "digits", {**SMALL, "method.then.at": 1}),
-        Knob.parse("method.then.space.rank=1,2"),
+        resolve("slora", "digits", {**SMALL, "method.next_stage.at": 1}),
+        Knob.parse("method.next_stage.space.rank=1,2"),
         Knob.parse("method.mask.density=1/4,1/2"),
     )
     assert len(staged.tried) >= 2

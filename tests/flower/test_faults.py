@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from benchmarks.spoilt import SPOILT
-from tests.engines.flower.test_loop import experiment, play
 from tests.federation import same_public
+from tests.flower.test_loop import experiment, play
 from thinwire.errors import CheckpointError, ConfigError, WireError
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Ask, Kept
-from thinwire.flower.server import Patience, Served
+from thinwire.flower.client_store import Ask, ClientStore
+from thinwire.flower.server import FlowerServer, RoundPolicy
 from thinwire.flower.transport import Heard, InMemory
 
 ALL = {"cohort.size": 4}
@@ -44,7 +44,7 @@ class Faulty(InMemory):
             if fault == "damaged disk":
                 self.kept[number] = self.kept[number][:-1] + b"?"
                 with pytest.raises(CheckpointError):
-                    Kept.load(self.kept[number], self.client.first)
+                    ClientStore.load(self.kept[number], self.client.first)
                 del self.kept[number]
             heard = Heard(number, self.answer(number, ask))
             if fault == "answer lost":
@@ -64,17 +64,17 @@ def federation(method: str, script, patience=None, **overrides):
     job = build_job(chosen)
     transport = Faulty(Client(chosen.engine, job), script)
     lines: list[str] = []
-    served = Served(
-        chosen.engine, job, lambda *_: transport, patience or Patience(seconds=0.01, quorum=0.5), lines.append
+    served = FlowerServer(
+        chosen.engine, job, lambda *_: transport, patience or RoundPolicy(seconds=0.01, quorum=0.5), lines.append
     )
     return served, transport, lines
 
 
-def memory_sums(served: Served, transport: InMemory, state) -> None:
+def memory_sums(served: FlowerServer, transport: InMemory, state) -> None:
     """SCAFFOLD's shared memory is the mean of the clients' own: true only if each answer counted once on both sides."""
     total = {name: torch.zeros_like(block) for name, block in state.server.public.shared.items()}
     for i, known in state.clients.items():
-        kept = Kept.load(transport.kept[i], served.public)
+        kept = ClientStore.load(transport.kept[i], served.public)
         counted = kept.said is None or kept.places[-1].public.version == known.version
         place = kept.places[-1] if counted else kept.places[0]
         for name in total:
@@ -98,14 +98,14 @@ def test_a_client_that_is_not_heard_is_left_out_and_comes_back(fault):
     served, transport, _ = federation("scaffold", {(1, 2): fault, (2, 2): "away"})
     state, records, _ = play(served, 5)
     assert [(r.clients, r.absent) for r in records] == [(4, 0), (3, 1), (3, 1), (4, 0), (4, 0)]
-    assert same_public(Kept.load(transport.kept[2], served.public).places[-1].public, _before(served, 4))
+    assert same_public(ClientStore.load(transport.kept[2], served.public).places[-1].public, _before(served, 4))
     memory_sums(served, transport, state)
 
 
-def _before(served: Served, rounds: int):
+def _before(served: FlowerServer, rounds: int):
     """The public state after some rounds of the same script."""
     fresh = Faulty(served.transport.client, served.transport.script)
-    again = Served(served.engine, served.job, lambda *_: fresh, served.patience)
+    again = FlowerServer(served.engine, served.job, lambda *_: fresh, served.patience)
     return play(again, rounds)[0].server.public
 
 
@@ -197,7 +197,7 @@ def test_a_client_answers_another_method_with_an_error_and_stays_where_it_was():
 @pytest.mark.parametrize("given", [{"quorum": 0}, {"quorum": 1.5}, {"seconds": 0}, {"tries": 0}])
 def test_patience_is_checked(given):
     with pytest.raises(ConfigError):
-        Patience(**given)
+        RoundPolicy(**given)
 
 
 def test_a_late_answer_is_refused_and_the_new_one_counts():

@@ -21,7 +21,7 @@ from thinwire.experiments.config import method_from
 from thinwire.experiments.parts import build
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Answer
-from thinwire.flower.server import Patience, Served
+from thinwire.flower.server import FlowerServer, RoundPolicy
 from thinwire.flower.transport import Heard, InMemory
 from thinwire.protocol.fields import noted as schedule_report
 from thinwire.protocol.fields import raw, unraw
@@ -109,47 +109,47 @@ class Lying(InMemory):
         schema = self.client.contract.schema.sent_by(LIAR)
         message = wire.unpack(honest.data, schema)
         body = wire.unpack_body(message.bodies[0], schema)
-        lane, payload = self.payload(message.version, body)
-        self.told = lane in body.lanes and bool(payload)
-        packed = wire.pack_body(wire.Body(body.plan, {**body.lanes, lane: payload}), schema)
+        field, payload = self.payload(message.version, body)
+        self.told = field in body.fields and bool(payload)
+        packed = wire.pack_body(wire.Body(body.plan, {**body.fields, field: payload}), schema)
         return honest._replace(data=wire.pack(wire.UP, message.version, [packed], schema)) if self.told else honest
 
     def payload(self, version: int, body: wire.Body) -> tuple[int, bytes]:
         """The field that is replaced, and its bytes; empty where the method does not have it."""
         if self.lie in WEIGHTS:
             return wire.WEIGHT, struct.pack("<f", WEIGHTS[self.lie])
-        lane, change = FIELDS[self.lie]
-        if lane not in body.lanes:
-            return lane, b""
+        field, change = FIELDS[self.lie]
+        if field not in body.fields:
+            return field, b""
         contract = self.client.contract.at(version)
-        if lane == wire.COORDS:
+        if field == wire.COORDS:
             planned = contract.coords.restrict(contract.coords.named if body.plan is None else body.plan)
             spec, peer = contract.method.sketch.spec(planned), contract.peer(version, LIAR)
             up = contract.up(LIAR)
-            tree = up.decode(body.lanes[lane], spec, peer)
+            tree = up.decode(body.fields[field], spec, peer)
             try:
-                return lane, up.encode(change(tree), up.init(spec), peer)[0]
+                return field, up.encode(change(tree), up.init(spec), peer)[0]
             except WireError:  # no message of this codec has such values
-                return lane, b""
+                return field, b""
         names = frozenset(contract.coords.names) if body.plan is None else body.plan
-        spec = {wire.SHARED: contract.report, wire.BUFFERS: contract.buffers}.get(lane)
+        spec = {wire.SHARED: contract.report, wire.BUFFERS: contract.buffers}.get(field)
         spec = schedule_report(contract, Plan(names)) if spec is None else spec
-        return lane, raw(change(unraw(body.lanes[lane], spec)))
+        return field, raw(change(unraw(body.fields[field], spec)))
 
 
 METHODS = ["fedavg", "mapo", "scaffold", "fednova", "fedadam", "fedlama", "ef+topk+int4", "lora", "evofed"]
-AGGREGATORS = list(entries("mean"))
+AGGREGATORS = list(entries("aggregator"))
 
 
-def federation(name: str, aggregator: str) -> tuple[Served, Lying, list[str]]:
+def federation(name: str, aggregator: str) -> tuple[FlowerServer, Lying, list[str]]:
     method = method_from(join(named(name), "digits").get("method", {}))
-    method = replace(method, mean=build("mean", aggregator, "method.mean"))
+    method = replace(method, aggregator=build("aggregator", aggregator, "method.aggregator"))
     task = digits_task(perceptron(norm=name in ("fedavg", "fedadam")), sizes=(30, 24, 18, 30, 24))
     engine = LocalEngine("cpu", "loop", 1)
     job = Job(task, method, rounds=len(LIES) + 1, cohort=CLIENTS, local=Local(batch=8, steps=2), eval_every=1000)
     transport, lines = Lying(Client(engine, job)), []
     return (
-        Served(engine, job, lambda *_: transport, Patience(0.01, quorum=0.5, tries=1), lines.append),
+        FlowerServer(engine, job, lambda *_: transport, RoundPolicy(0.01, quorum=0.5, tries=1), lines.append),
         transport,
         lines,
     )
@@ -202,7 +202,7 @@ def test_the_whole_next_state_is_checked_before_it_counts(server, norm_bound):
     served, transport, lines = federation(server, "weighted")
     job = replace(served.job, method=replace(served.job.method, norm_bound=norm_bound))
     transport = Lying(Client(served.engine, job))
-    served = Served(served.engine, job, lambda *_: transport, Patience(0.01), lines.append)
+    served = FlowerServer(served.engine, job, lambda *_: transport, RoundPolicy(0.01), lines.append)
     state, _ = served.round(served.start())
     transport.lie = "change of the largest floats"
     state, record = served.round(state)

@@ -12,10 +12,10 @@ from thinwire.data.task import Task, alone
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.flower.client import Client
-from thinwire.flower.server import Patience, Served
+from thinwire.flower.server import FlowerServer, RoundPolicy
 from thinwire.flower.transport import InMemory
 
-ALONE = {"engine.vectorise": "loop", "engine.chunk": 1}
+ALONE = {"engine.backend": "loop", "engine.chunk": 1}
 
 
 def experiment(method: str, **overrides):
@@ -28,7 +28,7 @@ def play(simulation, rounds: int, state=None):
     state, records, messages = state or simulation.start(), [], []
     for _ in range(rounds):
         state, record = simulation.round(state, lambda *seen: messages.append(seen))
-        records.append(record._replace(seconds=0.0, own_accuracy=None))
+        records.append(record._replace(seconds=0.0, client_accuracy=None))
     return state, records, messages
 
 
@@ -39,10 +39,10 @@ METHODS += ["flora", "slora"]  # two stages
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_deployment_is_the_simulation(method):
-    chosen = experiment(method, seed=3, **({"method.then.at": 2} if method in ("flora", "slora") else {}))
+    chosen = experiment(method, seed=3, **({"method.next_stage.at": 2} if method in ("flora", "slora") else {}))
     job = build_job(chosen)
     theirs, their_records, their_messages = play(chosen.engine.prepare(job), 4)
-    served = Served(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)), Patience(quorum=1.0))
+    served = FlowerServer(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)), RoundPolicy(quorum=1.0))
     ours, records, messages = play(served, 4)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)  # the simulation trains tier by tier
@@ -56,7 +56,7 @@ def test_noise_for_privacy_is_nobody_s_to_know():
 
     def ends(sigma: float):
         private = replace(job, method=replace(job.method, privacy=replace(job.method.privacy, sigma=sigma)))
-        served = Served(chosen.engine, private, lambda *_: InMemory(Client(chosen.engine, private)))
+        served = FlowerServer(chosen.engine, private, lambda *_: InMemory(Client(chosen.engine, private)))
         return play(served, 1)[0].server.public, play(chosen.engine.prepare(private), 1)[0].server.public
 
     assert same_public(*ends(0.0))
@@ -84,6 +84,6 @@ def test_nodes_with_nothing_but_their_own_examples_are_the_simulation_too():
         task = Task(job.task.model, *alone(inputs, targets, 4))
         sites[i] = Client(chosen.engine, replace(job, task=task))
     theirs, _, their_messages = play(chosen.engine.prepare(job), 2)
-    ours, _, messages = play(Served(chosen.engine, job, lambda *_: OwnData(sites)), 2)
+    ours, _, messages = play(FlowerServer(chosen.engine, job, lambda *_: OwnData(sites)), 2)
     assert same_public(ours.server.public, theirs.server.public)
     assert messages == their_messages

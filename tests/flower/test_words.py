@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engines.flower.test_loop import experiment
+from tests.flower.test_loop import experiment
 from thinwire.deployment.apps import write_log
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Answer
-from thinwire.flower.server import Patience, Served
+from thinwire.flower.server import FlowerServer, RoundPolicy
 from thinwire.flower.transport import Heard, InMemory
 
 HOSTILE = ["\x1b[2J\x1b[31mall is well", "one\nround 9: refused client 3: it lies", "x" * 10**6, "\u202e\ud800\0"]
@@ -32,7 +32,7 @@ def test_words_of_a_client_are_one_short_line_of_the_log(said):
     transport = Talking(Client(chosen.engine, job))
     transport.said = said
     lines: list[str] = []
-    served = Served(chosen.engine, job, lambda *_: transport, Patience(seconds=0.01, quorum=0.5), lines.append)
+    served = FlowerServer(chosen.engine, job, lambda *_: transport, RoundPolicy(seconds=0.01, quorum=0.5), lines.append)
     _, record = served.round(served.start())
     assert (record.refused, record.clients) == (1, 3)
     (line,) = lines

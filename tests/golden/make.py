@@ -20,7 +20,7 @@ from thinwire.codecs import (
     ErrorFeedback,
     Masked,
     Peer,
-    Quantise,
+    Quantize,
     RandomK,
     RankSlice,
     Raw,
@@ -34,11 +34,11 @@ from thinwire.experiments.parts import describe
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.download import open_round, receive, repair, say_lost
-from thinwire.protocol.fields import raw, read_step, read_stretch, unpack_up
+from thinwire.protocol.download import open_round, receive, repair, request_full_state
+from thinwire.protocol.fields import raw, read_snapshot, read_step, unpack_up
 from thinwire.protocol.round import agree, begin, close_round, plan_round
 from thinwire.protocol.state import Contract, Public, ServerState
-from thinwire.schedules.base import Every, Plan
+from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO
 from thinwire.wire import indices, symbols
 from thinwire.wire import message as wire
@@ -101,29 +101,29 @@ def sections() -> Iterator[tuple[str, dict]]:
 CODECS = {
     "raw": Raw(),
     "topk": TopK(0.1),
-    "topk-by-block-int4": TopK(0.2, "block", Quantise(4)),
-    "threshold-int8": Threshold(1.2, Quantise(8)),
+    "topk-by-block-int4": TopK(0.2, "block", Quantize(4)),
+    "threshold-int8": Threshold(1.2, Quantize(8)),
     "threshold-nothing": Threshold(100.0),
     "randomk": RandomK(0.1),
     "topk-up": TopK(0.1, rounding="up"),
     "randomk-shared": RandomK(0.1, shared=True),
     "masked": Masked(),
-    "masked-int8": Masked(Quantise(8)),
-    "rank-slice": RankSlice(2, rows=("conv.weight",), columns=("half.*",), inner=Quantise(8)),
-    "randomk-as-is-uniform": RandomK(0.3, Quantise(8, "uniform"), unbiased=False),
-    "quantise-2": Quantise(2),
-    "quantise-3": Quantise(3, block=50),
-    "quantise-4": Quantise(4),
-    "quantise-8": Quantise(8),
-    "quantise-12": Quantise(12),
-    "quantise-16-tree": Quantise(16, per="tree"),
-    "quantise-stochastic": Quantise(4, stochastic=True),
-    "quantise-uniform": Quantise(5, "uniform"),
-    "quantise-qsgd": Quantise(8, "qsgd", block=64),
-    "quantise-fp16": Quantise(scheme="fp16"),
-    "quantise-bf16": Quantise(scheme="bf16"),
-    "quantise-sign": Quantise(scheme="sign", block=100),
-    "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantise(8))),
+    "masked-int8": Masked(Quantize(8)),
+    "rank-slice": RankSlice(2, rows=("conv.weight",), columns=("half.*",), inner=Quantize(8)),
+    "randomk-as-is-uniform": RandomK(0.3, Quantize(8, "uniform"), unbiased=False),
+    "quantise-2": Quantize(2),
+    "quantise-3": Quantize(3, block=50),
+    "quantise-4": Quantize(4),
+    "quantise-8": Quantize(8),
+    "quantise-12": Quantize(12),
+    "quantise-16-tree": Quantize(16, per="tree"),
+    "quantise-stochastic": Quantize(4, stochastic=True),
+    "quantise-uniform": Quantize(5, "uniform"),
+    "quantise-qsgd": Quantize(8, "qsgd", block=64),
+    "quantise-fp16": Quantize(scheme="fp16"),
+    "quantise-bf16": Quantize(scheme="bf16"),
+    "quantise-sign": Quantize(scheme="sign", block=100),
+    "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantize(8))),
     "by-block": ByBlock((("conv.*", TopK(0.2)), (("*", "!one"), RandomK(0.5)), ("*", Raw()))),
 }
 
@@ -163,16 +163,16 @@ MODEL = {"fc.weight": torch.zeros(4, 3), "fc.bias": torch.zeros(4), "head": torc
 BUFFERS = {"norm.mean": torch.tensor([0.5, -0.25])}
 METHODS = {
     "fedavg": (Method(), BUFFERS),
-    "sparse": (Method(up=TopK(0.25, inner=Quantise(8)), down=Quantise(4)), {}),
-    "private": (Method(schedule=Every(private=("head",)), link="snapshot", down=Quantise(8)), {}),
+    "sparse": (Method(up=TopK(0.25, inner=Quantize(8)), down=Quantize(4)), {}),
+    "private": (Method(schedule=AllBlocks(private=("head",)), download="full", down=Quantize(8)), {}),
     "scaffold": (Method(correction=Scaffold()), {}),
-    "tiers": (Method(link="snapshot", budget=Budget((Tier(up=TopK(0.5), down=Quantise(8)), Tier()), (0, 1))), {}),
-    "windows": (Method(space=MAPO(k=4, layout="contiguous", fresh_every=2), guard=False), BUFFERS),
+    "tiers": (Method(download="full", budget=Budget((Tier(up=TopK(0.5), down=Quantize(8)), Tier()), (0, 1))), {}),
+    "windows": (Method(space=MAPO(k=4, layout="contiguous", redraw_every=2), drift_check=False), BUFFERS),
     "settled": (
-        Method(space=MAPO(k=4, layout="contiguous", fresh_every=2), down=Quantise(8), settle=Quantise(4)),
+        Method(space=MAPO(k=4, layout="contiguous", redraw_every=2), down=Quantize(8), merge_codec=Quantize(4)),
         {},
     ),
-    "mapo": (Method(space=MAPO(k=4, layout="contiguous"), up=Quantise(scheme="fp16")), {}),
+    "mapo": (Method(space=MAPO(k=4, layout="contiguous"), up=Quantize(scheme="fp16")), {}),
 }
 
 
@@ -182,12 +182,12 @@ def answer(contract: Contract, plan: Plan, version: int) -> bytes:
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     up = contract.up(0)
     payload, _ = up.encode(eighths(code, key), up.init(code), contract.peer(version, 0))
-    lanes = {wire.COORDS: payload, wire.WEIGHT: raw({"weight": torch.tensor(1.0)})}
+    fields = {wire.COORDS: payload, wire.WEIGHT: raw({"weight": torch.tensor(1.0)})}
     if contract.buffers.blocks:
-        lanes[wire.BUFFERS] = raw(eighths(contract.buffers, key))
+        fields[wire.BUFFERS] = raw(eighths(contract.buffers, key))
     if contract.shared.blocks:
-        lanes[wire.SHARED] = raw(eighths(contract.shared, key))
-    body = wire.pack_body(wire.Body(plan.names, lanes), contract.schema)
+        fields[wire.SHARED] = raw(eighths(contract.shared, key))
+    body = wire.pack_body(wire.Body(plan.names, fields), contract.schema)
     return wire.pack(wire.UP, version, [body], contract.schema.sent_by(0))
 
 
@@ -211,10 +211,10 @@ def messages() -> Iterator[tuple[str, dict]]:
         about = {
             "up": describe("codec", contract.up(0)),
             "down": describe("codec", contract.down(0)),
-            "settle": describe("codec", method.settle),
-            "link": method.link,
-            "guarded": method.guard and method.link == "ledger",
-            "window": method.space.fresh_every,
+            "merge_codec": describe("codec", method.merge_codec),
+            "download": method.download,
+            "guarded": method.drift_check and method.download == "incremental",
+            "window": method.space.redraw_every,
             "key": KEY.value,
             "digest": contract.schema.digest.hex(),
             **{
@@ -234,10 +234,10 @@ def messages() -> Iterator[tuple[str, dict]]:
         for version in (3, 2, 0):
             data = open_round(contract, servers[3], {0: version})[0]
             yield f"message-{wire.KINDS[data[3]]}-{name}-from-{version}", about | heard_of(contract, servers, data)
-        lost = say_lost(contract, 1, 0)
+        lost = request_full_state(contract, 1, 0)
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}
-        if method.link == "ledger":
+        if method.download == "incremental":
             answer_to = repair(contract, servers[3], lost, 0)
             yield f"message-state-{name}-from-1", about | heard_of(contract, servers, answer_to)
 
@@ -254,14 +254,14 @@ def heard_of(contract: Contract, servers: list[ServerState], data: bytes) -> dic
         at = version
         for one in message.bodies[:-1]:
             body = wire.unpack_body(one, contract.schema)
-            if wire.VALUES in body.lanes:
+            if wire.VALUES in body.fields:
                 end = contract.window_end(at)
                 until = min(message.version, end or message.version)
-                names, values = read_stretch(contract, body, torch.device("cpu"), end if until == end else None)
+                names, values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
             else:
                 names, values = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
-            kind = "stretch" if wire.VALUES in body.lanes else "entry"
+            kind = "stretch" if wire.VALUES in body.fields else "entry"
             about = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
             out["way"].append(about | {"numbers": as_hex(values)})
             at = until

@@ -11,7 +11,7 @@ from thinwire.core.tree import Tree, stack, unstack
 from thinwire.data.functional import Functional
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.route import Route
-from thinwire.spaces.unmerged import Beside
+from thinwire.spaces.unmerged import Unmerged
 
 
 class Turned(nn.Module):
@@ -46,34 +46,34 @@ class Everything(nn.Module):
 
 
 SPACES = [
-    LoRA(rank=2, transposed=("turned.weight",)),
-    LoRA(rank=2, layers=("fc.weight",), dense=("head.*",)),
-    LoRA(rank=2, freeze_a=True, transposed=("turned.weight",)),
-    Route((("turned.weight", LoRA(rank=2, transposed=("*",))), ("fc.*", LoRA(rank=3)), ("*", tw.Frozen()))),
+    LoRA(rank=2, fan_in_fan_out=("turned.weight",)),
+    LoRA(rank=2, target_modules=("fc.weight",), modules_to_save=("head.*",)),
+    LoRA(rank=2, freeze_a=True, fan_in_fan_out=("turned.weight",)),
+    Route((("turned.weight", LoRA(rank=2, fan_in_fan_out=("*",))), ("fc.*", LoRA(rank=3)), ("*", tw.Frozen()))),
 ]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=["all", "one", "ffa", "route"])
-@pytest.mark.parametrize("how", ["alone", "vmap"])
+@pytest.mark.parametrize("backend", ["alone", "vmap"])
 def test_gradients_are_those_of_the_built_matrices(space, how):
     torch.manual_seed(0)
     model = Functional.of(Everything().double())
     base = model.weights()
-    frame = space.frame(tw.Spec.of(base), tw.Key(0), None)
-    first = space.init(base, frame, tw.Key(1))
+    basis = space.basis(tw.Spec.of(base), tw.Key(0), None)
+    first = space.init(base, basis, tw.Key(1))
     points = [{name: b + 0.1 * torch.randn_like(b) for name, b in first.items()} for _ in range(3)]
     codes, labels = torch.randint(0, 10, (3, 6, 4)), torch.randint(0, 3, (3, 6))
 
     def gradient(space) -> list[Tree]:
         def loss(point: Tree, x, y):
-            return model.loss(space.expand(base, frame, point), {}, x, y, None)[0]
+            return model.loss(space.expand(base, basis, point), {}, x, y, None)[0]
 
         if how == "vmap":
             found = vmap(grad(loss))(stack(points), codes, labels)
             return [unstack(found, i) for i in range(3)]
         return [grad(loss)(*args) for args in zip(points, codes, labels, strict=True)]
 
-    for ours, theirs in zip(gradient(Beside(space)), gradient(space), strict=True):
+    for ours, theirs in zip(gradient(Unmerged(space)), gradient(space), strict=True):
         assert list(ours) == list(theirs)
         for name, block in theirs.items():
             torch.testing.assert_close(ours[name], block, rtol=1e-8, atol=1e-10)
@@ -103,7 +103,7 @@ def test_a_matrix_is_not_copied_for_each_client():
         return max(seen)
 
     assert largest(space) >= 8 * 256 * 256
-    assert largest(Beside(space)) <= 256 * 256
+    assert largest(Unmerged(space)) <= 256 * 256
 
 
 def test_training_with_corrections_beside_is_training_with_them_built_in(monkeypatch):
@@ -113,7 +113,7 @@ def test_training_with_corrections_beside_is_training_with_them_built_in(monkeyp
 
     def train():
         method = tw.Method(LoRA(rank=2), client_opt=tw.SGD(0.1))
-        return tw.simulate(net, clients, method, rounds=3, local=tw.Local(batch=4), vectorise="vmap").weights
+        return tw.simulate(net, clients, method, rounds=3, local=tw.Local(batch=4), backend="vmap").weights
 
     ours = train()
     monkeypatch.setattr("thinwire.simulation.simulation.for_training", lambda contract: contract)

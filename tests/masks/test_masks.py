@@ -33,7 +33,7 @@ def named(name: str, **changes) -> tw.Method:
 def values(federation: Federation, data: bytes) -> int:
     """How many numbers a message carries."""
     schema = federation.contract.schema
-    return len(wire.unpack_body(wire.unpack(data, schema.sent_by(0)).bodies[0], schema).lanes[wire.COORDS]) // 4
+    return len(wire.unpack_body(wire.unpack(data, schema.sent_by(0)).bodies[0], schema).fields[wire.COORDS]) // 4
 
 
 def supports(method: tw.Method, rounds: int):
@@ -71,7 +71,7 @@ def test_the_largest_of_the_trained_numbers_are_left():
 
 @pytest.mark.parametrize("name", ["adapter-lth", "fedsparsify"])
 def test_pruned_slowly_each_mask_lies_in_the_one_before(name):
-    federation, seen = supports(named(name, mask=tw.Prune(1.0, keep=0.5)), 4)
+    federation, seen = supports(named(name, mask=tw.PruneMask(1.0, keep=0.5)), 4)
     size = federation.contract.coords.size
     for v, (one, two) in enumerate(pairwise(seen), 2):
         assert int(two.sum()) == int(size * 0.5 ** (v - 1))
@@ -95,7 +95,7 @@ def test_round_s_of_the_lottery_trains_the_share_that_the_paper_says(name):
 
 def test_lottery_tickets_of_every_second_round():
     """q = 2: pruned before rounds 2 (by nothing), 4, 6."""
-    federation, seen = supports(named("adapter-lth", mask=tw.Prune(1.0, at=1, keep=0.5, every=2)), 6)
+    federation, seen = supports(named("adapter-lth", mask=tw.PruneMask(1.0, at=1, keep=0.5, every=2)), 6)
     size = federation.contract.coords.size
     before = [size, *(int(one.sum()) for one in seen[:5])]  # of rounds 1 to 6; what training makes zero is none here
     assert [round(count / size, 2) for count in before[3:]] == [0.5, 0.5, 0.25]
@@ -103,7 +103,7 @@ def test_lottery_tickets_of_every_second_round():
 
 def test_a_mask_that_masks_nothing_changes_nothing():
     plain = named("full")
-    for mask in (tw.Select(1.0), tw.Prune(1.0)):
+    for mask in (tw.TopKMask(1.0), tw.PruneMask(1.0)):
         one, _ = supports(plain, 2)
         two, _ = supports(replace(plain, mask=mask, up=tw.Masked()), 2)
         assert same(one.server.public.coords, two.server.public.coords)
@@ -131,7 +131,7 @@ def test_federated_select_trains_what_it_received_and_the_server_keeps_all():
 
 
 def test_on_a_ledger_clients_prune_as_the_server_does():
-    method = named("spdst", link="ledger", down=tw.Threshold(0.0), mask=tw.Prune(0.5, keep=0.5))
+    method = named("spdst", download="incremental", down=tw.Threshold(0.0), mask=tw.PruneMask(0.5, keep=0.5))
     federation, seen = supports(method, 3)
     for client in EVERYBODY:  # some missed all of it
         federation.hear(client)
@@ -144,7 +144,7 @@ def test_all_clients_of_a_chunk_or_one_after_another_is_the_same():
         runs = {}
         for how in ("vmap", "loop", "graph"):
             job = Job(digits_task(), named(name), 3, 3, Local(1, batch=8))
-            simulation = LocalEngine(vectorise=how).prepare(job)
+            simulation = LocalEngine(backend=how).prepare(job)
             state = simulation.start()
             for _ in range(3):
                 state, _ = simulation.round(state)
@@ -162,7 +162,7 @@ def test_hetlora_with_equal_ranks_is_lora():
 
 
 def test_hetlora_may_weigh_clients_by_the_size_of_their_adapters():
-    changes = {"say": "value", "mean": tw.ByNorm(), "server_opt": tw.SGD(1.0)}
+    changes = {"upload": "weights", "aggregator": tw.ByNorm(), "server_opt": tw.SGD(1.0)}
     federation = Federation(named("hetlora", **changes, budget=named("hetlora").budget))
     federation.round((0, 1, 2))  # so that B is not zero
     before, contract = federation.server.public.coords, federation.contract
@@ -219,10 +219,10 @@ def test_every_preset_trains_and_is_written_and_read_again(name):
     ("changes", "words"),
     [
         ({"sketch": tw.EvoFed(population=8)}, "the identity sketch"),
-        ({"say": "value"}, "Write say = 'delta'"),
-        ({"space": tw.LoRA(rank=2, fresh_every=1), "link": "ledger"}, "Write fresh_every = 0"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Write schedule = 'every'"),
-        ({"link": "ledger", "down": tw.Quantise(8)}, "down = 'raw' or link = 'snapshot'"),
+        ({"upload": "weights"}, "Write upload = 'delta'"),
+        ({"space": tw.LoRA(rank=2, redraw_every=1), "download": "incremental"}, "Write redraw_every = 0"),
+        ({"schedule": tw.FedLAMA(phi=2)}, "Write schedule = 'all-blocks'"),
+        ({"download": "incremental", "down": tw.Quantize(8)}, "down = 'raw' or download = 'full'"),
     ],
 )
 def test_what_cannot_be_masked_is_refused(changes, words):
@@ -238,7 +238,7 @@ def test_an_adapter_without_b_is_dead_and_said_to_be():
     trained = federation.contract.trained(federation.server.public)
     assert dead_adapters(end, trained) == ("0.weight", "2.weight")
     assert dead_adapters(start, {}) == ()
-    late, _ = supports(named("sparse-adapter", mask=tw.Prune(0.9)), 2)  # here there is room for both
+    late, _ = supports(named("sparse-adapter", mask=tw.PruneMask(0.9)), 2)  # here there is room for both
     public = late.server.public
     assert dead_adapters(public.coords, late.contract.trained(public)) == ()
     weights = federation.weights(), federation.weights(federation.first)
@@ -278,8 +278,8 @@ def test_a_frozen_a_leaves_it_to_b():
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for make in (lambda: tw.Select(0.0), lambda: tw.Prune(1.5), lambda: tw.Prune(keep=0.0)):
+    for make in (lambda: tw.TopKMask(0.0), lambda: tw.PruneMask(1.5), lambda: tw.PruneMask(keep=0.0)):
         with pytest.raises(ConfigError, match="above 0 and at most 1"):
             make()
     with pytest.raises(ConfigError, match="every must be 1 or more rounds"):
-        tw.Prune(every=0)
+        tw.PruneMask(every=0)

@@ -8,7 +8,7 @@ import torch
 import thinwire as tw
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError
-from thinwire.testing import check_optimiser
+from thinwire.testing import check_optimizer
 
 PAIRS = [
     (tw.Adam(lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
@@ -41,7 +41,7 @@ def test_five_steps_are_those_of_torch(mine, theirs):
     "opt", [tw.Adam(), tw.AdamW(), tw.Yogi(), tw.Adagrad(), tw.Adam(bias_correction=False)], ids=repr
 )
 def test_they_keep_the_promises_of_an_optimiser(opt):
-    check_optimiser(opt)
+    check_optimizer(opt)
 
 
 def test_yogi_moves_its_size_by_the_square_at_most():

@@ -39,7 +39,7 @@ def test_fedprox_without_a_pull_is_fedavg_bit_for_bit():
 
 
 def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
-    federation = Federation(tw.Method(server_opt=tw.SGD(1.0), say="value"))
+    federation = Federation(tw.Method(server_opt=tw.SGD(1.0), upload="weights"))
     plan = plan_round(federation.contract, federation.server)
     said = {}
     for client in (0, 2, 3):
@@ -53,7 +53,7 @@ def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
 
 
 def test_scaffolds_common_direction_is_the_mean_of_the_clients():
-    federation = Federation(tw.Method(correction=tw.Scaffold(), weigh=UNIFORM))
+    federation = Federation(tw.Method(correction=tw.Scaffold(), client_weight=UNIFORM))
     for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
         federation.round(cohort)
     clients = [state.correction for state in federation.states.values()]
@@ -65,7 +65,7 @@ def test_scaffolds_common_direction_is_the_mean_of_the_clients():
 
 
 def test_after_one_full_batch_step_of_all_scaffolds_direction_is_the_mean_gradient():
-    method = tw.Method(correction=tw.Scaffold(), weigh=UNIFORM, client_opt=tw.SGD(0.2))
+    method = tw.Method(correction=tw.Scaffold(), client_weight=UNIFORM, client_opt=tw.SGD(0.2))
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
     federation.round(tuple(range(len(federation.task.clients))))
@@ -80,7 +80,7 @@ def test_scaffold_sends_twice_as_much():
 
 
 def test_feddyns_server_memory_is_the_mean_of_the_clients():
-    federation = Federation(tw.Method(correction=tw.FedDyn(0.2), weigh=UNIFORM))
+    federation = Federation(tw.Method(correction=tw.FedDyn(0.2), client_weight=UNIFORM))
     for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
         federation.round(cohort)
     clients = [state.correction for state in federation.states.values()]
@@ -91,8 +91,8 @@ def test_feddyns_server_memory_is_the_mean_of_the_clients():
 
 def test_feddyns_first_round_is_fedprox_and_a_step_on():
     alpha, cohort = 0.3, (0, 1)
-    dyn = run(tw.Method(correction=tw.FedDyn(alpha), weigh=UNIFORM), rounds=1, cohort=cohort)
-    prox = run(tw.Method(correction=tw.FedProx(alpha), weigh=UNIFORM), rounds=1, cohort=cohort)
+    dyn = run(tw.Method(correction=tw.FedDyn(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
+    prox = run(tw.Method(correction=tw.FedProx(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
     start = flatten(dyn.first.coords)
     fraction = len(cohort) / len(dyn.task.clients)
     wanted = start + (1 + fraction) * (flatten(prox.server.public.coords) - start)
@@ -102,7 +102,7 @@ def test_feddyns_first_round_is_fedprox_and_a_step_on():
 @pytest.mark.parametrize("correction", [tw.FedProx(0.1), tw.Scaffold(), tw.FedDyn(0.1), tw.FedNova()], ids=repr)
 @pytest.mark.parametrize(
     "space",
-    [tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, fresh_every=0)],
+    [tw.Full(), tw.FedPara(rank=3), tw.LoRA(rank=2), tw.MAPO(k=64, redraw_every=0)],
     ids=lambda s: type(s).__name__,
 )
 @pytest.mark.parametrize("server", [tw.SGD(1.0), tw.Adam(0.01, eps=1e-3)], ids=lambda s: type(s).__name__)
@@ -171,5 +171,5 @@ def test_fednova_with_momentum_counts_the_weights_of_gradients():
 def test_fednova_does_not_believe_everything_and_wants_changes():
     with pytest.raises(tw.WireError, match="steps"):
         tw.FedNova().factor({"steps": torch.tensor(0.0)})
-    with pytest.raises(tw.IncompatibleParts, match="say = 'delta'"):
-        Federation(tw.Method(correction=tw.FedNova(), say="value"))
+    with pytest.raises(tw.IncompatibleParts, match="upload = 'delta'"):
+        Federation(tw.Method(correction=tw.FedNova(), upload="weights"))

@@ -15,22 +15,22 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.execute import execute
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.optimizers.lr_schedules import at_rate
+from thinwire.optimizers.lr_schedules import at_lr_schedule
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
-from thinwire.testing import check_rate
+from thinwire.testing import check_lr_schedule
 from thinwire.training import Local
 
 S = torch.optim.lr_scheduler
 PAIRS = [
-    (tw.Constant(), lambda opt: S.ConstantLR(opt, factor=1.0)),
-    (tw.Decay(0.9), lambda opt: S.ExponentialLR(opt, 0.9)),
-    (tw.Steps((3, 7), 0.1), lambda opt: S.MultiStepLR(opt, [3, 7], 0.1)),
-    (tw.Cosine(12), lambda opt: S.CosineAnnealingLR(opt, 12)),
-    (tw.Cosine(12, floor=0.2), lambda opt: S.CosineAnnealingLR(opt, 12, eta_min=0.2 * 0.5)),
-    (tw.Warmup(5), lambda opt: S.LinearLR(opt, 1 / 5, 1.0, total_iters=4)),
+    (tw.ConstantLR(), lambda opt: S.ConstantLR(opt, factor=1.0)),
+    (tw.ExponentialLR(0.9), lambda opt: S.ExponentialLR(opt, 0.9)),
+    (tw.MultiStepLR((3, 7), 0.1), lambda opt: S.MultiStepLR(opt, [3, 7], 0.1)),
+    (tw.CosineLR(12), lambda opt: S.CosineAnnealingLR(opt, 12)),
+    (tw.CosineLR(12, floor=0.2), lambda opt: S.CosineAnnealingLR(opt, 12, eta_min=0.2 * 0.5)),
+    (tw.WarmupLR(5), lambda opt: S.LinearLR(opt, 1 / 5, 1.0, total_iters=4)),
     (
-        tw.Warmup(5, then=tw.Decay(0.9)),
+        tw.WarmupLR(5, inner=tw.ExponentialLR(0.9)),
         lambda opt: S.ChainedScheduler([S.LinearLR(opt, 1 / 5, 1.0, total_iters=4), S.ExponentialLR(opt, 0.9)]),
     ),
 ]
@@ -41,22 +41,26 @@ def test_twelve_rounds_have_the_rates_of_torch(mine, theirs):
     opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     scheduler = theirs(opt)
     for version in range(12):
-        assert at_rate(tw.SGD(0.5), mine, version).lr == pytest.approx(opt.param_groups[0]["lr"], rel=1e-6)
+        assert at_lr_schedule(tw.SGD(0.5), mine, version).lr == pytest.approx(opt.param_groups[0]["lr"], rel=1e-6)
         opt.step()
         scheduler.step()
 
 
 def test_rates_keep_their_contract():
-    for rate in (*(entry.make() for entry in entries("rate").values()), tw.Decay(0.1), tw.Steps(tuple(range(1, 40)))):
-        check_rate(rate)
+    for rate in (
+        *(entry.make() for entry in entries("lr_schedule").values()),
+        tw.ExponentialLR(0.1),
+        tw.MultiStepLR(tuple(range(1, 40))),
+    ):
+        check_lr_schedule(rate)
         for version in (0, 1, 100, 10**6):
             assert rate.factor(version) <= 1
-            assert at_rate(tw.Adam(0.1), rate, version).lr == pytest.approx(0.1 * rate.factor(version))
+            assert at_lr_schedule(tw.Adam(0.1), rate, version).lr == pytest.approx(0.1 * rate.factor(version))
 
 
 def test_a_round_trains_with_the_rate_of_its_version():
     """Two rounds with a rate that falls are two rounds with two optimisers."""
-    falling = Federation(tw.Method(client_opt=tw.SGD(0.4), rate=tw.Decay(0.25)))
+    falling = Federation(tw.Method(client_opt=tw.SGD(0.4), lr_schedule=tw.ExponentialLR(0.25)))
     falling.round((0, 1))
     first = falling.server.public.coords
     falling.round((0, 1))
@@ -70,7 +74,9 @@ def test_a_round_trains_with_the_rate_of_its_version():
 
 def test_scaffold_divides_by_the_rate_of_the_round():
     """After one full-batch step c is the mean gradient, whatever the rate was."""
-    method = tw.Method(correction=tw.Scaffold(), weigh=tw.Uniform(), client_opt=tw.SGD(0.2), rate=tw.Warmup(10))
+    method = tw.Method(
+        correction=tw.Scaffold(), client_weight=tw.Uniform(), client_opt=tw.SGD(0.2), lr_schedule=tw.WarmupLR(10)
+    )
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
     federation.round(tuple(range(len(federation.task.clients))))
@@ -80,7 +86,9 @@ def test_scaffold_divides_by_the_rate_of_the_round():
 
 
 def test_the_server_has_a_rate_of_its_own():
-    start, plain, slow = (Federation(m) for m in (tw.Method(), tw.Method(), tw.Method(server_rate=tw.Warmup(4))))
+    start, plain, slow = (
+        Federation(m) for m in (tw.Method(), tw.Method(), tw.Method(server_lr_schedule=tw.WarmupLR(4)))
+    )
     plain.round((0, 1))
     slow.round((0, 1))
     here = flatten(start.server.public.coords)
@@ -90,21 +98,23 @@ def test_the_server_has_a_rate_of_its_own():
 
 @pytest.mark.parametrize("opt", [tw.SGD(0.2, momentum=0.9), tw.AdamW(0.01)], ids=repr)
 def test_vmap_and_loop_train_with_the_same_rates(opt):
-    method = tw.Method(client_opt=opt, rate=tw.Warmup(2, then=tw.Cosine(3)), correction=tw.Scaffold())
+    method = tw.Method(client_opt=opt, lr_schedule=tw.WarmupLR(2, inner=tw.CosineLR(3)), correction=tw.Scaffold())
     losses = []
     for how in ("vmap", "loop"):
         job = Job(digits_task(), method, rounds=3, cohort=3, local=Local(batch=8))
-        records = list(LocalEngine(vectorise=how).run(job))
+        records = list(LocalEngine(backend=how).run(job))
         losses.append([record.loss for record in records])
         assert [record.rate for record in records] == pytest.approx([opt.lr * f for f in (0.5, 0.75, 0.25)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_rates_are_settings_like_any_other(tmp_path):
-    table = {"kind": "warmup", "rounds": 3, "then": {"kind": "steps", "at": [4], "by": 0.5}}
-    experiment = resolve("fedavg", overrides={"method.rate": table, "method.server_rate.kind": "decay", "rounds": 2})
-    assert experiment.method.rate == tw.Warmup(3, then=tw.Steps((4,), 0.5))
-    assert experiment.method.server_rate == tw.Decay()
+    table = {"kind": "warmup", "rounds": 3, "inner": {"kind": "multistep", "at": [4], "by": 0.5}}
+    experiment = resolve(
+        "fedavg", overrides={"method.lr_schedule": table, "method.server_lr_schedule.kind": "exponential", "rounds": 2}
+    )
+    assert experiment.method.lr_schedule == tw.WarmupLR(3, inner=tw.MultiStepLR((4,), 0.5))
+    assert experiment.method.server_lr_schedule == tw.ExponentialLR()
     assert from_table(to_table(experiment)) == experiment
     execute(experiment, tmp_path / "run")
     history = RunFolder.open(tmp_path / "run").history()
@@ -113,15 +123,15 @@ def test_rates_are_settings_like_any_other(tmp_path):
 
 def test_bad_settings_are_refused():
     for make in (
-        lambda: tw.Decay(0.0),
-        lambda: tw.Decay(1.5),
-        lambda: tw.Steps(()),
-        lambda: tw.Steps((5, 3)),
-        lambda: tw.Steps((5,), 0.0),
-        lambda: tw.Cosine(0),
-        lambda: tw.Cosine(10, floor=-0.1),
-        lambda: tw.Cosine(10, floor=math.nan),
-        lambda: tw.Warmup(0),
+        lambda: tw.ExponentialLR(0.0),
+        lambda: tw.ExponentialLR(1.5),
+        lambda: tw.MultiStepLR(()),
+        lambda: tw.MultiStepLR((5, 3)),
+        lambda: tw.MultiStepLR((5,), 0.0),
+        lambda: tw.CosineLR(0),
+        lambda: tw.CosineLR(10, floor=-0.1),
+        lambda: tw.CosineLR(10, floor=math.nan),
+        lambda: tw.WarmupLR(0),
     ):
         with pytest.raises(ConfigError, match="must be"):
             make()
@@ -142,4 +152,4 @@ class _NoSetting:
 def test_an_optimiser_without_a_rate_is_refused():
     Federation(tw.Method(client_opt=_NoSetting()))
     with pytest.raises(IncompatibleParts, match="has no setting"):
-        Federation(tw.Method(client_opt=_NoSetting(), rate=tw.Decay()))
+        Federation(tw.Method(client_opt=_NoSetting(), lr_schedule=tw.ExponentialLR()))

@@ -25,9 +25,9 @@ def clients(n=3):
 def train(**parts):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
-    vectorise = parts.pop("vectorise", "auto")
+    backend = parts.pop("backend", "auto")
     parts.setdefault("client_opt", tw.SGD(0.2))
-    return tw.simulate(model, clients(), tw.Method(**parts), rounds=3, local=tw.Local(batch=6), vectorise=vectorise)
+    return tw.simulate(model, clients(), tw.Method(**parts), rounds=3, local=tw.Local(batch=6), backend=backend)
 
 
 def vector(run):
@@ -35,7 +35,7 @@ def vector(run):
 
 
 def test_in_the_whole_space_l2_is_weight_decay():
-    mine = train(penalty=tw.Norms(l2=0.1))
+    mine = train(penalty=tw.L1L2(l2=0.1))
     theirs = train(client_opt=tw.SGD(0.2, weight_decay=0.1))
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-6)
     assert not torch.allclose(vector(mine), vector(train()), atol=1e-4)
@@ -43,7 +43,7 @@ def test_in_the_whole_space_l2_is_weight_decay():
 
 def test_l1_pulls_every_weight_by_the_same_amount():
     weights = {"w": torch.tensor([2.0, -3.0, 0.5]), "b": torch.tensor([1.0])}
-    pulled = tw.Norms(l1=0.25, layers=("w",)).gradient(lambda c: c, weights, {}, 0.1)
+    pulled = tw.L1L2(l1=0.25, layers=("w",)).gradient(lambda c: c, weights, {}, 0.1)
     assert pulled["w"].tolist() == [0.25, -0.25, 0.25]
     assert pulled["b"].tolist() == [0.0]
 
@@ -51,13 +51,13 @@ def test_l1_pulls_every_weight_by_the_same_amount():
 def test_norms_of_a_projection_are_those_of_the_weights_it_makes():
     space = tw.MAPO(k=4)
     base = {"w": Key(1).normal(10)}
-    frame = space.frame(tw.Spec.of(base), Key(2), "cpu")
+    basis = space.basis(tw.Spec.of(base), Key(2), "cpu")
     coords = {"model/b": Key(3).normal(4, 1).requires_grad_()}
 
     def expand(c):
-        return space.expand(base, frame, c)
+        return space.expand(base, basis, c)
 
-    mine = tw.Norms(l2=0.3).gradient(expand, {k: v.detach() for k, v in coords.items()}, {}, 0.1)
+    mine = tw.L1L2(l2=0.3).gradient(expand, {k: v.detach() for k, v in coords.items()}, {}, 0.1)
     (0.15 * flatten(expand(coords)).square().sum()).backward()
     assert torch.allclose(mine["model/b"], coords["model/b"].grad, atol=1e-6)
 
@@ -68,7 +68,7 @@ def test_norms_of_chosen_coordinates_leave_the_others_alone():
     space = tw.FactorizedFL()
     coords = space.init(base, {}, Key(1))
     coords["fc.weight/mu"][0, :2] = 0.0  # where the term has no derivative
-    mine = tw.Norms(l1=0.3, l2=0.2, coords=("*/mu",)).gradient(lambda c: space.expand(base, {}, c), coords, {}, 0.1)
+    mine = tw.L1L2(l1=0.3, l2=0.2, coords=("*/mu",)).gradient(lambda c: space.expand(base, {}, c), coords, {}, 0.1)
     mu = coords["fc.weight/mu"].clone().requires_grad_()
     (0.3 * mu.abs().sum() + 0.1 * mu.square().sum()).backward()
     torch.testing.assert_close(mine["fc.weight/mu"], mu.grad)
@@ -84,20 +84,20 @@ def test_a_penalty_on_mu_makes_mu_sparse():
         mu = torch.cat([block.flatten() for name, block in coords.items() if name.endswith("/mu")])
         return float((mu.abs() < 0.05).float().mean())
 
-    assert small(tw.Norms(l1=0.1, coords=("*/mu",))) > small(tw.NoPenalty()) + 0.1
+    assert small(tw.L1L2(l1=0.1, coords=("*/mu",))) > small(tw.NoPenalty()) + 0.1
 
 
 def test_in_the_whole_space_the_norm_of_coordinates_is_that_of_weights():
-    mine, theirs = (train(penalty=tw.Norms(l1=0.01, **on)) for on in ({"coords": ("*",)}, {"layers": ("*",)}))
+    mine, theirs = (train(penalty=tw.L1L2(l1=0.01, **on)) for on in ({"coords": ("*",)}, {"layers": ("*",)}))
     assert torch.equal(vector(mine), vector(theirs))
 
 
 def test_selectors_that_match_nothing_are_refused_before_training():
     weights = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
     for penalty, says in (
-        (tw.Norms(l1=0.1, coords=("*/mu",)), r"penalty: coords '\*/mu' matches no block; the blocks are 0.weight, "),
+        (tw.L1L2(l1=0.1, coords=("*/mu",)), r"penalty: coords '\*/mu' matches no block; the blocks are 0.weight, "),
         (
-            tw.Norms(l1=0.1, layers=("head.*",)),
+            tw.L1L2(l1=0.1, layers=("head.*",)),
             r"penalty: layers 'head.\*' matches no block; the blocks are 0.weight, ",
         ),
     ):
@@ -105,7 +105,7 @@ def test_selectors_that_match_nothing_are_refused_before_training():
             agree(tw.Method(penalty=penalty), weights, {}, Key(0))
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"on weights \(layers\) or on coordinates \(coords\), not on both"):
-        tw.Norms(l1=0.1, layers=("w",), coords=("w/mu",))
+        tw.L1L2(l1=0.1, layers=("w",), coords=("w/mu",))
 
 
 def test_in_the_whole_space_the_jacobian_correction_corrects_nothing():
@@ -140,18 +140,18 @@ def test_the_jacobian_correction_is_the_gradient_of_its_term(squared):
 
 
 @pytest.mark.parametrize(
-    "penalty", [tw.Norms(l1=1e-3, l2=1e-2), tw.Norms(l1=1e-2, coords=("*",)), tw.Jacobian(1.0)], ids=repr
+    "penalty", [tw.L1L2(l1=1e-3, l2=1e-2), tw.L1L2(l1=1e-2, coords=("*",)), tw.Jacobian(1.0)], ids=repr
 )
 @pytest.mark.parametrize("space", [tw.FedPara(rank=2, activation="tanh"), tw.MAPO(k=8), tw.LoRA(rank=2)], ids=repr)
 def test_penalties_work_in_every_space_by_vmap_and_by_loop(penalty, space):
-    a = train(space=space, penalty=penalty, vectorise="vmap")
-    b = train(space=space, penalty=penalty, vectorise="loop")
+    a = train(space=space, penalty=penalty, backend="vmap")
+    b = train(space=space, penalty=penalty, backend="loop")
     assert torch.allclose(vector(a), vector(b), atol=1e-5)
     linear = isinstance(space, tw.MAPO) and isinstance(penalty, tw.Jacobian)
     assert torch.allclose(vector(a), vector(train(space=space)), atol=1e-7) == linear
 
 
 def test_bad_strengths_are_refused():
-    for make in (lambda: tw.Norms(l1=-1), lambda: tw.Norms(l2=float("nan")), lambda: tw.Jacobian(-0.1)):
+    for make in (lambda: tw.L1L2(l1=-1), lambda: tw.L1L2(l2=float("nan")), lambda: tw.Jacobian(-0.1)):
         with pytest.raises(ConfigError, match="must be 0 or more"):
             make()

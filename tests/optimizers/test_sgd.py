@@ -9,7 +9,7 @@ from thinwire.core.key import Key
 from thinwire.core.tree import add
 from thinwire.errors import ConfigError
 from thinwire.optimizers import SGD
-from thinwire.testing import check_optimiser
+from thinwire.testing import check_optimizer
 
 SETTINGS = [
     {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
@@ -39,7 +39,7 @@ def test_five_steps_equal_those_of_torch(settings):
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_sgd_keeps_the_contract_of_an_optimiser(settings):
-    check_optimiser(SGD(**settings))
+    check_optimizer(SGD(**settings))
 
 
 def test_plain_descent_keeps_no_state():

@@ -25,7 +25,7 @@ TRUE, WRONG = (0, 1, 2), (0, 1, 3)
 def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
     """What a round of the first cohort broadcasts, and what each of four clients would have sent, as an attacker who
     knows all of them does."""
-    federation = Federation(tw.Method(weigh=tw.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
+    federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
     contract, plan = federation.contract, plan_round(federation.contract, federation.server)
     for client in (0, 1, 2, 3):
         federation.hear(client)

@@ -19,7 +19,7 @@ from thinwire.experiments.presets import preset
 from thinwire.privacy.discrete import discrete_gaussian
 from thinwire.testing import check_privacy
 
-PLAIN = tw.Method(weigh=tw.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))
+PLAIN = tw.Method(client_weight=tw.Uniform(), server_opt=tw.Adam(0.01, eps=1e-30))
 
 
 def uniform_mean(codes):
@@ -54,7 +54,7 @@ def test_no_client_counts_with_more_than_the_clip():
     short = {name: block * 1e-3 for name, block in long.items()}
     assert same(part.accept(short), short)
     # the mean of a real round, in units of the clip, is no longer than 1
-    federation = Federation(tw.Method(weigh=tw.Uniform(), privacy=tw.DP(clip=1e-3, sigma=0.0)))
+    federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=tw.DP(clip=1e-3, sigma=0.0)))
     before = flatten(federation.server.public.coords)
     federation.round((0, 1))
     assert 0.1 < (flatten(federation.server.public.coords) - before).norm().item() <= 1 + 1e-4
@@ -103,8 +103,8 @@ def test_one_client_of_huge_numbers_counts_with_the_clip():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weigh": tw.BySamples()}, "Write weigh = 'uniform'"),
-        ({"say": "value"}, "Write say = 'delta'"),
+        ({"client_weight": tw.BySamples()}, "Write client_weight = 'uniform'"),
+        ({"upload": "weights"}, "Write upload = 'delta'"),
         ({"correction": tw.Scaffold()}, "Take a correction that reports nothing"),
         ({"schedule": tw.FedLAMA(phi=2)}, "Take a schedule that reports nothing"),
     ],

@@ -18,11 +18,11 @@ from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.privacy import MaskedPrivacy, NoPrivacy
 from thinwire.privacy.secagg import hide_words, reveal_sum
-from thinwire.protocol.secagg import Circle, hide_payload
+from thinwire.protocol.secagg import SecAggCohort, hide_payload
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 
-METHOD = tw.Method(weigh=tw.Uniform(), server_opt=tw.SGD(1.0), secure=True)
+METHOD = tw.Method(client_weight=tw.Uniform(), server_opt=tw.SGD(1.0), secure_aggregation=True)
 
 
 def secret(i, j):
@@ -73,7 +73,7 @@ def test_a_masked_round_is_the_open_one_but_for_the_noise(up):
     for sigma in (0.0, 0.5):
         for secure in (False, True):
             part = tw.DP(clip=0.5, sigma=sigma)
-            federation = Federation(replace(METHOD, privacy=part, secure=secure, up=up))
+            federation = Federation(replace(METHOD, privacy=part, secure_aggregation=secure, up=up))
             federation.round((0, 1, 2))
             ends[sigma, secure] = flatten(federation.server.public.coords) - flatten(federation.first.coords)
     if isinstance(up, tw.Raw):  # the open one clips what was decoded, the masked one what is sent
@@ -91,7 +91,7 @@ def test_noise_of_a_client_may_come_from_a_key_of_its_own():
     payload = np.zeros(contract.code.size, "<f4").tobytes()
 
     def hidden(noise):
-        return hide_payload(contract, payload, 1.0, 0, 0, Circle((0, 1), secret, noise))
+        return hide_payload(contract, payload, 1.0, 0, 0, SecAggCohort((0, 1), secret, noise))
 
     assert hidden(None) == hidden(None) != hidden(SecretKey(5)) != hidden(SecretKey.draw())
 
@@ -111,14 +111,14 @@ def test_other_mechanisms_that_bound_clients_are_refused_under_masks():
 
     assert isinstance(tw.DP(), MaskedPrivacy)
     assert not isinstance(NoPrivacy(), MaskedPrivacy)
-    with pytest.raises(IncompatibleParts, match="Write secure = false"):
+    with pytest.raises(IncompatibleParts, match="Write secure_aggregation = false"):
         Federation(replace(METHOD, privacy=Bounding()))
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_the_engine_runs_it_in_any_chunks(chunk):
     job = Job(digits_task(), replace(METHOD, privacy=tw.DP(clip=1.0, sigma=0.3)), rounds=2, cohort=4)
-    simulation = LocalEngine(chunk=chunk, vectorise="loop").prepare(job)
+    simulation = LocalEngine(chunk=chunk, backend="loop").prepare(job)
     state = simulation.start()
     for _ in range(2):
         state, record = simulation.round(state)
@@ -127,7 +127,7 @@ def test_the_engine_runs_it_in_any_chunks(chunk):
 
 
 def test_the_preset_learns(tmp_path):
-    small = {"rounds": 6, "eval.every": 6, "local.epochs": 1, "cohort.size": 5, "engine.vectorise": "vmap"}
+    small = {"rounds": 6, "eval.every": 6, "local.epochs": 1, "cohort.size": 5, "engine.backend": "vmap"}
     small |= {"method.privacy.sigma": 0.1, "method.server_opt.lr": 0.03}
     masked = execute(resolve("ddg", "digits", small), tmp_path / "masked")
     opened = execute(resolve("dp-fedadam", "digits", small), tmp_path / "open")

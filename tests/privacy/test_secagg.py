@@ -8,7 +8,7 @@ import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task, perceptron
 from tests.parts import Clip, Half, Turns
 from thinwire.aggregators import Uniform
-from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantise, RandomK, Raw, TopK
+from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantize, RandomK, Raw, TopK
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.experiments.check import check
 from thinwire.experiments.config import from_table, resolve, to_table
@@ -72,19 +72,19 @@ def test_numbers_that_would_leave_the_ring_are_refused():
     "options",
     [
         {},
-        {"weigh": Uniform()},
+        {"client_weight": Uniform()},
         {"space": tw.MAPO(k=64), "client_opt": tw.SGD(1.0)},
         {"sketch": EvoFed(16)},
         {"up": RandomK(0.2, shared=True)},
         {"up": ErrorFeedback(RandomK(0.2, unbiased=False, shared=True)), "down": Half()},
         {"up": Chain((RandomK(0.3, shared=True), Raw())), "privacy": Clip(norm=1.0, noise=0.0)},
-        {"say": "value"},
-        {"rate": tw.Decay(0.5), "correction": tw.FedProx()},
+        {"upload": "weights"},
+        {"lr_schedule": tw.ExponentialLR(0.5), "correction": tw.FedProx()},
     ],
     ids=repr,
 )
 def test_a_secure_round_is_the_open_one_but_for_fixed_point(options):
-    plain, masked = Federation(Method(**options)), Federation(Method(**options, secure=True))
+    plain, masked = Federation(Method(**options)), Federation(Method(**options, secure_aggregation=True))
     for cohort in ([0, 1, 2], [3, 5]):
         plain.round(cohort)
         up = masked.round(cohort)
@@ -96,7 +96,7 @@ def test_a_secure_round_is_the_open_one_but_for_fixed_point(options):
 
 
 def test_a_client_that_does_not_answer_stops_the_round():
-    federation = Federation(Method(secure=True))
+    federation = Federation(Method(secure_aggregation=True))
     plan = plan_round(federation.contract, federation.server)
     for client in (0, 1, 2):
         federation.hear(client)
@@ -112,7 +112,7 @@ def test_a_client_that_does_not_answer_stops_the_round():
 def test_the_engine_runs_it(chunk):
     runs = []
     for secure in (False, True):
-        job = Job(digits_task(), Method(secure=secure), rounds=3, cohort=4)
+        job = Job(digits_task(), Method(secure_aggregation=secure), rounds=3, cohort=4)
         simulation = LocalEngine(chunk=chunk).prepare(job)
         state = simulation.start()
         for _ in range(3):
@@ -134,7 +134,7 @@ class Doubled(tw.NoCorrection):
     [
         ({"up": TopK(0.1)}, 'Write up = "raw" or up = { kind = "randomk", shared = true }'),
         ({"up": RandomK(0.1)}, "shared = true"),
-        ({"up": Quantise(8)}, 'Write up = "raw"'),
+        ({"up": Quantize(8)}, 'Write up = "raw"'),
         ({"up": ErrorFeedback(TopK(0.1))}, 'Write up = "raw"'),
         ({"up": ByBlock()}, 'Write up = "raw"'),
         ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Leave up out of the tiers"),
@@ -148,24 +148,24 @@ class Doubled(tw.NoCorrection):
 )
 def test_what_cannot_be_added_up_unseen_is_refused_before_training(options, says):
     with pytest.raises(IncompatibleParts) as error:
-        Federation(Method(**options, secure=True))
+        Federation(Method(**options, secure_aggregation=True))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_running_statistics_and_lonely_clients_are_refused():
     with pytest.raises(IncompatibleParts, match="group norm"):
-        Federation(Method(secure=True), digits_task(perceptron(norm=True)))
+        Federation(Method(secure_aggregation=True), digits_task(perceptron(norm=True)))
     with pytest.raises(ConfigError, match="cohort must be 2 or more"):
-        Job(digits_task(), Method(secure=True), cohort=1)
+        Job(digits_task(), Method(secure_aggregation=True), cohort=1)
     with pytest.raises(IncompatibleParts, match="two or more"):
-        Federation(Method(secure=True)).round([0])
+        Federation(Method(secure_aggregation=True)).round([0])
 
 
 def test_a_file_may_ask_for_it():
-    experiment = resolve("mapo", overrides={"method.secure": True})
+    experiment = resolve("mapo", overrides={"method.secure_aggregation": True})
     assert from_table(to_table(experiment)) == experiment
     facts, plain = check(experiment), check(resolve("mapo"))
-    assert facts["bytes_up_per_client"] == plain["bytes_up_per_client"] - 4 - 2 + 8  # no weight lane; two words more
+    assert facts["bytes_up_per_client"] == plain["bytes_up_per_client"] - 4 - 2 + 8  # no weight field; two words more
     with pytest.raises(IncompatibleParts, match="cannot be added"):
-        check(resolve("sparse", overrides={"method.secure": True}))
+        check(resolve("sparse", overrides={"method.secure_aggregation": True}))

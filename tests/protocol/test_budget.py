@@ -5,7 +5,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task, perceptron, same_public
-from thinwire.codecs import ErrorFeedback, Quantise, RankSlice, Raw, TopK
+from thinwire.codecs import ErrorFeedback, Quantize, RankSlice, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.errors import ConfigError, IncompatibleParts, WireError
@@ -14,7 +14,7 @@ from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.protocol.download import open_round, receive
-from thinwire.protocol.round import fresh_client
+from thinwire.protocol.round import initial_client_state
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
@@ -79,7 +79,7 @@ def test_memory_is_each_clients_own_and_of_its_tier():
 
 def snapshot(**options) -> Method:
     tiers = (Tier(up=Raw(), down=Raw()), Tier(up=TopK(0.2), down=TopK(0.5)))
-    return Method(link="snapshot", budget=Budget(tiers, ALTERNATE), **options)
+    return Method(download="full", budget=Budget(tiers, ALTERNATE), **options)
 
 
 def test_on_snapshots_each_tier_hears_what_it_can_afford():
@@ -93,15 +93,15 @@ def test_on_snapshots_each_tier_hears_what_it_can_afford():
     with pytest.raises((ConfigError, WireError)):  # who does not say which client it is cannot read it
         receive(federation.contract, federation.first, poor)
     with pytest.raises(ConfigError, match="has no tier"):
-        fresh_client(federation.contract, federation.first)
+        initial_client_state(federation.contract, federation.first)
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 2])
-@pytest.mark.parametrize("how", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_the_engine_trains_each_client_from_what_its_tier_heard(chunk, how):
     method = snapshot()
     job = Job(digits_task(), method, rounds=3, cohort=len(SIZES), local=Local(epochs=1, batch=16))
-    simulation = LocalEngine(vectorise=how, chunk=chunk).prepare(job)
+    simulation = LocalEngine(backend=how, chunk=chunk).prepare(job)
     seen = []
     state = simulation.start()
     for _ in range(3):
@@ -133,8 +133,8 @@ def test_clients_of_all_versions_and_tiers_are_heard_at_once():
 def test_memory_of_a_tier_starts_anew_with_a_new_frame():
     feedback = ErrorFeedback(TopK(0.1))
     budget = Budget((Tier(up=feedback), Tier()), ALTERNATE)
-    federation = Federation(Method(space=tw.MAPO(k=64, fresh_every=2), budget=budget))
-    alone = Federation(Method(space=tw.MAPO(k=64, fresh_every=2), up=feedback))
+    federation = Federation(Method(space=tw.MAPO(k=64, redraw_every=2), budget=budget))
+    alone = Federation(Method(space=tw.MAPO(k=64, redraw_every=2), up=feedback))
     for cohort in ([0, 2], [2, 4], [0, 2, 4]):
         federation.round(cohort)
         alone.round(cohort)
@@ -143,11 +143,11 @@ def test_memory_of_a_tier_starts_anew_with_a_new_frame():
 
 
 def test_different_down_codecs_on_a_ledger_are_refused():
-    with pytest.raises(IncompatibleParts, match="Write link = 'snapshot'"):
-        Federation(Method(budget=Budget((Tier(), Tier(down=Quantise(4))))))
+    with pytest.raises(IncompatibleParts, match="Write download = 'full'"):
+        Federation(Method(budget=Budget((Tier(), Tier(down=Quantize(4))))))
     Federation(Method(down=Raw(), budget=Budget((Tier(), Tier(down=Raw())))))  # the same is not different
     with pytest.raises(IncompatibleParts, match="every message stands for itself"):
-        Federation(Method(link="snapshot", budget=Budget((Tier(), Tier(down=ErrorFeedback(TopK(0.1)))))))
+        Federation(Method(download="full", budget=Budget((Tier(), Tier(down=ErrorFeedback(TopK(0.1)))))))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_run_with_tiers_resumes_to_the_same_bits(tmp_path):
     from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
 
     method = Method(budget=Budget((Tier(), Tier(up=ErrorFeedback(TopK(0.05)))), ALTERNATE))
-    simulation = LocalEngine(vectorise="loop").prepare(Job(digits_task(), method, rounds=4, cohort=4))
+    simulation = LocalEngine(backend="loop").prepare(Job(digits_task(), method, rounds=4, cohort=4))
     state = simulation.start()
     for _ in range(2):
         state, _ = simulation.round(state)
@@ -214,12 +214,12 @@ def test_a_run_with_tiers_resumes_to_the_same_bits(tmp_path):
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
-LORA = tw.LoRA(rank=4, layers=("*.weight",))
+LORA = tw.LoRA(rank=4, target_modules=("*.weight",))
 
 
 def test_clients_of_small_rank_train_the_leading_ranks_only():
     tiers = tuple(Tier(up=RankSlice(r), down=RankSlice(r)) for r in (1, 4))
-    method = Method(space=LORA, link="snapshot", budget=Budget(tiers, ALTERNATE), client_opt=tw.SGD(0.3, momentum=0.9))
+    method = Method(space=LORA, download="full", budget=Budget(tiers, ALTERNATE), client_opt=tw.SGD(0.3, momentum=0.9))
     federation = Federation(method)
     for _ in range(3):
         up = federation.round(EVERYBODY)
@@ -237,9 +237,9 @@ def test_clients_of_small_rank_train_the_leading_ranks_only():
 
 
 def test_equal_ranks_are_lora_bit_for_bit():
-    plain = Federation(Method(space=LORA, link="snapshot"))
+    plain = Federation(Method(space=LORA, download="full"))
     tiers = Budget((Tier(up=RankSlice(4), down=RankSlice(9)), Tier()))
-    sliced = Federation(Method(space=LORA, link="snapshot", budget=tiers))
+    sliced = Federation(Method(space=LORA, download="full", budget=tiers))
     for cohort in ([0, 1, 2], [3, 4, 5]):
         plain.round(cohort)
         sliced.round(cohort)

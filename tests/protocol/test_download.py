@@ -4,38 +4,38 @@ import pytest
 import torch
 
 from tests.federation import Federation, digits_task, perceptron, same_public
-from thinwire.codecs import Chain, ErrorFeedback, Quantise, Raw, TopK
+from thinwire.codecs import Chain, ErrorFeedback, Quantize, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.tree import tmap
 from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive, repair, say_lost, split_down
+from thinwire.protocol.download import open_round, receive, repair, request_full_state, split_down
 from thinwire.protocol.drift_check import TOLERANCE, project
 from thinwire.protocol.fields import unpack_up
 from thinwire.protocol.setup import plan_round
-from thinwire.schedules import Every
+from thinwire.schedules import AllBlocks
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.training import Local
 from thinwire.wire import message as wire
 
 SPACES = {
     "full": Full(),
-    "one frame": MAPO(k=8, fresh_every=0),
-    "a frame each round": MAPO(k=8, fresh_every=1),
-    "a frame for three rounds": MAPO(k=8, fresh_every=3),
+    "one basis": MAPO(k=8, redraw_every=0),
+    "a basis each round": MAPO(k=8, redraw_every=1),
+    "a basis for three rounds": MAPO(k=8, redraw_every=3),
     "fedpara": FedPara(),
     "lora": LoRA(rank=2),
-    "lora, merged": LoRA(rank=1, fresh_every=3),
+    "lora, merged": LoRA(rank=1, redraw_every=3),
 }
 CODECS = {
     "raw": Raw(),
-    "int8": Quantise(8),
-    "int4, at random": Quantise(4, scheme="qsgd"),
-    "top-k with memory": ErrorFeedback(Chain((TopK(0.1), Quantise(8)))),
+    "int8": Quantize(8),
+    "int4, at random": Quantize(4, scheme="qsgd"),
+    "top-k with memory": ErrorFeedback(Chain((TopK(0.1), Quantize(8)))),
 }
 WAYS = [(name, "ledger", codec) for name in SPACES for codec in CODECS]
-WAYS += [(name, "snapshot", "raw") for name, space in SPACES.items() if not space.fresh_every]
+WAYS += [(name, "snapshot", "raw") for name, space in SPACES.items() if not space.redraw_every]
 
 
 def federation(space=SPACES["full"], down=CODECS["raw"], norm: bool = False, **parts) -> Federation:
@@ -47,7 +47,7 @@ def federation(space=SPACES["full"], down=CODECS["raw"], norm: bool = False, **p
 
 @pytest.mark.parametrize(("name", "link", "codec"), WAYS)
 def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(name, link, codec):
-    one, key = federation(SPACES[name], CODECS[codec], norm=True, link=link), Key(7).fold(name, codec)
+    one, key = federation(SPACES[name], CODECS[codec], norm=True, download=link), Key(7).fold(name, codec)
     for r in range(7):
         one.round(key.fold("cohort", r).choice(3, 1))  # client 3 only listens, at the end
         for client in range(3):
@@ -60,10 +60,10 @@ def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(nam
     assert one.drifted == []
 
 
-@pytest.mark.parametrize("fresh_every", [1, 3])
-@pytest.mark.parametrize("settle", [Quantise(4), Quantise(4, scheme="qsgd"), TopK(0.5)])
-def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(fresh_every, settle):
-    one = federation(MAPO(k=8, fresh_every=fresh_every), Quantise(8), settle=settle)
+@pytest.mark.parametrize("redraw_every", [1, 3])
+@pytest.mark.parametrize("merge_codec", [Quantize(4), Quantize(4, scheme="qsgd"), TopK(0.5)])
+def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(redraw_every, settle):
+    one = federation(MAPO(k=8, redraw_every=redraw_every), Quantize(8), merge_codec=settle)
     for r in range(8):
         one.round((0,))  # follows every entry
         if r in (1, 4, 5):
@@ -78,24 +78,24 @@ def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(
 
 def test_a_settled_window_is_short():
     sizes = {}
-    for settle in (Raw(), Quantise(4)):
-        one = federation(MAPO(k=64, fresh_every=5), Quantise(4), settle=settle)
+    for settle in (Raw(), Quantize(4)):
+        one = federation(MAPO(k=64, redraw_every=5), Quantize(4), merge_codec=settle)
         for _ in range(10):
             one.round((0,))
         sizes[settle] = len(open_round(one.contract, one.server, {3: 0})[3])
-    assert sizes[Quantise(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and what carries them
+    assert sizes[Quantize(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and what carries them
     assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than the raw ends, and far longer than the settled
 
 
 def test_what_settles_needs_a_frame_that_ends_and_no_memory():
-    with pytest.raises(IncompatibleParts, match="Write settle = 'raw', or fresh_every = 10"):
-        federation(MAPO(k=8, fresh_every=0), settle=Quantise(4))
+    with pytest.raises(IncompatibleParts, match="Write merge_codec = 'raw', or redraw_every = 10"):
+        federation(MAPO(k=8, redraw_every=0), merge_codec=Quantize(4))
     with pytest.raises(IncompatibleParts, match="Take a codec without memory"):
-        federation(MAPO(k=8, fresh_every=2), settle=ErrorFeedback(Quantise(4)))
+        federation(MAPO(k=8, redraw_every=2), merge_codec=ErrorFeedback(Quantize(4)))
 
 
 def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
-    one = federation(MAPO(k=8, fresh_every=4))
+    one = federation(MAPO(k=8, redraw_every=4))
     for _ in range(11):
         one.round((0,))
     sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
@@ -109,37 +109,37 @@ def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
 
 def test_each_window_is_told_by_entries_or_by_its_end_whichever_is_shorter():
     """Eight levels of two bits and a scale are five bytes, a vector is thirty-two: five entries are as good as it."""
-    one = federation(MAPO(k=8, fresh_every=12), Quantise(2))
+    one = federation(MAPO(k=8, redraw_every=12), Quantize(2))
     for _ in range(13):
         one.round((0,))
     messages = open_round(one.contract, one.server, {v: v for v in range(14)})
-    told = {v: [wire.unpack_body(b, one.contract.schema).lanes for b in wire.unpack(m, one.contract.schema).bodies]
+    told = {v: [wire.unpack_body(b, one.contract.schema).fields for b in wire.unpack(m, one.contract.schema).bodies]
             for v, m in messages.items()}  # fmt: skip
-    assert [set(lanes) for lanes in told[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
-    assert [set(lanes) for lanes in told[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
+    assert [set(fields) for fields in told[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
+    assert [set(fields) for fields in told[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
     for version in range(13):  # no other way would have been shorter
-        entries = [len(lanes[wire.COORDS]) + 4 for lanes in told[version][:-1] if wire.COORDS in lanes]
+        entries = [len(fields[wire.COORDS]) + 4 for fields in told[version][:-1] if wire.COORDS in fields]
         assert sum(entries[:-1]) < 4 * 8 + 4
         assert len(messages[version]) <= len(messages[0])
 
 
 def test_buffers_and_shared_memory_are_sent_once_however_much_was_missed():
-    one = federation(MAPO(k=8, fresh_every=1), norm=True)
+    one = federation(MAPO(k=8, redraw_every=1), norm=True)
     for _ in range(3):
         one.round((0,))
     bodies = wire.unpack(one.hear(1), one.contract.schema).bodies
-    lanes = [set(wire.unpack_body(body, one.contract.schema).lanes) for body in bodies]
-    assert lanes == [{wire.COORDS}] * 3 + [{wire.BUFFERS, wire.GUARD}]
+    fields = [set(wire.unpack_body(body, one.contract.schema).fields) for body in bodies]
+    assert fields == [{wire.COORDS}] * 3 + [{wire.BUFFERS, wire.DRIFT_CHECK}]
     two = federation(correction=Scaffold())
     for _ in range(3):
         two.round((0,))
     body = wire.unpack_body(wire.unpack(two.hear(1), two.contract.schema).bodies[-1], two.contract.schema)
-    assert set(body.lanes) == {wire.SHARED, wire.GUARD}
+    assert set(body.fields) == {wire.SHARED, wire.DRIFT_CHECK}
     assert same_public(two.public[1], two.server.public)
 
 
 def test_the_state_serves_who_is_so_far_behind_that_it_is_shorter():
-    one = federation(MAPO(k=64, fresh_every=2))
+    one = federation(MAPO(k=64, redraw_every=2))
     kinds = []
     for _ in range(16):
         one.round((0,))
@@ -191,7 +191,7 @@ def test_messages_longer_than_any_codec_makes_are_refused_unread():
     with pytest.raises(WireError, match="bytes, expected at most"):
         receive(contract, one.first, down + bytes(contract.longest_down))
     with pytest.raises(WireError, match="bytes, expected at most"):
-        repair(contract, one.server, say_lost(contract, 0, 1) + bytes(contract.longest_up), 1)
+        repair(contract, one.server, request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
     with pytest.raises(WireError, match="of kind 'steps' came from a client"):
         unpack_up(contract, plan, 0, 0, down)
 
@@ -200,11 +200,11 @@ def test_messages_longer_than_any_codec_makes_are_refused_unread():
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 160), (4, 96)])
-@pytest.mark.parametrize("fresh_every", [1, 10])
-def test_a_message_of_128_numbers_is_hardly_longer_than_its_numbers(bits, most, fresh_every):
-    codec = Quantise(bits)
+@pytest.mark.parametrize("redraw_every", [1, 10])
+def test_a_message_of_128_numbers_is_hardly_longer_than_its_numbers(bits, most, redraw_every):
+    codec = Quantize(bits)
     task = digits_task(perceptron(hidden=4), sizes=(5, 3))
-    method = Method(space=MAPO(k=128, fresh_every=fresh_every), up=codec, down=codec, client_opt=SGD(0.5))
+    method = Method(space=MAPO(k=128, redraw_every=redraw_every), up=codec, down=codec, client_opt=SGD(0.5))
     one = Federation(method, task, Local(batch=0, steps=1))
     for _ in range(3):
         (up,) = one.round((0,)).values()
@@ -232,7 +232,7 @@ def test_a_client_that_has_come_apart_is_found_and_repaired(name, missed):
     for _ in range(4):
         one.round((0,))
     one.hear(1)
-    part = "base" if SPACES[name].fresh_every else "coords"
+    part = "base" if SPACES[name].redraw_every else "coords"
     one.public[1] = one.public[1]._replace(**{part: spoilt(getattr(one.public[1], part), 0.5)})
     if missed == 0:
         one.hear(1)
@@ -260,7 +260,7 @@ def test_one_nan_is_found():
 
 
 def test_rounding_is_not_taken_for_drift():
-    one = federation(MAPO(k=8, fresh_every=3), norm=True)
+    one = federation(MAPO(k=8, redraw_every=3), norm=True)
     for r in range(12):
         one.round((0,))
         one.public[0] = one.public[0]._replace(base=spoilt(one.public[0].base, 3e-6))
@@ -269,7 +269,7 @@ def test_rounding_is_not_taken_for_drift():
 
 
 def test_without_the_guard_drift_goes_unseen():
-    one = federation(MAPO(k=8), guard=False)
+    one = federation(MAPO(k=8), drift_check=False)
     one.round((0,))
     one.hear(1)
     one.public[1] = one.public[1]._replace(base=spoilt(one.public[1].base, 0.5))
@@ -279,7 +279,7 @@ def test_without_the_guard_drift_goes_unseen():
 
 
 def test_what_a_lost_client_held_back_of_silent_blocks_stays():
-    one = federation(schedule=Every(private=("2.*",)))
+    one = federation(schedule=AllBlocks(private=("2.*",)))
     one.round((0, 1))
     held = one.states[1].held
     one.public[1] = one.public[1]._replace(coords=spoilt(one.public[1].coords, 0.5))
@@ -291,8 +291,8 @@ def test_what_a_lost_client_held_back_of_silent_blocks_stays():
 def test_the_answer_to_a_lost_client_says_how_it_is_read():
     one = federation(MAPO(k=8))
     one.round((0,))
-    answer = repair(one.contract, one.server, say_lost(one.contract, 1, 0), 0)
-    assert len(say_lost(one.contract, 1, 0)) == 13
+    answer = repair(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
+    assert len(request_full_state(one.contract, 1, 0)) == 13
     assert same_public(receive(one.contract, one.first._replace(version=1), answer).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]
     with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* ask for the whole state"):

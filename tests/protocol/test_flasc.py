@@ -27,22 +27,22 @@ def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
     return replace(named, down=tw.TopK(down), up=tw.TopK(up), **changes)
 
 
-def after(method: tw.Method, rounds: int = 3, vectorise: str = "vmap"):
-    simulation = LocalEngine(vectorise=vectorise).prepare(Job(digits_task(), method, rounds, 3, Local(1, batch=8)))
+def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):
+    simulation = LocalEngine(backend=backend).prepare(Job(digits_task(), method, rounds, 3, Local(1, batch=8)))
     state = simulation.start()
     for _ in range(rounds):
         state, record = simulation.round(state)
     return simulation, state, record
 
 
-@pytest.mark.parametrize("vectorise", ["vmap", "loop"])
-def test_without_masks_it_is_federated_lora_with_adam_bit_for_bit(vectorise):
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
+def test_without_masks_it_is_federated_lora_with_adam_bit_for_bit(backend):
     lora = tw.Method(
-        space=flasc().space, weigh=tw.Uniform(), client_opt=flasc().client_opt, server_opt=flasc().server_opt
+        space=flasc().space, client_weight=tw.Uniform(), client_opt=flasc().client_opt, server_opt=flasc().server_opt
     )
-    assert lora.link == "ledger"
-    _, plain, known = after(lora, vectorise=vectorise)
-    _, dense, record = after(flasc(1.0, 1.0), vectorise=vectorise)
+    assert lora.download == "incremental"
+    _, plain, known = after(lora, backend=backend)
+    _, dense, record = after(flasc(1.0, 1.0), backend=backend)
     assert same(plain.server.public.coords, dense.server.public.coords)
     assert same(plain.server.opt, dense.server.opt)
     assert (record.loss, record.accuracy, record.test_loss) == (known.loss, known.accuracy, known.test_loss)

@@ -17,11 +17,11 @@ from thinwire.core.tree import add, same
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, FedDyn, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive, repair, say_lost, split_down
+from thinwire.protocol.download import open_round, receive, repair, request_full_state, split_down
 from thinwire.protocol.fields import raw
 from thinwire.protocol.round import agree, begin, close_round, forget, plan_round
 from thinwire.protocol.state import ClientState
-from thinwire.schedules import Every, Plan
+from thinwire.schedules import AllBlocks, Plan
 from thinwire.training import Local
 from thinwire.wire import message as wire
 
@@ -78,7 +78,7 @@ def test_fedavg_equals_a_loop_written_by_hand():
 
 
 def test_uniform_weights_count_every_client_alike():
-    federation = Federation(Method(weigh=Uniform(), client_opt=SGD(0.3)), local=Local(batch=0, steps=1))
+    federation = Federation(Method(client_weight=Uniform(), client_opt=SGD(0.3)), local=Local(batch=0, steps=1))
     federation.round((0, 3))
     model = perceptron()
     x, y = digits()
@@ -94,7 +94,7 @@ def test_uniform_weights_count_every_client_alike():
 
 
 def test_saying_values_equals_saying_changes():
-    runs = [Federation(Method(say=say, server_opt=SGD(0.7, momentum=0.5))) for say in ("delta", "value")]
+    runs = [Federation(Method(upload=say, server_opt=SGD(0.7, momentum=0.5))) for say in ("delta", "value")]
     for cohort in ((0, 1, 2), (3, 4), (5, 0)):
         for federation in runs:
             federation.round(cohort)
@@ -116,13 +116,13 @@ MOMENTUM = SGD(0.8, momentum=0.9)
 REPLAYED = {
     "fedavg": (Method(), digits_task),
     "buffers": (Method(), WITH_NORM),
-    "private": (Method(schedule=Every(private=("2.*",))), digits_task),
-    "private and buffers": (Method(schedule=Every(private=("1.*",))), WITH_NORM),
+    "private": (Method(schedule=AllBlocks(private=("2.*",))), digits_task),
+    "private and buffers": (Method(schedule=AllBlocks(private=("1.*",))), WITH_NORM),
     "momentum": (Method(server_opt=MOMENTUM), digits_task),
-    "values": (Method(say="value"), digits_task),
+    "values": (Method(upload="weights"), digits_task),
     "fresh directions": (Method(space=Drift(), server_opt=MOMENTUM, client_opt=SGD(1.0)), WITH_NORM),
-    "directions kept for three rounds": (Method(space=Drift(fresh_every=3), client_opt=SGD(1.0)), WITH_NORM),
-    "fixed directions": (Method(space=Drift(fresh_every=0), client_opt=SGD(1.0)), digits_task),
+    "directions kept for three rounds": (Method(space=Drift(redraw_every=3), client_opt=SGD(1.0)), WITH_NORM),
+    "fixed directions": (Method(space=Drift(redraw_every=0), client_opt=SGD(1.0)), digits_task),
     "products": (Method(space=Product(), client_opt=SGD(0.05)), digits_task),
     "turns": (Method(schedule=Turns(2), server_opt=MOMENTUM), digits_task),
     "turns and private": (Method(schedule=Turns(3, private=("0.bias",))), WITH_NORM),
@@ -135,14 +135,18 @@ REPLAYED = {
     ),
     "sketch of all blocks, one private": (
         Method(
-            sketch=Pool(), schedule=Every(private=("0.weight",)), server_opt=MOMENTUM, up=Remember(), down=Remember()
+            sketch=Pool(),
+            schedule=AllBlocks(private=("0.weight",)),
+            server_opt=MOMENTUM,
+            up=Remember(),
+            down=Remember(),
         ),
         digits_task,
     ),
     "sketch of all blocks, turns": (Method(sketch=Pool(), schedule=Turns(4, private=("0.weight",))), digits_task),
     "sketch in fresh directions": (Method(space=Drift(), sketch=Project(), client_opt=SGD(1.0)), digits_task),
     "controls": (Method(correction=Scaffold(), client_opt=SGD(0.05)), WITH_NORM),
-    "controls, private": (Method(correction=Scaffold(), schedule=Every(private=("2.weight",))), digits_task),
+    "controls, private": (Method(correction=Scaffold(), schedule=AllBlocks(private=("2.weight",))), digits_task),
     "controls, turns": (Method(correction=Scaffold(), schedule=Turns(2)), digits_task),
     "pull": (Method(correction=FedDyn()), digits_task),
     "pull, turns": (Method(correction=FedDyn(), schedule=Turns(2, private=("2.bias",))), digits_task),
@@ -192,7 +196,7 @@ def test_ledger_replay_equals_server(case, seed):
 )
 def test_snapshots_equal_server(case):
     method, make = REPLAYED[case]
-    federation = Federation(replace(method, link="snapshot"), make(), Local(epochs=1, batch=16))
+    federation = Federation(replace(method, download="full"), make(), Local(epochs=1, batch=16))
     random_rounds(federation, 6, Key(3).fold(case))
     for client in federation.public:
         federation.hear(client)
@@ -200,7 +204,7 @@ def test_snapshots_equal_server(case):
 
 
 def test_a_lossy_snapshot_is_what_clients_train_from():
-    federation = Federation(Method(link="snapshot", down=Half()))
+    federation = Federation(Method(download="full", down=Half()))
     random_rounds(federation, 4, Key(1))
     federation.hear(2)
     for name, block in federation.server.public.coords.items():
@@ -221,7 +225,7 @@ def test_the_cheapest_way_is_entries_or_where_they_lead():
         whole.round((0, 1))
     message = wire.unpack(whole.hear(5), whole.contract.schema)
     assert (message.kind, message.version, message.behind, len(message.bodies)) == (wire.STEPS, 6, 6, 2)
-    assert set(wire.unpack_body(message.bodies[0], whole.contract.schema).lanes) == {wire.VALUES}
+    assert set(wire.unpack_body(message.bodies[0], whole.contract.schema).fields) == {wire.VALUES}
     assert same_public(whole.public[5], whole.server.public)
 
 
@@ -237,9 +241,9 @@ def test_a_state_replaces_entries_once_they_are_longer():
     assert kinds[-1] == wire.STATE
 
 
-@pytest.mark.parametrize(("guard", "size"), [(False, 16), (True, 22)])
+@pytest.mark.parametrize(("drift_check", "size"), [(False, 16), (True, 22)])
 def test_who_is_up_to_date_hears_a_few_bytes(guard, size):
-    federation = Federation(Method(guard=guard))
+    federation = Federation(Method(drift_check=guard))
     federation.round((0, 1))
     federation.hear(0)
     assert len(federation.hear(0)) == size
@@ -270,9 +274,9 @@ def test_bytes_of_missed_rounds_are_counted_apart():
 # -- what travels ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weigh", [None, Uniform()])
+@pytest.mark.parametrize("client_weight", [None, Uniform()])
 def test_fedavg_sends_four_bytes_a_weight_and_little_else(weigh):
-    federation = Federation(Method(weigh=weigh) if weigh else Method())
+    federation = Federation(Method(client_weight=weigh) if weigh else Method())
     up = federation.round(EVERYBODY)
     assert {len(data) for data in up.values()} == {4 * D + (18 if weigh else 24)}
     federation.round((0,))
@@ -280,10 +284,10 @@ def test_fedavg_sends_four_bytes_a_weight_and_little_else(weigh):
 
 
 def test_uniform_weights_are_not_sent():
-    federation = Federation(Method(weigh=Uniform()))
+    federation = Federation(Method(client_weight=Uniform()))
     data = federation.round((0,))[0]
     body = lanes_of(federation, data)[0]
-    assert set(body.lanes) == {wire.COORDS}
+    assert set(body.fields) == {wire.COORDS}
 
 
 def test_lanes_are_those_that_the_method_needs():
@@ -291,7 +295,7 @@ def test_lanes_are_those_that_the_method_needs():
     federation = Federation(method, WITH_NORM())
     data = federation.round((0,))[0]
     body = lanes_of(federation, data)[0]
-    assert {lane: len(payload) for lane, payload in body.lanes.items()} == {
+    assert {field: len(payload) for field, payload in body.fields.items()} == {
         wire.COORDS: federation.contract.coords.restrict(body.plan).nbytes,
         wire.WEIGHT: 4,
         wire.BUFFERS: 4 * 2 * 12,
@@ -301,7 +305,7 @@ def test_lanes_are_those_that_the_method_needs():
 
 
 def test_half_precision_halves_the_bytes():
-    up = Federation(Method(up=Half(), weigh=Uniform())).round((0,))[0]
+    up = Federation(Method(up=Half(), client_weight=Uniform())).round((0,))[0]
     assert len(up) == 2 * D + 18
 
 
@@ -320,7 +324,7 @@ def lanes_of(federation: Federation, data: bytes, client: int = 0) -> list[wire.
 @pytest.mark.parametrize("correction", [None, Scaffold()])
 def test_private_blocks_drift_at_home_and_never_travel(link, correction):
     private = ("2.weight", "2.bias")
-    method = Method(schedule=Every(private=("2.*",)), link=link)
+    method = Method(schedule=AllBlocks(private=("2.*",)), download=link)
     federation = Federation(replace(method, correction=correction) if correction else method)
     public_numbers = D - (12 * 10 + 10)
     lengths = set()
@@ -329,21 +333,21 @@ def test_private_blocks_drift_at_home_and_never_travel(link, correction):
         for client, data in federation.round(cohort).items():
             (body,) = lanes_of(federation, data, client)
             assert body.plan == {"0.weight", "0.bias"}
-            lengths |= {len(body.lanes[lane]) for lane in (wire.COORDS, wire.SHARED) if lane in body.lanes}
+            lengths |= {len(body.fields[field]) for field in (wire.COORDS, wire.SHARED) if field in body.fields}
         assert set(federation.states[cohort[0]].held) == set(private)
         if held:
             assert not same(held, federation.states[cohort[0]].held), "training goes on from what was held"
         for client in (0, 5):
             for body in lanes_of(federation, open_round(federation.contract, federation.server, {client: 0})[client]):
                 assert not (body.plan or set(federation.contract.coords.names)) & set(private)
-                lengths |= {len(body.lanes[lane]) for lane in (wire.COORDS, wire.SHARED) if lane in body.lanes}
+                lengths |= {len(body.fields[field]) for field in (wire.COORDS, wire.SHARED) if field in body.fields}
     assert lengths == {4 * public_numbers}
     for name in private:
         assert torch.equal(federation.server.public.coords[name], federation.first.coords[name])
 
 
 def test_private_blocks_survive_missed_rounds():
-    federation = Federation(Method(schedule=Every(private=("2.*",))))
+    federation = Federation(Method(schedule=AllBlocks(private=("2.*",))))
     federation.round((0, 1))
     held = federation.states[0].held
     for _ in range(4):
@@ -355,7 +359,7 @@ def test_private_blocks_survive_missed_rounds():
 def test_a_client_starts_from_what_it_held_back():
     """Two clients with a private head, each alone in its round: by hand, each keeps its own head."""
     local = Local(batch=0, steps=1)
-    federation = Federation(Method(schedule=Every(private=("2.*",)), client_opt=SGD(0.2)), local=local)
+    federation = Federation(Method(schedule=AllBlocks(private=("2.*",)), client_opt=SGD(0.2)), local=local)
     bodies = {n: p.detach().clone() for n, p in perceptron().named_parameters() if n.startswith("0.")}
     heads = {i: {n: p.detach().clone() for n, p in perceptron().named_parameters() if n[0] == "2"} for i in (0, 1)}
     x, y = digits()
@@ -430,7 +434,7 @@ def test_corrections_leave_private_blocks_alone():
     """With one client, SCAFFOLD's memories cancel; a private head must learn as it does without any correction."""
     local = Local(batch=0, steps=2)
     runs = [
-        Federation(Method(schedule=Every(private=("2.*",)), **extra), local=local)
+        Federation(Method(schedule=AllBlocks(private=("2.*",)), **extra), local=local)
         for extra in ({}, {"correction": Scaffold()})
     ]
     for federation in runs:
@@ -454,18 +458,18 @@ def opened():
 
 
 def forged(
-    federation: Federation, data: bytes, version=None, kind=None, plan=None, behind=None, **lanes: bytes | None
+    federation: Federation, data: bytes, version=None, kind=None, plan=None, behind=None, **fields: bytes | None
 ) -> bytes:
     """The same message with some of it replaced, and a checksum that fits."""
     schema = schema_of(federation.contract, data)
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
-    content = dict(body.lanes)
-    for name, payload in lanes.items():
-        lane = getattr(wire, name)
-        content.pop(lane, None)
+    content = dict(body.fields)
+    for name, payload in fields.items():
+        field = getattr(wire, name)
+        content.pop(field, None)
         if payload is not None:
-            content[lane] = payload
+            content[field] = payload
     packed = wire.pack_body(wire.Body(plan or body.plan, content), schema)
     bodies = [packed, *message.bodies[1:]]  # the ask, if it has one, stays
     return wire.pack(
@@ -488,12 +492,12 @@ def number(value: float) -> bytes:
         ({"version": 2}, WireError, "trained version 2"),
         ({"kind": wire.STEPS}, WireError, "kind 'steps' came from a client"),
         ({"plan": frozenset({"0.weight"})}, WireError, "other blocks than the round asked for"),
-        ({"COORDS": None}, WireError, "lanes .* expected"),
-        ({"WEIGHT": None}, WireError, "lanes .* expected"),
-        ({"BUFFERS": None}, WireError, "lanes .* expected"),
-        ({"SHARED": b""}, WireError, "lanes .* expected"),
-        ({"REPORT": b"abcd"}, WireError, "lanes .* expected"),
-        ({"BASE": b"abcd"}, WireError, "lanes .* expected"),
+        ({"COORDS": None}, WireError, "fields .* expected"),
+        ({"WEIGHT": None}, WireError, "fields .* expected"),
+        ({"BUFFERS": None}, WireError, "fields .* expected"),
+        ({"SHARED": b""}, WireError, "fields .* expected"),
+        ({"REPORT": b"abcd"}, WireError, "fields .* expected"),
+        ({"BASE": b"abcd"}, WireError, "fields .* expected"),
         ({"COORDS": b"abcd"}, WireError, "bytes of raw numbers"),
         ({"BUFFERS": b""}, WireError, "bytes of raw numbers"),
         ({"WEIGHT": b"\0" * 8}, WireError, "bytes of raw numbers"),
@@ -511,12 +515,12 @@ def test_answers_that_do_not_fit_are_refused(opened, change, error, says):
     close_round(federation.contract, federation.server, plan, {0: data}, 6)
 
 
-@pytest.mark.parametrize("lane", ["COORDS", "BUFFERS"])
+@pytest.mark.parametrize("field", ["COORDS", "BUFFERS"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_refused(opened, lane, value):
+def test_numbers_that_are_not_finite_are_refused(opened, field, value):
     federation, plan, data = opened
-    payload = lanes_of(federation, data)[0].lanes[getattr(wire, lane)]
-    bad = forged(federation, data, **{lane: bytes(payload[:-4]) + number(value)})
+    payload = lanes_of(federation, data)[0].fields[getattr(wire, field)]
+    bad = forged(federation, data, **{field: bytes(payload[:-4]) + number(value)})
     with pytest.raises(WireError, match="client 0 sent a number that is not finite"):
         close_round(federation.contract, federation.server, plan, {0: bad}, 6)
 
@@ -566,20 +570,20 @@ def test_clients_refuse_what_does_not_continue_their_version(opened):
     with pytest.raises(WireError, match="kind 'up' came from the server, which never sends it"):
         receive(contract, federation.first, data)
     with pytest.raises(WireError, match="kind 'lost' came from the server"):
-        receive(contract, federation.first, say_lost(contract, 0, 0))
+        receive(contract, federation.first, request_full_state(contract, 0, 0))
     steps = open_round(contract, server, {0: server.public.version - 1})[0]
-    state = repair(contract, server, say_lost(contract, 2, 0), 0)
+    state = repair(contract, server, request_full_state(contract, 2, 0), 0)
     assert wire.unpack(state, contract.schema).kind == wire.STATE
     for message, start in ((steps, 4), (state, 2)):
         with pytest.raises(WireError, match=f"from version {start} cannot continue version 0"):
             receive(contract, federation.first, message)
         with pytest.raises(WireError, match="cannot continue version 5"):
             receive(contract, server.public, message)
-    whole = repair(contract, server, say_lost(contract, 0, 0), 0)
+    whole = repair(contract, server, request_full_state(contract, 0, 0), 0)
     assert same_public(receive(contract, federation.first, whole).public, server.public)
-    for lanes in ({"BASE": b""}, {"WEIGHT": number(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
-        with pytest.raises(WireError, match=r"lanes .* expected"):
-            receive(contract, federation.first, forged(federation, whole, **lanes))
+    for fields in ({"BASE": b""}, {"WEIGHT": number(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
+        with pytest.raises(WireError, match=r"fields .* expected"):
+            receive(contract, federation.first, forged(federation, whole, **fields))
 
 
 def test_a_server_answers_only_those_who_say_that_they_are_lost(opened):
@@ -587,18 +591,18 @@ def test_a_server_answers_only_those_who_say_that_they_are_lost(opened):
     with pytest.raises(WireError, match="kind 'up' asks for no state"):
         repair(federation.contract, federation.server, data, 0)
     with pytest.raises(WireError, match="lost at version 9, the server is at 1"):
-        repair(federation.contract, federation.server, say_lost(federation.contract, 9, 0), 0)
+        repair(federation.contract, federation.server, request_full_state(federation.contract, 9, 0), 0)
 
 
 def test_ways_that_do_not_lead_to_their_version_are_refused():
-    federation = Federation(Method(space=Drift(k=2, fresh_every=3), client_opt=SGD(0.5)))
+    federation = Federation(Method(space=Drift(k=2, redraw_every=3), client_opt=SGD(0.5)))
     contract = federation.contract
     for _ in range(8):
         federation.round((0,))
     data = open_round(contract, federation.server, {1: 1})[1]
     message = wire.unpack(data, contract.schema)
-    lanes = [set(body.lanes) for body in lanes_of(federation, data)]
-    assert lanes == [{wire.VALUES}, {wire.VALUES}, {wire.VALUES}, {wire.GUARD}]  # to 3, to 6, to 8, and the ask
+    fields = [set(body.fields) for body in lanes_of(federation, data)]
+    assert fields == [{wire.VALUES}, {wire.VALUES}, {wire.VALUES}, {wire.DRIFT_CHECK}]  # to 3, to 6, to 8, and the ask
     at = federation.first._replace(version=1)
 
     def built(*bodies: bytes) -> bytes:
@@ -609,9 +613,9 @@ def test_ways_that_do_not_lead_to_their_version_are_refused():
         receive(contract, at, built(one, two, ask))
     with pytest.raises(WireError, match="lead on beyond version 8"):
         receive(contract, at, built(one, two, three, three, ask))
-    with pytest.raises(WireError, match=r"lanes .* expected"):
+    with pytest.raises(WireError, match=r"fields .* expected"):
         receive(contract, at, built(one, two, three))
-    with pytest.raises(WireError, match=r"lanes .* expected"):
+    with pytest.raises(WireError, match=r"fields .* expected"):
         receive(contract, at, forged(federation, data, COORDS=b"abcd"))
     with pytest.raises(WireError, match="bytes of raw numbers"):
         receive(contract, at, forged(federation, data, VALUES=b"abcd"))
@@ -622,13 +626,13 @@ def test_entries_with_other_lanes_are_refused():
     federation.round((0,))
     contract = federation.contract
     steps = open_round(contract, federation.server, {1: 0})[1]
-    for lanes in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": number(1.0)}):
-        with pytest.raises(WireError, match=r"lanes .* expected"):
-            receive(contract, federation.first, forged(federation, steps, **lanes))
+    for fields in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": number(1.0)}):
+        with pytest.raises(WireError, match=r"fields .* expected"):
+            receive(contract, federation.first, forged(federation, steps, **fields))
 
 
 def test_nobody_can_ask_for_private_blocks_or_overwrite_them():
-    federation = Federation(Method(schedule=Every(private=("2.*",))))
+    federation = Federation(Method(schedule=AllBlocks(private=("2.*",))))
     federation.round((0,))
     contract = federation.contract
     data = open_round(contract, federation.server, {1: 0})[1]
@@ -636,8 +640,8 @@ def test_nobody_can_ask_for_private_blocks_or_overwrite_them():
     honest = [wire.unpack_body(body, contract.schema) for body in message.bodies]
     everything = contract.coords.zeros()
     for bodies in (
-        [honest[0], wire.Body(None, honest[1].lanes)],
-        [honest[0], wire.Body(honest[1].plan | {"2.bias"}, honest[1].lanes)],
+        [honest[0], wire.Body(None, honest[1].fields)],
+        [honest[0], wire.Body(honest[1].plan | {"2.bias"}, honest[1].fields)],
         [wire.Body(None, {wire.COORDS: raw(everything)}), honest[1]],
     ):
         packed = [wire.pack_body(body, contract.schema) for body in bodies]
@@ -655,7 +659,7 @@ def test_clients_refuse_what_leads_to_numbers_that_are_not_finite(value):
     if value == 3e38:  # finite by itself, not when it is added
         held = held._replace(coords={name: block + 3e38 for name, block in held.coords.items()})
     data = open_round(contract, federation.server, {1: 0})[1]
-    payload = lanes_of(federation, data)[0].lanes[wire.COORDS]
+    payload = lanes_of(federation, data)[0].fields[wire.COORDS]
     bad = forged(federation, data, kind=wire.STEPS, COORDS=bytes(payload[:-4]) + number(value))
     with pytest.raises(WireError, match="version 1 that are not finite"):
         receive(contract, held, bad)
@@ -689,16 +693,16 @@ def test_weights_that_overflow_on_the_server_are_found(space):
     ("method", "says"),
     [
         (
-            Method(space=Drift(), link="snapshot"),
-            r"Drift\(.*link = 'snapshot' does not say all there is to know. Write link = 'ledger'",
+            Method(space=Drift(), download="full"),
+            r"Drift\(.*link = 'snapshot' does not say all there is to know. Write download = 'incremental'",
         ),
-        (Method(space=Drift(), correction=Scaffold()), "Scaffold.*redraws them. Write fresh_every = 0"),
+        (Method(space=Drift(), correction=Scaffold()), "Scaffold.*redraws them. Write redraw_every = 0"),
         (Method(space=Drift(), correction=FedDyn()), "FedDyn.*redraws them"),
-        (Method(space=Drift(), schedule=Every(private=("2.*",))), "hold back '2.bias/b'.*Write fresh_every = 0"),
-        (Method(sketch=Project(), say="value"), "Project.*Write say = 'delta'"),
+        (Method(space=Drift(), schedule=AllBlocks(private=("2.*",))), "hold back '2.bias/b'.*Write redraw_every = 0"),
+        (Method(sketch=Project(), upload="weights"), "Project.*Write upload = 'delta'"),
         (Method(sketch=Project(), correction=FedDyn()), "server memory.*identity sketch"),
         (Method(sketch=Project(), server_opt=SGD(1.0, weight_decay=0.1)), "Write weight_decay = 0 for the server"),
-        (Method(link="snapshot", down=Remember()), "Remember.*Write link = 'ledger'"),
+        (Method(download="full", down=Remember()), "Remember.*Write download = 'incremental'"),
     ],
 )
 def test_parts_that_cannot_work_together_are_refused_with_a_way_out(method, says):
@@ -736,9 +740,9 @@ def test_memory_of_codes_that_change_their_shape_is_refused(memory):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Method(link="ledgr"), "link must be one of ledger, snapshot, not 'ledgr'"),
-        (lambda: Method(say="values"), "say must be one of delta, value"),
-        (lambda: Federation(Method(schedule=Every(private=("3.*",)))), "private '3.*' matches no block"),
+        (lambda: Method(download="ledgr"), "link must be one of ledger, snapshot, not 'ledgr'"),
+        (lambda: Method(upload="weightss"), "say must be one of delta, value"),
+        (lambda: Federation(Method(schedule=AllBlocks(private=("3.*",)))), "private '3.*' matches no block"),
         (lambda: Federation(Method(space=Drift(k=0))), "k must be 1 or more"),
     ],
 )
@@ -754,7 +758,7 @@ def test_a_model_without_trainable_weights_is_refused():
 
 def test_an_empty_plan_is_legal():
     @dataclass(frozen=True)
-    class Rest(Every):
+    class Rest(AllBlocks):
         def plan(self, state, coords, version):
             return Plan(frozenset() if version == 1 else frozenset(coords.names))
 

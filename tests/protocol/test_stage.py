@@ -23,13 +23,13 @@ STAGED = ("flora", "slora")
 
 def named(name: str, at: int = 2, **changes) -> tw.Method:
     method = replace(method_from(preset("methods", name).table["method"]), **changes)
-    return replace(method, then=replace(method.then, at=at))
+    return replace(method, next_stage=replace(method.next_stage, at=at))
 
 
 def weights(federation: Federation):
     public = federation.server.public
     space = federation.contract.at(public.version).method.space
-    return space.expand(public.base, federation.contract.frame(public.version, "cpu"), public.coords)
+    return space.expand(public.base, federation.contract.basis(public.version, "cpu"), public.coords)
 
 
 def after(method: tw.Method, rounds: int) -> Federation:
@@ -45,8 +45,8 @@ def test_the_switch_leaves_the_function_unchanged_when_the_update_has_rank_at_mo
     # kept still, which is an update of rank 0
     rules = (("2.weight", tw.Full()), ("*", tw.Frozen()))
     stage = tw.Stage(2, tw.LoRA(rank=10, alpha=7.0), mask=tw.NoMask(), up=tw.Raw(), down=tw.Raw())
-    method = replace(named(name), space=tw.Route(rules), then=stage)
-    never = replace(method, then=replace(stage, at=3))
+    method = replace(named(name), space=tw.Route(rules), next_stage=stage)
+    never = replace(method, next_stage=replace(stage, at=3))
     switched, still = after(method, 2), after(never, 2)
     assert list(switched.server.public.coords) == ["0.weight/a", "0.weight/b", "2.weight/a", "2.weight/b"]
     assert list(still.server.public.coords) == ["2.weight"]
@@ -63,14 +63,14 @@ def test_the_switch_leaves_the_function_unchanged_when_the_update_has_rank_at_mo
 def test_an_adapter_comes_as_close_as_its_rank_allows(shape, transposed):
     if transposed and len(shape) > 2:
         return
-    space = tw.LoRA(rank=2, alpha=5.0, transposed=("w",) if transposed else ())
+    space = tw.LoRA(rank=2, alpha=5.0, fan_in_fan_out=("w",) if transposed else ())
     base, full = {"w": Key(1).normal(*shape)}, {"w": Key(2).normal(*shape)}
-    made = space.expand(base, {}, space.adopt(base, full, Key(3)))["w"]
+    made = space.expand(base, {}, space.from_weights(base, full, Key(3)))["w"]
     change, got = ((x - base["w"]).reshape(shape[0], -1).double() for x in (full["w"], made))
     u, s, v = torch.linalg.svd(change, full_matrices=False)
     assert torch.allclose(got, (u[:, :2] * s[:2]) @ v[:2], atol=1e-5)
     low = {"w": base["w"] + (Key(4).normal(shape[0], 1) @ Key(5).normal(1, change.shape[1])).reshape(shape)}
-    assert torch.allclose(space.expand(base, {}, space.adopt(base, low, Key(3)))["w"], low["w"], atol=1e-5)
+    assert torch.allclose(space.expand(base, {}, space.from_weights(base, low, Key(3)))["w"], low["w"], atol=1e-5)
 
 
 def test_slora_trains_and_sends_a_tenth_and_then_the_adapter():
@@ -107,17 +107,17 @@ def test_noise_and_moments_stay_under_a_mask_that_is_known():
 
 
 @pytest.mark.parametrize("name", STAGED)
-@pytest.mark.parametrize("how", ["vmap", "loop", "graph"])
+@pytest.mark.parametrize("backend", ["vmap", "loop", "graph"])
 def test_a_run_goes_on_from_a_checkpoint_of_either_stage(name, how, tmp_path):
     job = Job(digits_task(), named(name), 4, 3, Local(1, batch=8))
-    simulation = LocalEngine(vectorise=how).prepare(job)
+    simulation = LocalEngine(backend=how).prepare(job)
     state = simulation.start()
     for done in range(4):
         save_checkpoint(tmp_path / str(done), state, "test")
         state, record = simulation.round(state)
     assert record.loss < 2.5
     for done in range(1, 4):
-        again = LocalEngine(vectorise=how).prepare(job)
+        again = LocalEngine(backend=how).prepare(job)
         other = load_checkpoint(tmp_path / str(done), "test")
         for _ in range(done, 4):
             other, last = again.round(other)
@@ -140,21 +140,21 @@ def test_presets_are_written_and_read_again(name):
     for task in ("digits", "text-classification"):
         experiment = resolve(name, task)
         assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
-        assert experiment.method.then.at < experiment.rounds
-    changed = resolve(name, "digits", {"method.then.space.rank": 2})
+        assert experiment.method.next_stage.at < experiment.rounds
+    changed = resolve(name, "digits", {"method.next_stage.space.rank": 2})
     assert changed.method.later.space.rank == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"link": "ledger"}, "Write link = 'snapshot'"),
+        ({"download": "incremental"}, "Write download = 'full'"),
         ({"correction": tw.Scaffold()}, "Write correction = 'none'"),
-        ({"schedule": tw.Every(private=("2.*",))}, "Write schedule = 'every'"),
-        ({"then": tw.Stage(2, tw.LoRA(rank=2, fresh_every=2))}, "Write fresh_every = 0"),
-        ({"then": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write freeze_a = false"),
-        ({"then": tw.Stage(2, tw.FedPara(rank=2))}, "Write space = 'lora'"),
-        ({"then": tw.Stage(2, mask=tw.Pick(0.5))}, "Write mask = 'none'"),
+        ({"schedule": tw.AllBlocks(private=("2.*",))}, "Write schedule = 'all-blocks'"),
+        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, redraw_every=2))}, "Write redraw_every = 0"),
+        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write freeze_a = false"),
+        ({"next_stage": tw.Stage(2, tw.FedPara(rank=2))}, "Write space = 'lora'"),
+        ({"next_stage": tw.Stage(2, mask=tw.RandomMask(0.5))}, "Write mask = 'none'"),
     ],
 )
 def test_what_cannot_have_stages_is_refused(changes, words):
@@ -168,4 +168,4 @@ def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="begins after 15 rounds, but the run has 10"):
         Job(digits_task(), named("slora", 15), 10, 3)
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
-        tw.Pick(0.0)
+        tw.RandomMask(0.0)

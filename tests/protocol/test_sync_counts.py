@@ -7,7 +7,7 @@ from tests.parts import Pool, Turns
 from thinwire.codecs import Raw, TopK
 from thinwire.protocol import Budget, Method, Tier
 from thinwire.runtime.job import Job
-from thinwire.schedules import Every, FedLAMA
+from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import Identity
 from thinwire.training import Local
@@ -15,7 +15,7 @@ from thinwire.wire import message as wire
 
 
 def run(method: Method, rounds: int = 6):
-    """The tally of a run, and what a listener on the wire counts: rounds by block, bytes by block."""
+    """The sync_counts of a run, and what a listener on the wire counts: rounds by block, bytes by block."""
     simulation = LocalEngine().prepare(Job(digits_task(), method, rounds, cohort=3, local=Local(batch=8, steps=2)))
     contract, heard = simulation.contract, []
     state = simulation.start()
@@ -28,16 +28,16 @@ def run(method: Method, rounds: int = 6):
             spec = contract.coords.restrict(contract.coords.names if body.plan is None else body.plan)
             syncs |= {(number, name) for name in spec.names}
             if set(method.ups) == {Raw()} and method.sketch == Identity():
-                for name, block in Raw().decode(body.lanes[wire.COORDS], spec, None).items():
+                for name, block in Raw().decode(body.fields[wire.COORDS], spec, None).items():
                     sizes[name] += len(block.numpy().tobytes())
-    return state.tally, Counter(name for _, name in syncs), sizes
+    return state.sync_counts, Counter(name for _, name in syncs), sizes
 
 
 def test_what_the_tally_says_went_over_the_wire():
-    for schedule in (Every(), Every(private=("2.*",)), Turns(2), FedLAMA(2)):
-        tally, syncs, sizes = run(Method(schedule=schedule))
-        assert dict(tally.syncs) == syncs
-        assert dict(tally.bytes_up) == sizes
+    for schedule in (AllBlocks(), AllBlocks(private=("2.*",)), Turns(2), FedLAMA(2)):
+        sync_counts, syncs, sizes = run(Method(schedule=schedule))
+        assert dict(sync_counts.syncs) == syncs
+        assert dict(sync_counts.bytes_up) == sizes
         assert sizes
 
 
@@ -50,6 +50,6 @@ def test_tiers_count_as_often_as_their_clients_spoke():
 
 def test_no_byte_belongs_to_a_block_where_a_codec_or_a_sketch_mixes_them():
     for method in (Method(up=TopK(0.5), schedule=FedLAMA(2)), Method(sketch=Pool())):
-        tally, syncs, _ = run(method, 4)
-        assert dict(tally.syncs) == syncs
-        assert tally.bytes_up is None
+        sync_counts, syncs, _ = run(method, 4)
+        assert dict(sync_counts.syncs) == syncs
+        assert sync_counts.bytes_up is None

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(
 CLASHES = """() => {
   const bad = [];
   for (const svg of document.querySelectorAll('svg[role=img]')) {
-    const frame = svg.getBoundingClientRect();
-    if (frame.width === 0) continue;
+    const basis = svg.getBoundingClientRect();
+    if (basis.width === 0) continue;
     const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
     texts.forEach(([words, a], i) => {
-      if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 || a.bottom > frame.bottom + 1)
+      if (a.left < basis.left - 1 || a.right > basis.right + 1 || a.top < basis.top - 1 || a.bottom > basis.bottom + 1)
         bad.push(`${svg.querySelector('title').textContent}: '${words}' reaches out`);
       for (const [other, b] of texts.slice(i + 1))
         if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)

@@ -183,15 +183,15 @@ def test_every_line_stands_out_from_its_background(colours, back):
 
 
 def test_bars_are_in_proportion_and_curves_stay_inside():
-    frame = Frame("t", "d", "x", "y", width=340, log_x=True)
-    picture = bars([Bar("a", "4", 0, [(3, 1.0), (1, 0.0)]), Bar("b", "1", 1, [(1, 1.0)])], frame)
+    basis = Frame("t", "d", "x", "y", width=340, log_x=True)
+    picture = bars([Bar("a", "4", 0, [(3, 1.0), (1, 0.0)]), Bar("b", "1", 1, [(1, 1.0)])], basis)
     widths = [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)"', picture)]
     assert widths[0] == pytest.approx(3 * widths[2], abs=0.2)
     assert widths[0] + widths[1] == pytest.approx(4 * widths[2], abs=0.3)
-    picture = curves([Curve("a", 0, [(10.0**i, 0.1 * i, 0.0, 1.0) for i in range(9)])], frame)
+    picture = curves([Curve("a", 0, [(10.0**i, 0.1 * i, 0.0, 1.0) for i in range(9)])], basis)
     path = re.search(r'class="line s0" d="M([^"]+)"', picture)[1]
     for x, y in (map(float, pair.split()) for pair in path.split("L")):
         assert 0 < x < 340
-        assert 0 < y < frame.height
-    assert "nothing to draw" in curves([], frame)
-    assert "nothing to draw" in dots([Row("a", [])], frame)
+        assert 0 < y < basis.height
+    assert "nothing to draw" in curves([], basis)
+    assert "nothing to draw" in dots([Row("a", [])], basis)

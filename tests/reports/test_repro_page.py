@@ -18,9 +18,16 @@ from thinwire.reports.measures import cost, measured
 from thinwire.reports.repro_page import section, write_page
 
 DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
-SMALL = ["task.clients=400", "task.keep=2", "cohort.size=2", "rounds=1", "local.steps=1", "task.hold_out=0.1"]
+SMALL = [
+    "task.clients=400",
+    "task.participating_clients=2",
+    "cohort.size=2",
+    "rounds=1",
+    "local.steps=1",
+    "task.validation_fraction=0.1",
+]
 
-SETTINGS = {"task.clients": 8, "cohort.size": 2, "local.steps": 2, "engine.vectorise": "loop", "eval.every": 2}
+SETTINGS = {"task.clients": 8, "cohort.size": 2, "local.steps": 2, "engine.backend": "loop", "eval.every": 2}
 ROWS = [
     {"method": "fedavg", "over": {"method.client_opt.lr": [1e-6, 0.1]}, "published": 90.0, "traffic": 100},
     {"method": "topk", "over": {"method.client_opt.lr": [0.1]}, "published": 80.0, "traffic": 10},

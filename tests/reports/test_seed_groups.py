@@ -13,7 +13,7 @@ from thinwire.cli.app import main
 from thinwire.experiments.config import resolve, to_table
 from thinwire.experiments.records import find_runs, read_run, totals
 from thinwire.reports.rerun import rerun
-from thinwire.reports.seed_groups import Mean, choose_targets, group, yardstick
+from thinwire.reports.seed_groups import MeanInterval, choose_targets, group, yardstick
 
 
 def test_runs_that_differ_by_seed_only_are_one_line(real_runs):
@@ -62,7 +62,7 @@ def test_chosen_targets_are_reached_by_every_run_or_near_the_yardstick(write_run
 
 
 def test_the_interval_is_students():
-    mean = Mean.of([1.0, 3.0])
+    mean = MeanInterval.of([1.0, 3.0])
     assert (mean.mean, round(mean.half, 3)) == (2.0, 12.706)  # 12.706 * sqrt(2) / sqrt(2)
 
 
@@ -72,8 +72,8 @@ def test_the_interval_is_students():
         ("fedavg", "digits", {}),
         ("fedavg", "mnist", {"seed": 3, "rounds": 7, "task.clients": 50, "cohort.size": 5}),
         ("mapo", "digits", {"method.space.k": 64, "method.up": {"kind": "topk", "density": 0.25}}),
-        ("fedpara+int8", "digits", {"method.schedule.private": ["*bias"], "task.split": "iid"}),
-        ("fedper", "digits", {"engine.device": "cuda", "method.link": "snapshot"}),
+        ("fedpara+int8", "digits", {"method.schedule.private": ["*bias"], "task.partition": "iid"}),
+        ("fedper", "digits", {"engine.device": "cuda", "method.download": "full"}),
     ],
 )
 def test_the_command_to_run_it_again_resolves_to_the_same_experiment(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.federation import SIZES, Federation, digits, perceptron, same_public, workload
 from thinwire.aggregators import Uniform
-from thinwire.codecs import ErrorFeedback, Quantise, TopK
+from thinwire.codecs import ErrorFeedback, Quantize, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import same
@@ -18,8 +18,8 @@ from thinwire.experiments.config import resolve
 from thinwire.models import build
 from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.round import cohort_round, fresh_client, plan_round
-from thinwire.schedules import Every, FedLAMA
+from thinwire.protocol.round import cohort_round, initial_client_state, plan_round
+from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA, Route
 from thinwire.testing import check_schedule
@@ -34,7 +34,7 @@ D = SMALL.size
 def numbers(federation: Federation, data: bytes, client: int = 0) -> int:
     """Bytes of trained numbers in a client's message."""
     schema = federation.contract.schema
-    return len(wire.unpack_body(wire.unpack(data, schema.sent_by(client)).bodies[0], schema).lanes[wire.COORDS])
+    return len(wire.unpack_body(wire.unpack(data, schema.sent_by(client)).bodies[0], schema).fields[wire.COORDS])
 
 
 def play(schedule: FedLAMA, spec: Spec, apart: dict[str, float], rounds: int) -> list[frozenset[str]]:
@@ -73,7 +73,7 @@ def test_the_contract_of_a_schedule(schedule):
 
 def test_a_window_of_one_round_is_fedavg_to_the_bit():
     runs = []
-    for schedule in (Every(), FedLAMA(phi=1)):
+    for schedule in (AllBlocks(), FedLAMA(phi=1)):
         federation = Federation(Method(schedule=schedule, client_opt=SGD(0.1, momentum=0.9)), local=STEPS)
         lengths = []
         for cohort in ((0, 1, 2), (2, 4), (5, 3, 0)):
@@ -239,7 +239,7 @@ def test_accelerated_without_disagreement_is_fedavg_over_the_window():
 
 def test_clients_that_do_not_differ_never_wait():
     """The same client three times over: d is rounding only, and every layer keeps tau0."""
-    federation = Federation(Method(schedule=FedLAMA(2), weigh=Uniform(), client_opt=SGD(0.1)), local=STEPS)
+    federation = Federation(Method(schedule=FedLAMA(2), client_weight=Uniform(), client_opt=SGD(0.1)), local=STEPS)
     for version in range(6):
         plan = plan_round(federation.contract, federation.server)
         assert plan.names == frozenset(SMALL.names), version
@@ -256,10 +256,10 @@ def test_layers_are_modules_whatever_the_coordinates():
         Full(): {"conv1": 2, "conv2": 2, "head": 2},
         FedPara(gamma=0.1): None,
         LoRA(rank=2): None,
-        MAPO(k=4, fresh_every=0): {"model": 1},
+        MAPO(k=4, redraw_every=0): {"model": 1},
     }
     for space, expected in spaces.items():
-        coords = Spec.of(space.init(zeros, space.frame(lenet, Key(0), "cpu"), Key(1)))
+        coords = Spec.of(space.init(zeros, space.basis(lenet, Key(0), "cpu"), Key(1)))
         layers = FedLAMA()._layers(coords)
         sizes = {group: len(layer.names) for group, layer in layers.items()}
         assert sum(layer.size for layer in layers.values()) == coords.size
@@ -353,10 +353,10 @@ def test_who_returns_after_missed_windows_starts_like_anybody_else():
     federation.hear(0)
     assert same_public(federation.public[0], federation.server.public)
     assert federation.states[0].held == {}
-    new = fresh_client(federation.contract, federation.first)
+    new = initial_client_state(federation.contract, federation.first)
     assert answers(federation, 0, federation.states[0]) == answers(federation, 0, new)
     assert answers(federation, 1, federation.states[1]) != answers(
-        federation, 1, fresh_client(federation.contract, federation.first)
+        federation, 1, initial_client_state(federation.contract, federation.first)
     )
 
 
@@ -385,7 +385,7 @@ def test_the_cohort_is_drawn_anew_at_full_synchronisation_only():
 
 TOGETHER = {
     "top-k both ways": {"up": TopK(0.2), "down": TopK(0.2)},
-    "eight bits": {"up": Quantise(8), "down": Quantise(8)},
+    "eight bits": {"up": Quantize(8), "down": Quantize(8)},
     "error feedback": {"up": ErrorFeedback(TopK(0.2)), "down": ErrorFeedback(TopK(0.2))},
     "scaffold": {"correction": Scaffold(), "client_opt": SGD(0.05)},
     "feddyn": {"correction": FedDyn(), "client_opt": SGD(0.05)},
@@ -395,11 +395,11 @@ TOGETHER = {
     "adam at the client": {"client_opt": Adam(0.01)},
     "fedpara": {"space": FedPara(gamma=0.1)},
     "lora": {"space": LoRA(rank=2), "client_opt": SGD(0.01, momentum=0.9)},
-    "a fixed random subspace": {"space": Route((("0.*", MAPO(k=8, fresh_every=0)), ("*", Full())))},
-    "values": {"say": "value"},
-    "snapshots": {"link": "snapshot"},
+    "a fixed random subspace": {"space": Route((("0.*", MAPO(k=8, redraw_every=0)), ("*", Full())))},
+    "values": {"upload": "weights"},
+    "snapshots": {"download": "full"},
     "a private head": {"schedule": FedLAMA(2, private=("2.*",))},
-    "public rules": {"schedule": FedLAMA(2, rules="public"), "weigh": Uniform()},
+    "public rules": {"schedule": FedLAMA(2, rules="public"), "client_weight": Uniform()},
     "accelerated": {"schedule": FedLAMA(2, accelerate=True)},
 }
 
@@ -432,9 +432,9 @@ def test_it_goes_together_with(case):
 
 
 def test_a_frame_that_is_redrawn_is_refused_before_anything_is_trained():
-    with pytest.raises(IncompatibleParts, match="Write fresh_every = 0"):
-        Federation(Method(space=MAPO(k=8, fresh_every=1), schedule=FedLAMA(2)))
-    Federation(Method(space=MAPO(k=8, fresh_every=1), schedule=FedLAMA(1)))
+    with pytest.raises(IncompatibleParts, match="Write redraw_every = 0"):
+        Federation(Method(space=MAPO(k=8, redraw_every=1), schedule=FedLAMA(2)))
+    Federation(Method(space=MAPO(k=8, redraw_every=1), schedule=FedLAMA(1)))
 
 
 @pytest.mark.parametrize(

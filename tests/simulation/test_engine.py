@@ -24,7 +24,7 @@ from thinwire.protocol import Method
 from thinwire.protocol import client as answer
 from thinwire.protocol.download import receive
 from thinwire.runtime import Job
-from thinwire.schedules import Every
+from thinwire.schedules import AllBlocks
 from thinwire.simulation import LocalEngine
 from thinwire.training import Local
 from thinwire.wire import message as wire
@@ -32,11 +32,11 @@ from thinwire.wire import message as wire
 LOCAL = Local(epochs=1, batch=16)
 METHODS = {
     "fedavg": Method(),
-    "snapshot": Method(link="snapshot", down=Half()),
+    "snapshot": Method(download="full", down=Half()),
     "directions": Method(space=Drift(), client_opt=SGD(0.5)),
     "controls": Method(correction=Scaffold(), client_opt=SGD(0.05)),
-    "private": Method(schedule=Every(private=("2.*",))),
-    "sketch": Method(sketch=Project(), weigh=Uniform()),
+    "private": Method(schedule=AllBlocks(private=("2.*",))),
+    "sketch": Method(sketch=Project(), client_weight=Uniform()),
     "memory": Method(up=Remember(), down=Remember()),
 }
 
@@ -93,7 +93,7 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
     for name, method in METHODS.items():
         plain = digits_task()
         task = Task(plain.model, Watched(plain.train, []), plain.clients)
-        simulation, states, _ = play(job(method, task), LocalEngine(vectorise="loop"))
+        simulation, states, _ = play(job(method, task), LocalEngine(backend="loop"))
         cohorts = [state.cohort for state in states[1:]]
         by_round = Counter(str(index) for index in task.train.asked)
         seen[name] = cohorts, by_round, simulation.weights(simulation.public)
@@ -107,9 +107,9 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("vectorise", ["vmap", "loop", "threads"])
-def test_the_same_seed_gives_the_same_bits_twice(name, vectorise):
-    engine = LocalEngine(vectorise=vectorise)
+@pytest.mark.parametrize("backend", ["vmap", "loop", "threads"])
+def test_the_same_seed_gives_the_same_bits_twice(name, backend):
+    engine = LocalEngine(backend=backend)
     (_, first, records), (_, second, again) = (play(job(METHODS[name]), engine) for _ in range(2))
     assert bits(records) == bits(again)
     assert same_public(first[-1].server.public, second[-1].server.public)
@@ -119,7 +119,7 @@ def test_the_same_seed_gives_the_same_bits_twice(name, vectorise):
 def test_totals_are_those_of_the_messages_seen(name):
     seen = []
     run = job(METHODS[name], rounds=5)
-    records = list(LocalEngine().run(run, tap=lambda *message: seen.append(message)))
+    records = list(LocalEngine().run(run, on_message=lambda *message: seen.append(message)))
     assert [record.round for record in records] == [1, 2, 3, 4, 5]
     for record in records:
         mine = [(way, client, len(data)) for number, way, client, data in seen if number == record.round]
@@ -144,7 +144,7 @@ def test_clients_that_hear_the_tapped_messages_reach_the_state_of_the_server(nam
         )
         for client, data in down.items():
             held[client] = receive(simulation.contract, held.get(client, simulation.public), data).public
-            if method.link == "ledger":
+            if method.download == "incremental":
                 assert same_public(held[client], before)
             assert held[client].version == before.version
 
@@ -152,7 +152,7 @@ def test_clients_that_hear_the_tapped_messages_reach_the_state_of_the_server(nam
 @pytest.mark.parametrize("name", METHODS)
 def test_chunks_of_any_size_agree(name):
     results = [play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(chunk=chunk)) for chunk in (0, 1, 2)]
-    results.append(play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(vectorise="loop")))
+    results.append(play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(backend="loop")))
     simulation, states, records = results[0]
     whole = simulation.weights(states[-1].server.public)
     for _, others, again in results[1:]:
@@ -329,29 +329,29 @@ def test_the_module_and_the_data_of_the_user_are_never_changed():
 def test_auto_falls_back_to_a_loop_and_says_why():
     task = digits_task(made(Branching))
     _, states, records = play(job(task=task))
-    assert states[0].how == "vmap"
-    assert states[-1].how == "loop"
+    assert states[0].backend == "vmap"
+    assert states[-1].backend == "loop"
     assert "vmap failed" in states[-1].why
     assert "data-dependent control flow" in states[-1].why
-    _, by_loop, again = play(job(task=task), LocalEngine(vectorise="loop"))
+    _, by_loop, again = play(job(task=task), LocalEngine(backend="loop"))
     assert bits(records) == bits(again)
     assert by_loop[-1].why == "asked for"
     with pytest.raises(RuntimeError, match="data-dependent"):
-        play(job(task=task), LocalEngine(vectorise="vmap"))
+        play(job(task=task), LocalEngine(backend="vmap"))
 
 
 def test_auto_stays_with_vmap_where_it_works():
     _, states, _ = play(job())
-    assert (states[-1].how, states[-1].why) == ("vmap", "THINWIRE_PROBE is off")
+    assert (states[-1].backend, states[-1].why) == ("vmap", "THINWIRE_PROBE is off")
 
 
-@pytest.mark.parametrize("vectorise", ["vmap", "loop"])
-def test_dropout_is_the_same_whatever_the_state_of_the_generator(vectorise):
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
+def test_dropout_is_the_same_whatever_the_state_of_the_generator(backend):
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        runs.append(play(job(task=digits_task(made(Noisy))), LocalEngine(vectorise=vectorise)))
+        runs.append(play(job(task=digits_task(made(Noisy))), LocalEngine(backend=backend)))
         assert torch.equal(torch.get_rng_state(), before)
     assert bits(runs[0][2]) == bits(runs[1][2])
     assert same_public(runs[0][1][-1].server.public, runs[1][1][-1].server.public)
@@ -374,10 +374,10 @@ def test_a_model_that_returns_no_tensor_is_refused():
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop", "auto"])
+@pytest.mark.parametrize("backend", ["vmap", "loop", "auto"])
 def test_training_that_diverges_names_the_round(how):
     with pytest.raises(Diverged, match=r"^round \d+: .*smaller learning rate"):
-        list(LocalEngine(vectorise=how).run(job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4))))
+        list(LocalEngine(backend=how).run(job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4))))
 
 
 def test_a_loss_that_is_not_a_number_names_the_round():
@@ -420,7 +420,7 @@ def test_jobs_that_cannot_be_run_are_refused(settings, says):
     [
         ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
         ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
-        ({"vectorise": "pmap"}, "vectorise must be one of auto, graph, threads, vmap, loop, not 'pmap'"),
+        ({"backend": "pmap"}, "backend must be one of auto, graph, threads, vmap, loop, not 'pmap'"),
         ({"chunk": -1}, "chunk must be 0"),
         pytest.param(
             {"device": "cuda"},
@@ -457,7 +457,7 @@ def test_long_messages_are_the_same_bytes_and_read_to_the_same_numbers(name, mon
         monkeypatch.setattr(wire, "_LONG", long)
         monkeypatch.setattr(answer, "LEAST", least)
         seen: list = []
-        records = list(LocalEngine(vectorise="vmap").run(job(METHODS[name]), lambda *said, to=seen: to.append(said)))
+        records = list(LocalEngine(backend="vmap").run(job(METHODS[name]), lambda *said, to=seen: to.append(said)))
         assert all(type(message) is bytes for *_, message in seen)
         runs.append((seen, bits(records)))
     assert runs[0] == runs[1] == runs[2]

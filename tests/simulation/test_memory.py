@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from tests.engines.test_local import bits, job, play, same_public
+from tests.simulation.test_local import bits, job, play, same_public
 from thinwire.errors import ConfigError
 from thinwire.simulation import LocalEngine
-from thinwire.training.cuda_graph import Recorder
+from thinwire.training.cuda_graph import CudaGraphCache
 
 
 def small_gpu(monkeypatch, most: int):
     """A device that cannot hold more than so many clients."""
-    train = Recorder.train
+    train = CudaGraphCache.train
 
     def short(self, lesson):
         if len(lesson.work) <= most:
@@ -21,21 +21,21 @@ def small_gpu(monkeypatch, most: int):
         finally:
             raise RuntimeError("operation failed due to a previous error during capture")
 
-    monkeypatch.setattr(Recorder, "train", short)
+    monkeypatch.setattr(CudaGraphCache, "train", short)
 
 
-@pytest.mark.parametrize("vectorise", ["auto", "graph"])
-def test_clients_that_do_not_fit_into_memory_are_trained_in_halves(vectorise, monkeypatch):
-    _, chunked, records = play(job(cohort=6), LocalEngine(vectorise="graph", chunk=2))
+@pytest.mark.parametrize("backend", ["auto", "graph"])
+def test_clients_that_do_not_fit_into_memory_are_trained_in_halves(backend, monkeypatch):
+    _, chunked, records = play(job(cohort=6), LocalEngine(backend="graph", chunk=2))
     small_gpu(monkeypatch, 2)
-    simulation = LocalEngine(vectorise=vectorise).prepare(job(cohort=6))
+    simulation = LocalEngine(backend=backend).prepare(job(cohort=6))
     state = simulation.start()._replace(how="graph", why="asked for")  # as on a GPU
     again = []
     for _ in range(3):
         state, record = simulation.round(state)
         again.append(record)
-    assert (state.how, state.chunk) == ("graph", 2)
-    assert state.why.count("clients at a time are more than the memory of cpu holds") == 2, "6, and 3"
+    assert (state.backend, state.chunk) == ("graph", 2)
+    assert state.backend_reason.count("clients at a time are more than the memory of cpu holds") == 2, "6, and 3"
     assert bits(records) == bits(again)
     assert same_public(state.server.public, chunked[-1].server.public)
 
@@ -50,5 +50,5 @@ def test_clients_that_do_not_fit_into_memory_are_trained_in_halves(vectorise, mo
 def test_where_halves_cannot_help_one_line_says_what_can(most, chunk, says, monkeypatch):
     small_gpu(monkeypatch, most)
     with pytest.raises(ConfigError) as refused:
-        play(job(cohort=6), LocalEngine(vectorise="graph", chunk=chunk))
+        play(job(cohort=6), LocalEngine(backend="graph", chunk=chunk))
     assert str(refused.value) == says

@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.engines.test_local import METHODS, bits, digits_task, job, same_public
+from tests.simulation.test_local import METHODS, bits, digits_task, job, same_public
 from thinwire.optimizers import SGD, Adam, FedProx
 from thinwire.protocol import Method
+from thinwire.protocol.foresight import Foreseen, foreseeable
 from thinwire.protocol.round import plan_round
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.foresight import Foreseen, foreseeable
 from thinwire.spaces import MAPO
-from thinwire.training.cuda_graph import Recorder
+from thinwire.training.cuda_graph import CudaGraphCache
 
 FORESEEN = {
     "plain": Method(),
     "proximal": Method(correction=FedProx(0.1)),
     "half a step": Method(server_opt=SGD(0.5, weight_decay=0.01)),
-    "frames": Method(space=MAPO(k=40, fresh_every=3), client_opt=SGD(0.5)),
+    "bases": Method(space=MAPO(k=40, redraw_every=3), client_opt=SGD(0.5)),
 }
 ROUNDS = 8
 
@@ -27,13 +27,13 @@ ROUNDS = 8
 def trainings(monkeypatch):
     """How many cohorts were trained."""
     count = []
-    train = Recorder.train
-    monkeypatch.setattr(Recorder, "train", lambda self, lesson: count.append(1) or train(self, lesson))
+    train = CudaGraphCache.train
+    monkeypatch.setattr(CudaGraphCache, "train", lambda self, lesson: count.append(1) or train(self, lesson))
     return count
 
 
 def play(method, hasty, task=None, **settings):
-    simulation = LocalEngine(vectorise="graph").prepare(job(method, task or digits_task(), rounds=ROUNDS, **settings))
+    simulation = LocalEngine(backend="graph").prepare(job(method, task or digits_task(), rounds=ROUNDS, **settings))
     simulation.ahead.on = hasty
     state, records, early = simulation.start(), [], []
     for _ in range(ROUNDS):
@@ -51,8 +51,8 @@ def test_haste_gives_the_same_bits_and_trains_no_cohort_twice(name, trainings):
     assert len(trainings) == ROUNDS
     assert bits(records) == bits(again)
     assert same_public(slow.server.public, fast.server.public)
-    # not before the first round is over, nor past the last one or the end of a frame
-    ends = {3, 6} if name == "frames" else set()
+    # not before the first round is over, nor past the last one or the end of a basis
+    ends = {3, 6} if name == "bases" else set()
     assert early == [number not in {1, ROUNDS} | ends for number in range(1, ROUNDS + 1)]
 
 
@@ -76,7 +76,7 @@ def test_a_step_is_confirmed_by_its_bits():
 
 
 def test_another_state_than_the_one_foreseen_is_trained_anew(trainings):
-    simulation = LocalEngine(vectorise="graph").prepare(job(Method(), digits_task(), rounds=ROUNDS, eval_every=ROUNDS))
+    simulation = LocalEngine(backend="graph").prepare(job(Method(), digits_task(), rounds=ROUNDS, eval_every=ROUNDS))
     simulation.ahead.on = True
     first, _ = simulation.round(simulation.start())
     second, _ = simulation.round(first)
@@ -89,21 +89,21 @@ def test_another_state_than_the_one_foreseen_is_trained_anew(trainings):
 @pytest.mark.parametrize("name", [*METHODS, "adam"])
 def test_only_plain_means_of_plain_numbers_are_foreseen(name):
     method = Method(server_opt=Adam(0.01)) if name == "adam" else METHODS[name]
-    simulation = LocalEngine(vectorise="graph").prepare(job(method))
+    simulation = LocalEngine(backend="graph").prepare(job(method))
     server = simulation.start().server
     contract = simulation.contract.at(0)
-    expected = name == "fedavg"  # and what draws a frame in every round leaves no round to foresee
+    expected = name == "fedavg"  # and what draws a basis in every round leaves no round to foresee
     assert foreseeable(contract, server, plan_round(contract, server)) is expected
     if expected:
-        for change in ({"say": "value"}, {"link": "snapshot"}, {"secure": True}):
-            other = LocalEngine(vectorise="graph").prepare(job(replace(method, **change)))
+        for change in ({"upload": "weights"}, {"download": "full"}, {"secure_aggregation": True}):
+            other = LocalEngine(backend="graph").prepare(job(replace(method, **change)))
             state = other.start().server
             assert not foreseeable(other.contract.at(0), state, plan_round(other.contract, state))
 
 
 def test_where_two_cohorts_are_too_much_one_is_trained_at_a_time(monkeypatch):
     slow, records, _ = play(Method(), False, eval_every=ROUNDS)
-    train, count = Recorder.train, []
+    train, count = CudaGraphCache.train, []
 
     def short_of_memory(self, lesson):
         count.append(1)
@@ -111,7 +111,7 @@ def test_where_two_cohorts_are_too_much_one_is_trained_at_a_time(monkeypatch):
             raise torch.OutOfMemoryError("two cohorts")
         return train(self, lesson)
 
-    monkeypatch.setattr(Recorder, "train", short_of_memory)
+    monkeypatch.setattr(CudaGraphCache, "train", short_of_memory)
     fast, again, early = play(Method(), True, eval_every=ROUNDS)
     assert not any(early)
     assert len(count) == ROUNDS + 1

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engines.test_local import METHODS, bits, job, play
 from tests.federation import same_public
+from tests.simulation.test_local import METHODS, bits, job, play
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.config import resolve
 from thinwire.optimizers import SGD
@@ -14,7 +14,7 @@ from thinwire.protocol import Method
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.ray_workers import shares
 
-HERE = LocalEngine(vectorise="vmap", chunk=2)
+HERE = LocalEngine(backend="vmap", chunk=2)
 has_ray = importlib.util.find_spec("ray") is not None
 quiet = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -35,7 +35,7 @@ def test_workers_leave_the_bits_as_they_are(name, monkeypatch):
 @pytest.mark.skipif(not has_ray, reason="needs Ray")
 def test_an_error_of_a_worker_is_shown_as_if_it_had_happened_here():
     with pytest.raises(Diverged, match=r"round 1: .*smaller learning rate"):
-        play(job(Method(client_opt=SGD(1e38))), LocalEngine(vectorise="vmap", workers=1))
+        play(job(Method(client_opt=SGD(1e38))), LocalEngine(backend="vmap", workers=1))
 
 
 @pytest.mark.skipif(has_ray, reason="Ray is installed")

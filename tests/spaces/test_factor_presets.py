@@ -13,7 +13,7 @@ from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays
 from thinwire.data.partitions.base import Assignment
-from thinwire.data.task import Task, hold_out
+from thinwire.data.task import Task, validation_fraction
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
@@ -74,8 +74,8 @@ def test_bytes_are_four_a_number_plus_framing(name, network):
     assert contract.sendable.size == SENT[name]
     for client, data in federation.round([0, 1]).items():
         body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
-        assert len(body.lanes[wire.COORDS]) == 4 * SENT[name]
-        assert len(body.lanes[wire.WEIGHT]) == 4
+        assert len(body.fields[wire.COORDS]) == 4 * SENT[name]
+        assert len(body.fields[wire.WEIGHT]) == 4
         assert len(data) - 4 * SENT[name] <= 32
     down = federation.hear(2)
     assert len(down) - 4 * SENT[name] <= 32
@@ -113,9 +113,9 @@ def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(netwo
 
     def sparse(value):
         rest = tw.ByBlock((("*/mu", tw.Threshold(value)), ("*", tw.Raw())))
-        penalty = tw.Norms(l1=value, coords=("*/mu",))
+        penalty = tw.L1L2(l1=value, coords=("*/mu",))
         return tw.Method(
-            tw.FactorizedFL(prune=value), up=rest, down=rest, link="snapshot", say="value", penalty=penalty
+            tw.FactorizedFL(prune=value), up=rest, down=rest, download="full", upload="weights", penalty=penalty
         )
 
     assert sparse(5e-4) == named("factorized-fl-sparse")
@@ -128,7 +128,7 @@ def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(netwo
     others = contract.sendable.size - rest
     for client, data in said.items():
         body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
-        got = up.decode(body.lanes[wire.COORDS], contract.code, contract.peer(server.public.version - 1, client))
+        got = up.decode(body.fields[wire.COORDS], contract.code, contract.peer(server.public.version - 1, client))
         mu = torch.cat([block.flatten() for name, block in got.items() if name.endswith("/mu")])
         sent = int(mu.count_nonzero())
         assert 0 < sent < 0.9 * rest
@@ -138,23 +138,23 @@ def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(netwo
     federation.hear(2)
     seen, own = federation.public[2], server.public.coords
     assert any((block != 0).sum() < (own[name] != 0).sum() for name, block in seen.coords.items())
-    frame = contract.frame(seen.version, "cpu")
-    assert same(federation.weights(seen), in_use(method.space, server.public.base, frame, own))
+    basis = contract.basis(seen.version, "cpu")
+    assert same(federation.weights(seen), in_use(method.space, server.public.base, basis, own))
 
 
 def test_own_models_are_tested_without_what_is_small(network):
     """With a threshold above everything, no client has a rest: its model is the product of two vectors."""
     x, y = digits()
     clients = Assignment(np.arange(200), np.arange(0, 201, 50))
-    left, own = hold_out(clients, 0.2, Key(0))
-    task = Task(network, Arrays(x[:200], y[:200]), left, own_tests=own)
+    left, own = validation_fraction(clients, 0.2, Key(0))
+    task = Task(network, Arrays(x[:200], y[:200]), left, client_tests=own)
     shares = []
     for prune in (0.0, 1e6):
         method = replace(named("factorized-fl-u"), space=tw.FactorizedFL(prune=prune))
         job = Job(task, method, rounds=2, cohort=4, local=tw.Local(epochs=16, batch=20))
         *_, last = LocalEngine().run(job)
         assert last.bytes_up < 4 * 4 * (SENT["factorized-fl-u"] + 8)
-        shares.append(last.own_accuracy)
+        shares.append(last.client_accuracy)
     assert shares[0] > 0.6
     assert shares[1] < shares[0] - 0.2
 

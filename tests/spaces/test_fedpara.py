@@ -51,8 +51,8 @@ def composed(space, *shape: int) -> torch.Tensor:
         tw.FedPara(),
         tw.FedPara(gamma=0.5, activation="tanh"),
         tw.FedPara(gamma=1.0, personal=True),
-        tw.FedPara(rank=2, start="factor_he", dense=("head.*",)),
-        tw.FedPara(rank=2, start="composed_he", layers=("conv*",)),
+        tw.FedPara(rank=2, start="factor_he", modules_to_save=("head.*",)),
+        tw.FedPara(rank=2, start="composed_he", target_modules=("conv*",)),
     ],
     ids=repr,
 )
@@ -133,13 +133,13 @@ VGG100 = [1591612, 2371318, 3351332, 4485746, 5837420, 7377436, 9048286, 1094151
 @pytest.mark.parametrize(("classes", "sizes"), [(10, VGG10), (100, VGG100)])
 def test_size_of_vgg16(classes, sizes):
     weights = weights_of(vgg16_gn, classes=classes)
-    built = [size(tw.FedPara(gamma=g / 10, layers=CONVOLUTIONS), weights) for g in range(1, 10)]
+    built = [size(tw.FedPara(gamma=g / 10, target_modules=CONVOLUTIONS), weights) for g in range(1, 10)]
     assert built == sizes
 
 
 def test_ranks_of_vgg16():
     spec = Spec.of(weights_of(vgg16_gn))
-    ranks = {g: list(tw.FedPara(gamma=g, layers=CONVOLUTIONS).ranks(spec).values()) for g in (0.1, 0.5)}
+    ranks = {g: list(tw.FedPara(gamma=g, target_modules=CONVOLUTIONS).ranks(spec).values()) for g in (0.1, 0.5)}
     assert ranks[0.1] == [2, 11, 13, 18, 22, 30, 30, 36, *[52] * 5]
     assert ranks[0.5] == [4, 23, 31, 44, 60, 85, 85, 116, *[166] * 5]
 
@@ -156,7 +156,7 @@ def test_size_of_resnet18_with_its_first_and_smallest_kernels_at_gamma_one(gamma
 
 
 def test_size_of_the_memory_network_with_its_stacked_gates():
-    weights, space = weights_of(lstm80), tw.FedPara(gamma=0.0, dense=("head.*",))
+    weights, space = weights_of(lstm80), tw.FedPara(gamma=0.0, modules_to_save=("head.*",))
     assert list(space.ranks(Spec.of(weights)).values()) == [3, 16, 16, 16]  # the embedding is left alone
     assert size(space, weights) == 154368
     assert round(154368 / Spec.of(weights).size, 3) == 0.188
@@ -165,12 +165,12 @@ def test_size_of_the_memory_network_with_its_stacked_gates():
 def test_an_embedding_is_taken_apart_only_if_a_selector_means_it():
     spec = Spec.of(weights_of(lstm80))
     assert "embedding.weight" not in tw.FedPara().ranks(spec)
-    assert list(tw.FedPara(gamma=0.5, layers=("embedding.*",)).ranks(spec)) == ["embedding.weight"]
+    assert list(tw.FedPara(gamma=0.5, target_modules=("embedding.*",)).ranks(spec)) == ["embedding.weight"]
 
 
 @pytest.mark.parametrize(("classes", "sent", "ratio"), [(62, 63646, 3.41), (10, 59570, 3.42)])
 def test_personal_half_of_two_linear_layers_stays_at_home(classes, sent, ratio):
-    method = tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=tw.Every(private=("*/[txy]2",)))
+    method = tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=tw.AllBlocks(private=("*/[txy]2",)))
     weights = {name: p.detach() for name, p in two_fc(classes).named_parameters()}
     contract, _ = agree(method, weights, {}, KEY)
     assert contract.sendable.size == sent
@@ -304,8 +304,8 @@ def test_weights_start_small_by_factor_and_only_where_norms_follow():
 class Switched(tw.FedPara):
     """pFedPara whose personal half is zero, where its gradient is zero too: it stays there."""
 
-    def init(self, base, frame, key):
-        coords = super().init(base, frame, key)
+    def init(self, base, basis, key):
+        coords = super().init(base, basis, key)
         return {name: torch.zeros_like(b) if name.endswith("2") else b for name, b in coords.items()}
 
 
@@ -313,14 +313,16 @@ class Switched(tw.FedPara):
 class Alike(tw.LowRank):
     """Low rank from where pFedPara's common half starts."""
 
-    def init(self, base, frame, key):
-        twin = tw.FedPara(rank=self.rank, personal=True).init(base, frame, key)
+    def init(self, base, basis, key):
+        twin = tw.FedPara(rank=self.rank, personal=True).init(base, basis, key)
         return {name.removesuffix("1"): b for name, b in twin.items() if not name.endswith("2")}
 
 
 def test_personal_half_at_zero_is_low_rank_averaging():
     task, rounds = digits_task(), 2
-    one = Federation(tw.Method(space=Switched(rank=4, personal=True), schedule=tw.Every(private=("*/[xy]2",))), task)
+    one = Federation(
+        tw.Method(space=Switched(rank=4, personal=True), schedule=tw.AllBlocks(private=("*/[xy]2",))), task
+    )
     two = Federation(tw.Method(space=Alike(rank=4)), task)
     for _ in range(rounds):
         one.round([0, 1, 2])
@@ -331,7 +333,7 @@ def test_personal_half_at_zero_is_low_rank_averaging():
 
 
 def test_the_server_averages_factors_and_not_weights():
-    federation = Federation(tw.Method(space=tw.FedPara(rank=3), weigh=tw.Uniform()))
+    federation = Federation(tw.Method(space=tw.FedPara(rank=3), client_weight=tw.Uniform()))
     ends = {}
     for client in (0, 1):
         alone = Federation(federation.method)
@@ -347,7 +349,7 @@ def test_the_server_averages_factors_and_not_weights():
 
 
 def test_private_factors_differ_between_clients_and_outlast_rounds_without_them():
-    schedule = tw.Every(private=("*/[txy]2",))
+    schedule = tw.AllBlocks(private=("*/[txy]2",))
     federation = Federation(tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=schedule))
     federation.round([0, 1])
     kept = {i: federation.states[i].held for i in (0, 1)}
@@ -401,9 +403,9 @@ def test_settings_that_cannot_be(options, says):
     ("space", "says"),
     [
         (tw.FedPara(rank=11), r"rank = 11 is above the 10 that 2.weight \[10, 12\] can have"),
-        (tw.FedPara(layers=("conv*",)), "layers 'conv.' matches no block; the blocks are 0.weight, 2.weight"),
-        (tw.FedPara(dense=("head.*",)), "dense 'head.*' matches no block"),
-        (tw.FedPara(dense=("*",)), "leave no weight to take apart"),
+        (tw.FedPara(target_modules=("conv*",)), "layers 'conv.' matches no block; the blocks are 0.weight, 2.weight"),
+        (tw.FedPara(modules_to_save=("head.*",)), "dense 'head.*' matches no block"),
+        (tw.FedPara(modules_to_save=("*",)), "leave no weight to take apart"),
     ],
     ids=repr,
 )
@@ -424,4 +426,4 @@ def test_weights_that_no_rank_makes_smaller_stay_dense_and_a_model_of_such_is_re
     coords = tw.FedPara(gamma=0.5).init(weights, {}, KEY)
     assert torch.equal(coords["head.weight"], weights["head.weight"])
     with pytest.raises(ConfigError, match=r"none of these weights smaller: head.weight \[2, 64\]"):
-        tw.FedPara(dense=("fc.*",)).check(Spec.of(weights))
+        tw.FedPara(modules_to_save=("fc.*",)).check(Spec.of(weights))

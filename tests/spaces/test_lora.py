@@ -22,8 +22,8 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.protocol import Method
 from thinwire.protocol.setup import agree
-from thinwire.runtime.sampler import Draws
-from thinwire.schedules import Every
+from thinwire.runtime.sampler import Sampler
+from thinwire.schedules import AllBlocks
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
 from thinwire.testing import check_space
@@ -33,9 +33,9 @@ PRESETS = ("lora", "ffa-lora", "fa-lora", "fedsa-lora", "fedloru")
 EVERYONE = range(6)
 
 
-def random_coords(space: LoRA, base: Tree, frame: Tree, seed: int) -> Tree:
+def random_coords(space: LoRA, base: Tree, basis: Tree, seed: int) -> Tree:
     """Coordinates away from the start, where B is not zero."""
-    start = space.init(base, frame, Key(seed))
+    start = space.init(base, basis, Key(seed))
     return {name: block + 0.3 * Key(seed).fold(name).normal(*block.shape) for name, block in start.items()}
 
 
@@ -43,12 +43,12 @@ def random_coords(space: LoRA, base: Tree, frame: Tree, seed: int) -> Tree:
     "space",
     [
         LoRA(rank=2),
-        LoRA(rank=3, alpha=1.0, layers=("fc.*", "head.*")),
-        LoRA(rank=2, layers=("*", "!conv*"), dense=("*bias", "head.*", "scale")),
+        LoRA(rank=3, alpha=1.0, target_modules=("fc.*", "head.*")),
+        LoRA(rank=2, target_modules=("*", "!conv*"), modules_to_save=("*bias", "head.*", "scale")),
         LoRA(rank=2, freeze_a=True),
-        LoRA(rank=2, fresh_every=1),
-        LoRA(rank=1, fresh_every=3, freeze_a=True, dense=("norm.*",)),
-        LoRA(rank=2, transposed=("fc.weight",)),
+        LoRA(rank=2, redraw_every=1),
+        LoRA(rank=1, redraw_every=3, freeze_a=True, modules_to_save=("norm.*",)),
+        LoRA(rank=2, fan_in_fan_out=("fc.weight",)),
     ],
 )
 def test_the_contract_of_spaces_is_kept(space):
@@ -75,24 +75,26 @@ def test_the_first_a_is_kaiming_uniform_and_the_first_b_is_zero():
 @pytest.mark.parametrize("freeze_a", [False, True])
 def test_corrections_have_at_least_32_bits_and_weights_their_own_type(dtype, freeze_a):
     base = {"w": torch.ones(4, 6, dtype=dtype), "head": torch.ones(4, dtype=dtype)}
-    space = LoRA(rank=2, freeze_a=freeze_a, dense=("head",))
-    frame = space.frame(Spec.of(base), Key(0), None)
-    coords = space.init(base, frame, Key(0))
+    space = LoRA(rank=2, freeze_a=freeze_a, modules_to_save=("head",))
+    basis = space.basis(Spec.of(base), Key(0), None)
+    coords = space.init(base, basis, Key(0))
     own = torch.float64 if dtype == torch.float64 else torch.float32
-    assert {block.dtype for tree in (frame, coords) for block in tree.values()} == {own}
-    assert {block.dtype for block in space.expand(base, frame, coords).values()} == {dtype}
-    patches = space.patches(base, frame, coords)
+    assert {block.dtype for tree in (basis, coords) for block in tree.values()} == {own}
+    assert {block.dtype for block in space.expand(base, basis, coords).values()} == {dtype}
+    patches = space.patches(base, basis, coords)
     assert {name: patches[name].dtype for name in base} == dict.fromkeys(base, dtype)
 
 
-@pytest.mark.parametrize("how", ["loop", "vmap"])
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
     """Twenty steps and the server's, each too small for eight bits, as by hand with factors in float32."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16()
     x, y = torch.randn(80, 6).bfloat16(), torch.arange(80) % 3
-    method = Method(LoRA(rank=2, alpha=2.0, dense=("2.bias",)), client_opt=tw.SGD(2e-4), server_opt=tw.SGD(0.5))
-    run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), vectorise=how)
+    method = Method(
+        LoRA(rank=2, alpha=2.0, modules_to_save=("2.bias",)), client_opt=tw.SGD(2e-4), server_opt=tw.SGD(0.5)
+    )
+    run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), backend=how)
     base = {name: p.detach() for name, p in net.named_parameters()}
     first = agree(method, base, {}, Key(0).fold("run"))[1].coords
     mine = {name: block.clone().requires_grad_() for name, block in first.items()}
@@ -102,7 +104,7 @@ def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
         a, b = mine[f"{at}.weight/a"], mine[f"{at}.weight/b"]
         return (out + F.linear(F.linear(x.float(), a), b)).bfloat16()
 
-    work = Draws(Key(0), [0], 1, Local(batch=4), *pool_clients([(x, y)]), torch.device("cpu")).workload(0, (0,))
+    work = Sampler(Key(0), [0], 1, Local(batch=4), *pool_clients([(x, y)]), torch.device("cpu")).workload(0, (0,))
     for rows in work.index[0]:
         out = layer("2", torch.tanh(layer("0", x[rows], base["0.bias"])), mine["2.bias"].bfloat16())
         grads = torch.autograd.grad(F.cross_entropy(out, y[rows]), list(mine.values()))
@@ -122,7 +124,7 @@ def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
 def test_merged_weights_do_what_an_adapter_beside_the_layer_does(layer, freeze_a):
     torch.manual_seed(0)
     turned = layer == "conv1d of gpt-2"
-    space = LoRA(rank=3, alpha=5.0, freeze_a=freeze_a, transposed=("weight",) if turned else ())
+    space = LoRA(rank=3, alpha=5.0, freeze_a=freeze_a, fan_in_fan_out=("weight",) if turned else ())
     s = 5.0 / 3
     module: nn.Module
     if layer == "linear":
@@ -145,10 +147,10 @@ def test_merged_weights_do_what_an_adapter_beside_the_layer_does(layer, freeze_a
         module.forward = lambda x: x @ module.weight
         adapter = lambda x, a, b: x @ a.T @ b.T  # noqa: E731
     base = {name: p.detach() for name, p in module.named_parameters()}
-    frame = space.frame(Spec.of(base), Key(1), None)
-    coords = random_coords(space, base, frame, 2)
-    both = {**frame, **coords}
-    merged = functional_call(module, space.expand(base, frame, coords), (x,))
+    basis = space.basis(Spec.of(base), Key(1), None)
+    coords = random_coords(space, base, basis, 2)
+    both = {**basis, **coords}
+    merged = functional_call(module, space.expand(base, basis, coords), (x,))
     beside = module(x) + s * adapter(x, both["weight/a"], both["weight/b"])
     torch.testing.assert_close(merged, beside, rtol=1e-5, atol=1e-5)
     assert (merged - module(x)).abs().max() > 0.1
@@ -166,12 +168,12 @@ def test_a_step_of_frozen_a_is_the_gradient_projected_on_its_rows():
     weights = {name: w.requires_grad_() for name, w in model.weights().items()}
     loss, _ = model.loss(weights, {}, x, y, None)
     grads = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
-    frame = fed.contract.frame(0, "cpu")
+    basis = fed.contract.basis(0, "cpu")
     fed.round([0])
     for name, w in fed.weights().items():
         step = torch.zeros_like(w)
         if w.dim() == 2:
-            a = frame[f"{name}/a"]
+            a = basis[f"{name}/a"]
             step = 0.2 * (6.0 / 4) ** 2 * grads[name] @ a.T @ a
             assert step.abs().max() > 1e-4
         torch.testing.assert_close(w, weights[name].detach() - step, rtol=1e-5, atol=1e-6)
@@ -181,10 +183,10 @@ def test_a_step_of_frozen_a_is_the_gradient_projected_on_its_rows():
 def test_averaging_is_exact_only_where_a_is_frozen(freeze_a):
     space = LoRA(rank=3, freeze_a=freeze_a)
     base = Functional.of(perceptron()).weights()
-    frame = space.frame(Spec.of(base), Key(1), None)
-    clients, share = [random_coords(space, base, frame, i) for i in range(4)], [1.0, 2.0, 3.0, 4.0]
-    of_mean = sub(space.expand(base, frame, weighted_mean(clients, share)), base)
-    mean_of = sub(weighted_mean([space.expand(base, frame, one) for one in clients], share), base)
+    basis = space.basis(Spec.of(base), Key(1), None)
+    clients, share = [random_coords(space, base, basis, i) for i in range(4)], [1.0, 2.0, 3.0, 4.0]
+    of_mean = sub(space.expand(base, basis, weighted_mean(clients, share)), base)
+    mean_of = sub(weighted_mean([space.expand(base, basis, one) for one in clients], share), base)
     gap = max(float((of_mean[name] - mean_of[name]).abs().max()) for name in base)
     size = max(float(block.abs().max()) for block in mean_of.values())
     assert gap < 1e-6 * size if freeze_a else gap > 1e-2 * size
@@ -195,8 +197,8 @@ def test_averaging_is_exact_only_where_a_is_frozen(freeze_a):
 
 def trained(space: LoRA, spec: Spec) -> int:
     space.check(spec)
-    frame = space.frame(spec, Key(0), "meta")
-    return Spec.of(space.init(spec.shapes(), frame, Key(0))).size
+    basis = space.basis(spec, Key(0), "meta")
+    return Spec.of(space.init(spec.shapes(), basis, Key(0))).size
 
 
 def transformer(attention: dict[str, tuple[int, int]]) -> Spec:
@@ -211,18 +213,18 @@ def transformer(attention: dict[str, tuple[int, int]]) -> Spec:
 def test_rank_16_on_two_attention_matrices_of_vit_trains_the_published_count():
     vit = transformer(dict.fromkeys(("query", "key", "value"), (768, 768)))
     query_value = ("*.query.weight", "*.value.weight")
-    assert trained(LoRA(rank=16, layers=query_value), vit) == 589_824
-    assert trained(LoRA(rank=16, layers=query_value, dense=("head.*",)), vit) == 597_514
-    assert trained(LoRA(rank=16, layers=("*.attn.*",)), vit) == 884_736
+    assert trained(LoRA(rank=16, target_modules=query_value), vit) == 589_824
+    assert trained(LoRA(rank=16, target_modules=query_value, modules_to_save=("head.*",)), vit) == 597_514
+    assert trained(LoRA(rank=16, target_modules=("*.attn.*",)), vit) == 884_736
 
 
 def test_rank_16_on_the_fused_attention_matrix_of_gpt2_trains_the_published_count():
     gpt2 = transformer({"c_attn": (768, 2304)})
-    fused = LoRA(rank=16, layers=("*c_attn.weight",), transposed=("*c_attn.weight",))
+    fused = LoRA(rank=16, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",))
     assert trained(fused, gpt2) == 589_824
     shapes = Spec.of(fused.init(gpt2.shapes(), {}, Key(0))).restrict({"h.0.attn.c_attn.weight/a"})
     assert shapes.blocks[0].shape == (16, 768)  # A meets the input
-    frozen = LoRA(rank=16, layers=("*c_attn.weight",), transposed=("*c_attn.weight",), freeze_a=True)
+    frozen = LoRA(rank=16, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",), freeze_a=True)
     assert trained(frozen, gpt2) == 12 * 16 * 2304
 
 
@@ -232,7 +234,7 @@ def test_rank_16_on_the_fused_attention_matrix_of_gpt2_trains_the_published_coun
 @pytest.mark.parametrize("freeze_a", [False, True])
 def test_a_merge_moves_the_base_and_leaves_the_model_as_it_is(freeze_a):
     kept = Federation(Method(LoRA(rank=4, freeze_a=freeze_a)))
-    merged = Federation(Method(LoRA(rank=4, freeze_a=freeze_a, fresh_every=2)))
+    merged = Federation(Method(LoRA(rank=4, freeze_a=freeze_a, redraw_every=2)))
     for _ in range(2):
         kept.round(EVERYONE)
         merged.round(EVERYONE)
@@ -253,9 +255,9 @@ def test_a_merge_moves_the_base_and_leaves_the_model_as_it_is(freeze_a):
 @pytest.mark.parametrize(
     "space",
     [
-        LoRA(rank=4, fresh_every=1),
-        LoRA(rank=4, fresh_every=2, dense=("2.*",)),
-        LoRA(rank=4, fresh_every=3, freeze_a=True),
+        LoRA(rank=4, redraw_every=1),
+        LoRA(rank=4, redraw_every=2, modules_to_save=("2.*",)),
+        LoRA(rank=4, redraw_every=3, freeze_a=True),
         LoRA(rank=4, freeze_a=True),
     ],
 )
@@ -272,8 +274,8 @@ def test_a_client_that_missed_rounds_replays_to_the_bits_of_the_server(space):
 
 
 def test_a_private_factor_cannot_be_merged():
-    with pytest.raises(IncompatibleParts, match="fresh_every = 0"):
-        Federation(Method(LoRA(rank=4, fresh_every=1), schedule=Every(private=("*/b",))))
+    with pytest.raises(IncompatibleParts, match="redraw_every = 0"):
+        Federation(Method(LoRA(rank=4, redraw_every=1), schedule=AllBlocks(private=("*/b",))))
 
 
 # -- who sends what ----------------------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ def test_a_private_factor_cannot_be_merged():
 
 def test_fedsa_shares_a_and_never_sends_b():
     space = LoRA(rank=4)
-    fed = Federation(Method(space, schedule=Every(private=("*/b",)), client_opt=tw.SGD(0.1)))
+    fed = Federation(Method(space, schedule=AllBlocks(private=("*/b",)), client_opt=tw.SGD(0.1)))
     for _ in range(3):
         up = fed.round([0, 1, 2])
     a_bytes = fed.contract.coords.restrict({"0.weight/a", "2.weight/a"}).nbytes
@@ -298,8 +300,8 @@ def test_fedsa_shares_a_and_never_sends_b():
 
 @pytest.mark.parametrize("head", ["sent", "kept", "frozen"])
 def test_a_head_is_trained_and_sent_or_trained_and_kept_or_frozen(head):
-    space = LoRA(rank=4, layers=("0.weight",), dense=() if head == "frozen" else ("2.*",))
-    fed = Federation(Method(space, schedule=Every(private=("2.*",) if head == "kept" else ())))
+    space = LoRA(rank=4, target_modules=("0.weight",), modules_to_save=() if head == "frozen" else ("2.*",))
+    fed = Federation(Method(space, schedule=AllBlocks(private=("2.*",) if head == "kept" else ())))
     for _ in range(2):
         up = fed.round([0, 1])
     adapter, whole = 4 * (64 + 12) * 4, (12 * 10 + 10) * 4
@@ -315,8 +317,8 @@ def test_a_head_is_trained_and_sent_or_trained_and_kept_or_frozen(head):
 def test_together_and_one_by_one_train_the_same():
     x, y = digits_task().train.gather(torch.arange(60))
     clients = [(x[i::3], y[i::3]) for i in range(3)]
-    method = Method(LoRA(rank=4, dense=("2.bias",)), client_opt=tw.SGD(0.1))
-    runs = [tw.simulate(perceptron(), clients, method, rounds=3, vectorise=how) for how in ("vmap", "loop")]
+    method = Method(LoRA(rank=4, modules_to_save=("2.bias",)), client_opt=tw.SGD(0.1))
+    runs = [tw.simulate(perceptron(), clients, method, rounds=3, backend=how) for how in ("vmap", "loop")]
     for name, block in runs[0].weights.items():
         torch.testing.assert_close(block, runs[1].weights[name], rtol=1e-4, atol=1e-5)
 
@@ -350,7 +352,7 @@ def test_presets_fit_the_small_models():
         ({"alpha": 0.0}, "alpha must be above 0"),
         ({"alpha": -1.0}, "alpha must be above 0"),
         ({"alpha": math.nan}, "alpha must be above 0"),
-        ({"fresh_every": -1}, "fresh_every must be 0"),
+        ({"redraw_every": -1}, "redraw_every must be 0"),
         ({"layers": ()}, "layers selects nothing"),
         ({"rank": 11}, "rank 11 is above 10, the largest that '2.weight', a matrix of 10 x 12"),
         ({"layers": ("attn*",)}, "layers 'attn*' matches no block; the blocks are 0.weight, 2.weight"),

@@ -22,11 +22,11 @@ from thinwire.testing import check_space
 SPACES = [
     tw.LowRank(),
     tw.LowRank(rank=2),
-    tw.LowRank(like_gamma=0.5, layers=("conv*", "fc*"), dense=("fc*",)),
+    tw.LowRank(like_gamma=0.5, target_modules=("conv*", "fc*"), modules_to_save=("fc*",)),
     tw.Pufferfish(first_dense=0),
-    tw.Pufferfish(first_dense=0, layers=("fc*", "head*")),
+    tw.Pufferfish(first_dense=0, target_modules=("fc*", "head*")),
     tw.FactorizedFL(),
-    tw.FactorizedFL(dense=("head*",), prune=0.1),
+    tw.FactorizedFL(modules_to_save=("head*",), prune=0.1),
 ]
 
 
@@ -70,7 +70,7 @@ def test_tucker_kernel_is_three_convolutions_in_a_row():
 
 def test_vgg16_at_the_size_of_fedpara():
     weights = weights_of(vgg16_gn)
-    space = tw.LowRank(like_gamma=0.1, layers=CONVOLUTIONS)
+    space = tw.LowRank(like_gamma=0.1, target_modules=CONVOLUTIONS)
     assert list(space.ranks(Spec.of(weights)).values()) == [4, 18, 22, 30, 37, 50, 50, 61, *[87] * 5]
     assert size(space, weights) == 1562217
     assert round(1562217 / Spec.of(weights).size, 4) == 0.1024
@@ -86,7 +86,7 @@ def test_rank_is_the_least_that_costs_what_fedpara_costs():
 @pytest.mark.parametrize(("rank", "share"), [(25, 0.158), (26, 0.163)])
 def test_size_of_the_memory_network(rank, share):
     weights = weights_of(lstm80)
-    large = size(tw.LowRank(rank=rank, layers=("lstm.weight*",), dense=("*ih_l0",)), weights)
+    large = size(tw.LowRank(rank=rank, target_modules=("lstm.weight*",), modules_to_save=("*ih_l0",)), weights)
     small = lowrank_size((1024, 8), 8) - 1024 * 8  # of the one matrix that is too thin for the rank
     assert round((large + small) / Spec.of(weights).size, 3) == share
 
@@ -133,13 +133,13 @@ def test_factorized_sends_everything_or_one_vector_a_weight():
     space = tw.FactorizedFL()
     whole, _ = agree(tw.Method(space=space), weights, {}, KEY)
     assert whole.sendable.size == Spec.of(weights).size + (784 + 256) + (256 + 10)
-    personal = tw.Method(space=space, schedule=tw.Every(private=("*/v", "*/mu")))
+    personal = tw.Method(space=space, schedule=tw.AllBlocks(private=("*/v", "*/mu")))
     some, _ = agree(personal, weights, {}, KEY)
     assert some.sendable.size == (784 + 256) + (256 + 10)  # u and bias of both layers
 
 
 def test_factorized_model_in_use_is_without_what_is_small_and_training_with_it():
-    space, plain = tw.FactorizedFL(prune=0.1, dense=("head*",)), tw.FactorizedFL(dense=("head*",))
+    space, plain = tw.FactorizedFL(prune=0.1, modules_to_save=("head*",)), tw.FactorizedFL(modules_to_save=("head*",))
     base = {"fc.weight": torch.zeros(6, 5), "fc.bias": torch.full((6,), 0.01), "head.weight": torch.full((2, 6), 0.01)}
     coords = space.init(base, {}, KEY)
     coords["fc.weight/mu"] = KEY.fold("mu").normal(6, 5) * 0.1
@@ -183,10 +183,10 @@ def test_settings_that_cannot_be(make, says):
     ("space", "says"),
     [
         (tw.LowRank(rank=50), r"rank = 50 is above the 12 that 0.weight \[12, 64\] can have"),
-        (tw.LowRank(layers=("fc*",)), "layers 'fc.' matches no block"),
+        (tw.LowRank(target_modules=("fc*",)), "layers 'fc.' matches no block"),
         (tw.Pufferfish(), "first_dense = 5 leaves nothing to take apart of 1 weights"),
         (tw.Pufferfish(ratio=1.0, first_dense=0), "none of these weights smaller"),
-        (tw.FactorizedFL(layers=("fc*",)), "layers 'fc.' matches no block"),
+        (tw.FactorizedFL(target_modules=("fc*",)), "layers 'fc.' matches no block"),
     ],
     ids=repr,
 )

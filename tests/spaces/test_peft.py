@@ -65,12 +65,14 @@ def test_a_wrapped_model_trains_its_adapters_and_saves_as_peft_saves(name, tmp_p
     before = {key: value.clone() for key, value in model.state_dict().items()}
     up: list[int] = []
 
-    def tap(number: int, direction: str, client: int, message: bytes) -> None:
+    def on_message(number: int, direction: str, client: int, message: bytes) -> None:
         if direction == "up":
             up.append(len(message))
 
     method = tw.Method(client_opt=tw.SGD(0.3))
-    run = tw.simulate(model, clients, method, rounds=4, test=sentences(20, 9), local=tw.Local(batch=4), tap=tap)
+    run = tw.simulate(
+        model, clients, method, rounds=4, test=sentences(20, 9), local=tw.Local(batch=4), on_message=on_message
+    )
     assert run.history[-1].loss < run.history[0].loss
     assert all("lora_" in key or "modules_to_save" in key for key in run.weights)
     assert any("modules_to_save" in key for key in run.weights)
@@ -94,9 +96,9 @@ def test_the_space_makes_of_two_factors_what_peft_makes(name):
     model, plain = wrapped(name), bare(name)
     base = {key: p.detach() for key, p in plain.named_parameters()}
     if name == "gpt2":
-        space = LoRA(rank=4, alpha=8.0, layers=("*c_attn.weight",), transposed=("*c_attn.weight",))
+        space = LoRA(rank=4, alpha=8.0, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",))
     else:
-        space = LoRA(rank=4, alpha=8.0, layers=("*query.weight", "*value.weight"))
+        space = LoRA(rank=4, alpha=8.0, target_modules=("*query.weight", "*value.weight"))
     coords = space.init(base, {}, tw.Key(0))
     theirs = dict(model.named_parameters())
     for key in coords:
@@ -114,7 +116,9 @@ def test_the_space_makes_of_two_factors_what_peft_makes(name):
 
 def test_a_model_that_peft_did_not_touch_trains_in_the_space():
     plain = copy.deepcopy(bare("gpt2"))
-    space = LoRA(rank=4, layers=("*c_attn.weight",), transposed=("*c_attn.weight",), dense=("score.*",))
+    space = LoRA(
+        rank=4, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",), modules_to_save=("score.*",)
+    )
     method = tw.Method(space, client_opt=tw.SGD(0.1))
     run = tw.simulate(plain, [sentences(12, i) for i in range(3)], method, rounds=3, local=tw.Local(batch=4))
     assert run.history[-1].loss < run.history[0].loss

@@ -49,11 +49,11 @@ def vector(run):
 SPACES = [
     tw.MAPO(k=8),
     tw.MAPO(k=8, entries="gaussian", layout="contiguous"),
-    tw.MAPO(k=8, layout="strided", fresh_every=3),
+    tw.MAPO(k=8, layout="strided", redraw_every=3),
     tw.MAPA(p=6),
     tw.MAPA(p=6, entries="gaussian", normalise="orthonormal"),
     tw.MAPAX(k=5, p=3),
-    tw.MAPAX(k=5, p=3, entries="gaussian", normalise="none", fresh_every=0),
+    tw.MAPAX(k=5, p=3, entries="gaussian", normalise="none", redraw_every=0),
     tw.MAPAX(segment=8, budget=20),
 ]
 
@@ -87,10 +87,10 @@ def test_as_many_segments_as_weights_is_fedavg(entries, momentum):
 
 def test_as_many_segments_as_weights_with_unscaled_gaussians_is_fedavg_with_a_random_rate():
     mine = train(tw.MAPO(k=D, entries="gaussian", normalise="none"), lr=0.1, rounds=1)
-    frame = tw.MAPO(k=D, entries="gaussian", normalise="none").frame(
+    basis = tw.MAPO(k=D, entries="gaussian", normalise="none").basis(
         Spec.of(dict(model().named_parameters())), Key(0).fold("run").fold("frame", 0), "cpu"
     )
-    a = float(frame["a"])
+    a = float(basis["a"])
     assert a not in (1.0, -1.0)
     theirs = train(tw.Full(), lr=0.1 * a * a, rounds=1)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
@@ -108,12 +108,12 @@ def test_a_square_orthonormal_frame_is_fedavg(momentum):
 def test_averaging_numbers_is_averaging_updates(space):
     base = dict(model().named_parameters())
     base = {name: block.detach() for name, block in base.items()}
-    frame = space.frame(Spec.of(base), Key(3), "cpu")
-    shape = space.init(base, frame, Key(0))["model/b"].shape
+    basis = space.basis(Spec.of(base), Key(3), "cpu")
+    shape = space.init(base, basis, Key(0))["model/b"].shape
     several = [Key(i).normal(*shape) for i in range(4)]
     shares = (0.1, 0.2, 0.3, 0.4)
-    together = flatten(space.expand(base, frame, {"model/b": sum(p * b for p, b in zip(shares, several, strict=True))}))
-    apart = sum(p * flatten(space.expand(base, frame, {"model/b": b})) for p, b in zip(shares, several, strict=True))
+    together = flatten(space.expand(base, basis, {"model/b": sum(p * b for p, b in zip(shares, several, strict=True))}))
+    apart = sum(p * flatten(space.expand(base, basis, {"model/b": b})) for p, b in zip(shares, several, strict=True))
     assert torch.allclose(together, apart, atol=1e-5)
 
 
@@ -126,11 +126,11 @@ def test_one_full_batch_step_everywhere_is_a_projected_gradient_step(space):
     nn.functional.cross_entropy(net(inputs), targets).backward()
     base = {name: p.detach() for name, p in net.named_parameters()}
     gradient = {name: p.grad for name, p in net.named_parameters()}
-    frame = space.frame(Spec.of(base), Key(0).fold("run").fold("frame", 0), "cpu")
+    basis = space.basis(Spec.of(base), Key(0).fold("run").fold("frame", 0), "cpu")
     # P g = U(gradient of <U(B), g> in B): the adjoint of U by autograd, U by expand
-    b = space.init(base, frame, Key(0))["model/b"].requires_grad_()
-    (flatten(space.expand(base, frame, {"model/b": b})) @ flatten(gradient)).backward()
-    wanted = flatten(space.expand(base, frame, {"model/b": -0.7 * b.grad}))
+    b = space.init(base, basis, Key(0))["model/b"].requires_grad_()
+    (flatten(space.expand(base, basis, {"model/b": b})) @ flatten(gradient)).backward()
+    wanted = flatten(space.expand(base, basis, {"model/b": -0.7 * b.grad}))
     assert torch.allclose(vector(run), wanted, atol=1e-6)
 
 
@@ -155,11 +155,11 @@ def test_the_projection_error_has_the_mean_that_theory_says(k, p):
 @pytest.mark.parametrize(("d", "k"), [(57, 10), (57, 40), (57, 56), (57, 57), (60, 10), (11_274, 8_192)])
 def test_segments_are_equal_to_one_and_every_number_moves_something(layout, d, k):
     space, base = tw.MAPO(k=k, layout=layout), {"w": torch.zeros(d)}
-    frame = space.frame(Spec.of(base), Key(3), "cpu")
+    basis = space.basis(Spec.of(base), Key(3), "cpu")
     assert space.sizes(d) == (k, 1, -(-d // k))
     # each weight moves by the number of its segment, up to the sign
     numbers = torch.arange(1.0, k + 1)[:, None]
-    moved = space.expand(base, frame, {"model/b": numbers})["w"].abs() * space.sizes(d).e ** 0.5
+    moved = space.expand(base, basis, {"model/b": numbers})["w"].abs() * space.sizes(d).e ** 0.5
     counts = torch.bincount((moved.round().long() - 1), minlength=k)
     assert counts.tolist().count(0) == 0
     assert int(counts.max() - counts.min()) <= 1
@@ -169,18 +169,18 @@ def test_segments_are_equal_to_one_and_every_number_moves_something(layout, d, k
 @pytest.mark.parametrize("layout", ["contiguous", "permuted"])
 def test_segments_that_divide_the_model_are_its_rows(layout):
     space, base = tw.MAPAX(k=6, p=2, layout=layout), {"w": torch.zeros(60)}
-    frame = space.frame(Spec.of(base), Key(3), "cpu")
+    basis = space.basis(Spec.of(base), Key(3), "cpu")
     b = Key(1).normal(6, 2)
-    expected = (b @ frame["a"]).flatten()
-    expected = expected[frame["place"]] if layout == "permuted" else expected
-    assert torch.equal(space.expand(base, frame, {"model/b": b})["w"], expected)
+    expected = (b @ basis["a"]).flatten()
+    expected = expected[basis["place"]] if layout == "permuted" else expected
+    assert torch.equal(space.expand(base, basis, {"model/b": b})["w"], expected)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
 def test_no_update_leaves_the_model_as_it_is_bit_for_bit(space):
     base = {name: p.detach() for name, p in model().named_parameters()}
-    frame = space.frame(Spec.of(base), Key(3), "cpu")
-    assert same(space.expand(base, frame, space.init(base, frame, Key(0))), base)
+    basis = space.basis(Spec.of(base), Key(3), "cpu")
+    assert same(space.expand(base, basis, space.init(base, basis, Key(0))), base)
 
 
 def test_scaling_the_frame_by_c_scales_the_rate_by_c_squared():
@@ -193,12 +193,12 @@ def test_scaling_the_frame_by_c_scales_the_rate_by_c_squared():
 def test_frames_are_drawn_anew_as_often_as_asked():
     spec = Spec.of({"w": torch.zeros(D)})
     for every, expected in ((1, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (0, [0, 0, 0, 0])):
-        space = tw.MAPO(k=4, fresh_every=every)
+        space = tw.MAPO(k=4, redraw_every=every)
         contract, _ = _agree(space)
-        frames = [contract.frame(version, "cpu")["a"] for version in range(4)]
-        numbers = [next(i for i, f in enumerate(frames) if torch.equal(f, frame)) for frame in frames]
+        bases = [contract.basis(version, "cpu")["a"] for version in range(4)]
+        numbers = [next(i for i, f in enumerate(bases) if torch.equal(f, basis)) for basis in bases]
         assert [numbers.index(n) for n in numbers] == [expected.index(n) for n in expected]
-        assert torch.equal(space.frame(spec, Key(1), "cpu")["a"], space.frame(spec, Key(1), "cpu")["a"])
+        assert torch.equal(space.basis(spec, Key(1), "cpu")["a"], space.basis(spec, Key(1), "cpu")["a"])
 
 
 def _agree(space):
@@ -213,10 +213,10 @@ def test_mapax_by_columns_is_low_rank_adaptation_with_a_fixed_factor():
     d1, d2, p = 6, 4, 2
     space = tw.MAPAX(k=d2, p=p, layout="strided")  # segment j holds the weights j, j + d2, ...: column j
     base = {"w": torch.zeros(d1, d2)}
-    frame = space.frame(Spec.of(base), Key(5), "cpu")
+    basis = space.basis(Spec.of(base), Key(5), "cpu")
     b = Key(6).normal(d2, p)
-    change = space.expand(base, frame, {"model/b": b})["w"]
-    assert torch.allclose(change, (b @ frame["a"]).T, atol=1e-6)
+    change = space.expand(base, basis, {"model/b": b})["w"]
+    assert torch.allclose(change, (b @ basis["a"]).T, atol=1e-6)
     assert int(torch.linalg.matrix_rank(change)) == p
 
 
@@ -226,18 +226,18 @@ def test_a_frame_that_is_never_stored_gives_the_same_training(monkeypatch, entri
     stored = train(space, lr=0.01)
     monkeypatch.setattr(projection, "STORED", 0)
     monkeypatch.setattr(generated, "BLOCK", 100)
-    assert "a" not in space.frame(Spec.of({"w": torch.zeros(D)}), Key(0), "cpu")
-    for vectorise in ("vmap", "loop"):
-        drawn = train(space, lr=0.01, vectorise=vectorise)
-        assert drawn.trained_by == vectorise
+    assert "a" not in space.basis(Spec.of({"w": torch.zeros(D)}), Key(0), "cpu")
+    for backend in ("vmap", "loop"):
+        drawn = train(space, lr=0.01, backend=backend)
+        assert drawn.trained_by == backend
         assert torch.allclose(vector(stored), vector(drawn), atol=1e-5)
 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 def test_rows_have_length_one(entries):
-    frame = tw.MAPAX(k=3, p=4, entries=entries).frame(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
-    assert torch.allclose(frame["a"].norm(dim=1), torch.ones(4), atol=1e-6)
-    q = tw.MAPAX(k=3, p=4, entries=entries, normalise="orthonormal").frame(
+    basis = tw.MAPAX(k=3, p=4, entries=entries).basis(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
+    assert torch.allclose(basis["a"].norm(dim=1), torch.ones(4), atol=1e-6)
+    q = tw.MAPAX(k=3, p=4, entries=entries, normalise="orthonormal").basis(
         Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
     )
     assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)
@@ -248,26 +248,26 @@ def test_rows_have_length_one(entries):
 def test_rows_that_are_drawn_as_they_are_multiplied_have_the_length_of_stored_ones(monkeypatch, entries, block):
     space, base = tw.MAPA(p=6, entries=entries), {"w": torch.zeros(301)}
     spec, numbers = Spec.of(base), {"model/b": torch.eye(6)[:, None]}
-    stored = space.frame(spec, Key(4), "cpu")
+    stored = space.basis(spec, Key(4), "cpu")
 
-    def rows(frame):
-        return torch.stack([space.expand(base, frame, {"model/b": b})["w"] for b in numbers["model/b"]])
+    def rows(basis):
+        return torch.stack([space.expand(base, basis, {"model/b": b})["w"] for b in numbers["model/b"]])
 
     expected = rows(stored)
     monkeypatch.setattr(projection, "STORED", 0)
     monkeypatch.setattr(generated, "BLOCK", block)
-    frame = space.frame(spec, Key(4), "cpu")
-    assert "a" not in frame
-    torch.testing.assert_close(rows(frame).norm(dim=1), torch.ones(6), rtol=1e-6, atol=0)
-    torch.testing.assert_close(rows(frame), expected, rtol=1e-6, atol=1e-8)
+    basis = space.basis(spec, Key(4), "cpu")
+    assert "a" not in basis
+    torch.testing.assert_close(rows(basis).norm(dim=1), torch.ones(6), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rows(basis), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_training_in_a_drawn_gaussian_frame_is_training_in_a_stored_one(monkeypatch):
     space = tw.MAPAX(k=3, p=4, entries="gaussian")
     stored = train(space)
     monkeypatch.setattr(projection, "STORED", 0)
-    for vectorise in ("vmap", "loop"):
-        assert torch.allclose(vector(stored), vector(train(space, vectorise=vectorise)), atol=1e-5)
+    for backend in ("vmap", "loop"):
+        assert torch.allclose(vector(stored), vector(train(space, backend=backend)), atol=1e-5)
 
 
 def test_a_message_is_k_numbers_and_its_frame():
@@ -278,8 +278,8 @@ def test_a_message_is_k_numbers_and_its_frame():
 
 
 def test_a_client_that_missed_rounds_of_one_frame_downloads_one_vector():
-    frozen = train(tw.MAPO(k=8, fresh_every=0), rounds=30, cohort=1)
-    fresh = train(tw.MAPO(k=8, fresh_every=1), rounds=30, cohort=1)
+    frozen = train(tw.MAPO(k=8, redraw_every=0), rounds=30, cohort=1)
+    fresh = train(tw.MAPO(k=8, redraw_every=1), rounds=30, cohort=1)
     assert frozen.bytes_catchup <= 30 * 8  # a state is some bytes longer than one entry, however much was missed
     assert fresh.bytes_catchup > 10 * frozen.bytes_catchup
 
@@ -306,7 +306,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
         (lambda: tw.MAPAX(segment=99), "segment must be from 1"),
         (lambda: tw.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
         (lambda: tw.MAPO(k=4, layout="random"), "layout must be one of"),
-        (lambda: tw.MAPO(k=4, fresh_every=-1), "fresh_every must be 0"),
+        (lambda: tw.MAPO(k=4, redraw_every=-1), "redraw_every must be 0"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_in_one_line(space, says):

@@ -29,21 +29,21 @@ MIXED = Route((("conv*", LoRA(rank=2)), (("fc.*", "head.*"), Full()), ("*", Froz
 class Shift:
     """A space of one number that belongs to no single weight, and a random direction for each."""
 
-    fresh_every: int = 0
+    redraw_every: int = 0
 
     def check(self, spec: Spec) -> None:
         pass
 
-    def frame(self, spec: Spec, key: Key, device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device) -> Tree:
         return {"way": key.normal(spec.size, device=device)}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         return {"model/b": torch.zeros(1)}
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         out, at = {}, 0
         for name, w in base.items():
-            way = frame["way"][at : at + w.numel()].view(w.shape)
+            way = basis["way"][at : at + w.numel()].view(w.shape)
             out[name], at = w + coords["model/b"] * way, at + w.numel()
         return out
 
@@ -54,10 +54,10 @@ class Shift:
         Frozen(),
         Route(),
         MIXED,
-        Route((("*", LoRA(rank=2, fresh_every=2)),)),
-        Route((("conv*", LoRA(rank=1, fresh_every=2)), ("fc.*", LoRA(2, fresh_every=2)), ("*", Full()))),
+        Route((("*", LoRA(rank=2, redraw_every=2)),)),
+        Route((("conv*", LoRA(rank=1, redraw_every=2)), ("fc.*", LoRA(2, redraw_every=2)), ("*", Full()))),
         Route((("fc.*", Drift(k=3)), ("*", Frozen()))),
-        Route((("conv*", MAPO(k=4)), ("fc.*", MAPO(k=4)), ("head.*", LoRA(rank=2, fresh_every=1)), ("*", Full()))),
+        Route((("conv*", MAPO(k=4)), ("fc.*", MAPO(k=4)), ("head.*", LoRA(rank=2, redraw_every=1)), ("*", Full()))),
         Route((("fc.*", Shift()), ("conv*", Shift()), ("*", Route((("head.*", Full()), ("*", Frozen())))))),
     ],
 )
@@ -79,7 +79,7 @@ def test_the_first_rule_that_matches_has_the_block():
     assert list(space.expand(base, {}, space.init(base, {}, Key(0)))) == list(base)
 
 
-@pytest.mark.parametrize("inner", [LoRA(rank=4), LoRA(rank=4, freeze_a=True, fresh_every=2), Drift(k=4), Full()])
+@pytest.mark.parametrize("inner", [LoRA(rank=4), LoRA(rank=4, freeze_a=True, redraw_every=2), Drift(k=4), Full()])
 def test_a_route_of_one_rule_is_the_space_itself(inner):
     alone, routed = Federation(Method(inner)), Federation(Method(Route((("*", inner),))))
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_a_route_of_one_rule_is_the_space_itself(inner):
 
 
 def test_a_route_says_what_lora_with_dense_weights_says():
-    one = LoRA(rank=4, layers=("0.weight",), dense=("2.*",))
+    one = LoRA(rank=4, target_modules=("0.weight",), modules_to_save=("2.*",))
     other = Route((("0.weight", LoRA(rank=4)), ("2.*", Full()), ("*", Frozen())))
     runs = [Federation(Method(space)) for space in (one, other)]
     for fed in runs:
@@ -102,13 +102,13 @@ def test_a_route_says_what_lora_with_dense_weights_says():
 def test_coordinates_of_no_single_weight_do_not_meet():
     base = {"a": torch.zeros(5), "b": torch.zeros(5)}
     space = Route((("a", Shift()), ("b", Shift())))
-    frame = space.frame(Spec.of(base), Key(0), None)
-    coords = space.init(base, frame, Key(0))
+    basis = space.basis(Spec.of(base), Key(0), None)
+    coords = space.init(base, basis, Key(0))
     assert list(coords) == ["model/0/b", "model/1/b"]
-    made = space.expand(base, frame, {"model/0/b": torch.ones(1), "model/1/b": torch.zeros(1)})
+    made = space.expand(base, basis, {"model/0/b": torch.ones(1), "model/1/b": torch.zeros(1)})
     assert made["a"].any()
     assert not made["b"].any()
-    both = space.expand(base, frame, {name: torch.ones(1) for name in coords})
+    both = space.expand(base, basis, {name: torch.ones(1) for name in coords})
     assert not torch.equal(both["a"], both["b"])  # a direction each
 
 
@@ -120,7 +120,7 @@ def test_only_what_is_trained_travels():
 
 
 def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_server():
-    rules = (("0.weight", LoRA(rank=4, fresh_every=2)), ("2.weight", MAPO(k=4, fresh_every=2)), ("*", Full()))
+    rules = (("0.weight", LoRA(rank=4, redraw_every=2)), ("2.weight", MAPO(k=4, redraw_every=2)), ("*", Full()))
     fed = Federation(Method(Route(rules), client_opt=tw.SGD(0.1)))
     for _ in range(5):
         fed.round([0, 1])
@@ -138,9 +138,9 @@ def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_serve
         (lambda: Route(()), "at least one rule"),
         (lambda: Route((("*",),)), "a pair of selectors and a space"),
         (lambda: Route((((), Full()),)), "selects nothing"),
-        (lambda: Route((("a", LoRA(fresh_every=1)), ("b", LoRA(fresh_every=2)))), "same fresh_every"),
-        (lambda: Route((("a", LoRA(fresh_every=1)), ("b", LoRA()))), "never; all spaces of a Route"),
-        (lambda: Route((("a", LoRA()), ("b", Drift(fresh_every=3)))), "merges after 3 rounds"),
+        (lambda: Route((("a", LoRA(redraw_every=1)), ("b", LoRA(redraw_every=2)))), "same redraw_every"),
+        (lambda: Route((("a", LoRA(redraw_every=1)), ("b", LoRA()))), "never; all spaces of a Route"),
+        (lambda: Route((("a", LoRA()), ("b", Drift(redraw_every=3)))), "merges after 3 rounds"),
         (lambda: Route((("fc.*", Full()),)), "no rule of the route matches 'conv.weight'"),
         (lambda: Route((("*", Full()), ("fc.*", LoRA(2)))), "put it before them"),
         (lambda: Route((("attn*", LoRA(2)), ("*", Frozen()))), "rule 'attn*' matches no block"),

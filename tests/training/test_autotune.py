@@ -4,14 +4,14 @@ import threading
 import time
 
 import pytest
-from tests.engines.test_local import bits, job, play
+from tests.simulation.test_local import bits, job, play
 from torch import nn
 
 from tests.federation import digits_task, same_public
 from thinwire.simulation import LocalEngine
 from thinwire.training import autotune as probe
 from thinwire.training.autotune import Choice, Way, choose
-from thinwire.training.local import Unsuited
+from thinwire.training.local import UnsupportedModel
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +34,14 @@ def test_the_fastest_wins_and_slow_ones_are_asked_once(clock):
 
     def run(way, clients):
         asked.append((way, clients))
-        each = {"threads": 0.02, "vmap": 0.1, "loop": 0.03}[way.how] * (0.5 if way.onednn else 1)
+        each = {"threads": 0.02, "vmap": 0.1, "loop": 0.03}[way.backend] * (0.5 if way.onednn else 1)
         clock[0] += each * clients
 
     choice = choose(["a"], ["threads", "vmap", "loop"], False, 10, run)
     assert choice.way == Way("threads", True)
     assert "fastest of threads" in choice.why
-    assert {clients for way, clients in asked if way.how == "vmap"} == {2}
-    assert {clients for way, clients in asked if way.how == "loop"} == {2, 10}
+    assert {clients for way, clients in asked if way.backend == "vmap"} == {2}
+    assert {clients for way, clients in asked if way.backend == "loop"} == {2, 10}
     asked.clear()
     assert choose(["a"], ["threads", "vmap", "loop"], False, 10, run) == choice
     probe._known.clear()  # as another process
@@ -51,7 +51,7 @@ def test_the_fastest_wins_and_slow_ones_are_asked_once(clock):
 
 def test_among_equals_the_first_wins_and_failures_are_told(clock):
     def run(way, clients):
-        if way.how == "threads":
+        if way.backend == "threads":
             raise RuntimeError("no threads here")
         clock[0] += 0.1
 
@@ -62,7 +62,7 @@ def test_among_equals_the_first_wins_and_failures_are_told(clock):
 
 def test_what_draws_random_numbers_is_not_decided_by_a_race():
     def run(way, clients):
-        raise Unsuited("it draws")
+        raise UnsupportedModel("it draws")
 
     assert choose(["c"], ["threads", "vmap"], True, 4, run) == Choice(Way("vmap", True), "threads failed: it draws")
 
@@ -75,7 +75,7 @@ def test_a_damaged_memory_is_made_anew(clock, tmp_path):
     (file,) = tmp_path.glob("*.npz")
     file.write_bytes(b"damaged")
     probe._known.clear()
-    assert choose(["d"], ["threads"], True, 4, run).way.how == "threads"
+    assert choose(["d"], ["threads"], True, 4, run).way.backend == "threads"
 
 
 def test_processes_that_start_together_with_an_empty_cache_go_one_way(monkeypatch):
@@ -91,7 +91,7 @@ def test_processes_that_start_together_with_an_empty_cache_go_one_way(monkeypatc
     def process(fast):
         def run(way, clients):
             raced.append(fast)
-            time.sleep(0.001 if way.how == fast else 0.004)
+            time.sleep(0.001 if way.backend == fast else 0.004)
 
         together.wait()
         found[fast] = choose(["e"], ["threads", "vmap"], True, 2, run)
@@ -101,7 +101,7 @@ def test_processes_that_start_together_with_an_empty_cache_go_one_way(monkeypatc
         thread.start()
     for thread in threads:
         thread.join()
-    assert found["threads"].way.how == found["vmap"].way.how == raced[0]
+    assert found["threads"].way.backend == found["vmap"].way.backend == raced[0]
     assert len(set(raced)) == 1, "the other one waited, and took what was found"
 
 
@@ -123,18 +123,18 @@ def test_a_run_is_settled_before_its_first_round_and_again_the_same():
     (_, first, records), (_, second, again) = (play(job()) for _ in range(2))
     assert first[0].why == ""
     assert first[1].why.startswith("fastest of ")
-    assert {state[4:6] for state in (*first[1:], *second[1:])} == {(first[-1].how, first[-1].why)}
+    assert {state[4:6] for state in (*first[1:], *second[1:])} == {(first[-1].backend, first[-1].why)}
     assert isinstance(first[-1].onednn, bool)
     assert bits(records) == bits(again)
     assert same_public(first[-1].server.public, second[-1].server.public)
-    _, asked, _ = play(job(), LocalEngine(vectorise="loop"))
-    assert (asked[-1].how, asked[-1].why, asked[-1].onednn) == ("loop", "asked for", None)
+    _, asked, _ = play(job(), LocalEngine(backend="loop"))
+    assert (asked[-1].backend, asked[-1].why, asked[-1].onednn) == ("loop", "asked for", None)
 
 
 def test_dropout_goes_the_way_that_it_always_goes():
     task = digits_task(nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
     _, states, _ = play(job(task=task))
-    assert (states[-1].how, states[-1].why) == (
+    assert (states[-1].backend, states[-1].why) == (
         "vmap",
         "threads failed: the model draws random numbers while it trains",
     )

@@ -1,10 +1,10 @@
-"""Replayed steps: the same training as by vmap, also where batches are short, clients end early and frames change."""
+"""Replayed steps: the same training as by vmap, also where batches are short, clients end early and bases change."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.engines.test_local import METHODS, job, play
+from tests.simulation.test_local import METHODS, job, play
 from torch import nn
 
 from tests.federation import SIZES, digits_task, same_public, workload
@@ -18,15 +18,15 @@ from thinwire.protocol.round import agree
 from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO, FedPara
 from thinwire.training import Local
-from thinwire.training.cuda_graph import KEPT, Recorder
-from thinwire.training.local import Lesson, local_train
+from thinwire.training.cuda_graph import KEPT, CudaGraphCache
+from thinwire.training.local import TrainingInputs, local_train
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
 MORE = {
     "adam": Method(client_opt=Adam(0.01)),
     "momentum": Method(client_opt=SGD(0.05, momentum=0.9)),
     "mapo": Method(space=MAPO(k=32)),
-    "mapo for 2 rounds": Method(space=MAPO(k=32, fresh_every=2)),
+    "mapo for 2 rounds": Method(space=MAPO(k=32, redraw_every=2)),
     "fedpara": Method(space=FedPara()),
 }
 
@@ -35,9 +35,9 @@ MORE = {
 def test_replays_train_as_vmap_does(method):
     run = job(method, rounds=4, cohort=4)  # clients of different sizes: short batches, and clients that are done early
     (_, by_graph, records), (_, by_vmap, others) = (
-        play(run, LocalEngine(DEVICE, vectorise)) for vectorise in ("graph", "vmap")
+        play(run, LocalEngine(DEVICE, backend)) for backend in ("graph", "vmap")
     )
-    assert by_graph[-1].how == "graph"
+    assert by_graph[-1].backend == "graph"
     for a, b in zip(records, others, strict=True):
         assert (a.bytes_up, a.bytes_down, a.bytes_catchup) == (b.bytes_up, b.bytes_down, b.bytes_catchup)
         assert a.loss == pytest.approx(b.loss, rel=1e-4)
@@ -79,16 +79,16 @@ def test_a_model_with_running_statistics_keeps_them():
 
 def test_a_model_that_draws_random_numbers_is_not_recorded():
     task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
-    with pytest.raises(ConfigError, match=r"'graph': the model draws random numbers .*; write vectorise = 'auto'"):
+    with pytest.raises(ConfigError, match=r"'graph': the model draws random numbers .*; write backend = 'auto'"):
         play(job(task=task), LocalEngine(DEVICE, "graph"))
     simulation = LocalEngine(DEVICE).prepare(job(task=task))
     state, _ = simulation.round(simulation.start()._replace(how="graph"))
-    assert state.how == "vmap"
-    assert state.why.endswith("graph failed: the model draws random numbers while it trains")
+    assert state.backend == "vmap"
+    assert state.backend_reason.endswith("graph failed: the model draws random numbers while it trains")
 
 
 def test_a_later_round_may_have_more_steps_than_the_one_that_was_recorded():
-    task, recorder, steps = digits_task(), Recorder(), []
+    task, recorder, steps = digits_task(), CudaGraphCache(), []
     model = Functional.of(task.model, task.loss, DEVICE)
     _, public = agree(Method(), model.weights(), model.buffers(), Key(0))
     method, gather = Method(), task.train.to(DEVICE).gather
@@ -96,7 +96,7 @@ def test_a_later_round_may_have_more_steps_than_the_one_that_was_recorded():
     for client in (by_size[0], by_size[-1], by_size[0]):
         work = workload(task, (client,), [Key(client)], Local(batch=4))
         work = replace(work, index=work.index.to(DEVICE), gather=gather)
-        lesson = Lesson(method, model, public, {}, repeat(public.coords, 1), {}, work)
+        lesson = TrainingInputs(method, model, public, {}, repeat(public.coords, 1), {}, work)
         ours, theirs = recorder.train(lesson), local_train(lesson, "vmap")
         for name, block in ours.coords.items():
             assert float((block - theirs.coords[name]).abs().max()) < 1e-5

@@ -16,7 +16,7 @@ from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.round import agree
 from thinwire.training import Local
-from thinwire.training.local import Lesson, local_train
+from thinwire.training.local import TrainingInputs, local_train
 
 LOCAL = Local(epochs=2, batch=8)
 EVERYBODY = range(len(SIZES))
@@ -44,7 +44,7 @@ def train(method: Method, task: Task, how: str, local: Local = LOCAL, clients=EV
     start = repeat(public.coords, len(work))
     memory = method.correction.init_client(public.coords)
     mine = stack([{n: b + 0.01 * (i + 1) for n, b in memory.items()} for i in range(len(work))]) if memory else {}
-    return local_train(Lesson(method, model, public, contract.frame(0, "cpu"), start, mine, work), how)
+    return local_train(TrainingInputs(method, model, public, contract.basis(0, "cpu"), start, mine, work), how)
 
 
 def assert_close(a: Tree, b: Tree, tolerance: float = 1e-5):
@@ -82,7 +82,7 @@ def test_vmap_equals_loop(case):
     assert (alone.loss > 0).all()
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
 @pytest.mark.parametrize("batch", [8, 0])
 def test_a_mean_loss_equals_a_loss_of_each_example(how, batch):
     local = Local(epochs=2, batch=batch)
@@ -95,7 +95,7 @@ def F_each(outputs, targets):  # noqa: N802
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
 def test_a_client_is_trained_as_by_hand(how):
     """One client of 17 examples in batches of 8, 8 and 1, between larger clients."""
     task = digits_task()
@@ -123,7 +123,7 @@ def test_company_does_not_change_what_a_client_learns():
     assert_close(unstack(together.coords, 3), unstack(alone.coords, 0))
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
 def test_training_changes_nothing_that_it_was_given(how):
     task = digits_task(perceptron(norm=True))
     model = Functional.of(task.model, task.loss)
@@ -138,7 +138,7 @@ def test_training_changes_nothing_that_it_was_given(how):
         assert torch.equal(model.module.state_dict()[name], mine[name])
 
 
-@pytest.mark.parametrize("how", ["vmap", "loop"])
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
 def test_dropout_is_the_same_every_time_and_different_for_each_client(how):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -150,14 +150,14 @@ def test_dropout_is_the_same_every_time_and_different_for_each_client(how):
     work = workload(task, (0, 1), [Key(1), Key(1)], Local(batch=0, steps=2))
     model = Functional.of(net)
     contract, public = agree(Method(), model.weights(), model.buffers(), Key(0))
-    assert contract.frame(0, "cpu") == {}
+    assert contract.basis(0, "cpu") == {}
     start = repeat(public.coords, 2)
     if how == "loop":
         work = type(work)(work.index, work.rows, work.samples, (Key(1), Key(2)), work.gather)
     runs = []
     for seed in (0, 1):  # whatever the state of torch's generator
         torch.manual_seed(seed)
-        runs.append(local_train(Lesson(Method(), model, public, {}, start, {}, work), how))
+        runs.append(local_train(TrainingInputs(Method(), model, public, {}, start, {}, work), how))
     for name in start:
         assert torch.equal(runs[0].coords[name], runs[1].coords[name])
     assert not torch.equal(runs[0].coords["0.weight"][0], runs[0].coords["0.weight"][1])

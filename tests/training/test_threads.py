@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from tests.engines.test_local import METHODS, bits, job, play
+from tests.simulation.test_local import METHODS, bits, job, play
 from torch import nn
 
 from tests.federation import digits_task, perceptron, same_public
@@ -28,7 +28,7 @@ def test_all_ways_agree_after_ten_rounds(model, three_cores):
     run = job(task=digits_task(model()), rounds=10, cohort=4)
     ends = {}
     for how in ("loop", "threads", "vmap", "graph"):
-        simulation, states, _ = play(run, LocalEngine(vectorise=how))
+        simulation, states, _ = play(run, LocalEngine(backend=how))
         ends[how] = simulation.weights(states[-1].server.public)
     for how, weights in ends.items():
         for name, block in weights.items():
@@ -41,9 +41,9 @@ def test_all_ways_agree_after_ten_rounds(model, three_cores):
 )
 def test_bits_depend_neither_on_timing_nor_on_the_number_of_threads(method, three_cores):
     run = job(method, rounds=3, cohort=5)
-    runs = [play(run, LocalEngine(vectorise="threads")) for _ in range(2)]
+    runs = [play(run, LocalEngine(backend="threads")) for _ in range(2)]
     torch.set_num_threads(1)
-    simulation, states, records = play(run, LocalEngine(vectorise="threads"))
+    simulation, states, records = play(run, LocalEngine(backend="threads"))
     assert simulation.crew._pool is None
     for _, others, again in runs:
         assert bits(again) == bits(records)
@@ -58,7 +58,7 @@ def test_each_thread_has_one_core_and_the_caller_keeps_its_own(three_cores):
             seen.append((threading.current_thread().name, torch.get_num_threads()))
             return super().forward(x)
 
-    simulation = LocalEngine(vectorise="threads").prepare(job(task=digits_task(Watching(64, 10), test=0)))
+    simulation = LocalEngine(backend="threads").prepare(job(task=digits_task(Watching(64, 10), test=0)))
     seen.clear()
     simulation.round(simulation.start())
     assert {name.split("_")[0] for name, _ in seen} == {"thinwire"}
@@ -69,7 +69,7 @@ def test_each_thread_has_one_core_and_the_caller_keeps_its_own(three_cores):
 
 def test_running_statistics_are_each_client_s_own(three_cores):
     task = digits_task(perceptron(norm=True))
-    ends = [play(job(task=task, local=Local(2, 8)), LocalEngine(vectorise=how))[1][-1] for how in ("threads", "loop")]
+    ends = [play(job(task=task, local=Local(2, 8)), LocalEngine(backend=how))[1][-1] for how in ("threads", "loop")]
     for name, block in ends[0].server.public.buffers.items():
         torch.testing.assert_close(block, ends[1].server.public.buffers[name])
 
@@ -77,8 +77,8 @@ def test_running_statistics_are_each_client_s_own(three_cores):
 def test_a_model_that_draws_random_numbers_is_refused_and_the_generator_left_alone(three_cores):
     task = digits_task(nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
     before = torch.get_rng_state()
-    with pytest.raises(ConfigError, match=r"'threads': the model draws random numbers .*; write vectorise = 'auto'"):
-        play(job(task=task), LocalEngine(vectorise="threads"))
+    with pytest.raises(ConfigError, match=r"'threads': the model draws random numbers .*; write backend = 'auto'"):
+        play(job(task=task), LocalEngine(backend="threads"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -90,4 +90,4 @@ def test_an_error_in_a_thread_is_raised(three_cores):
             return super().forward(x)
 
     with pytest.raises(RuntimeError, match="a broken model"):
-        play(job(task=digits_task(Broken(64, 10))), LocalEngine(vectorise="threads"))
+        play(job(task=digits_task(Broken(64, 10))), LocalEngine(backend="threads"))

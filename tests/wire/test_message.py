@@ -34,8 +34,8 @@ SCHEMA = Schema(bytes(range(1, 9)), BLOCKS)
 GOLDEN = "5457020101020304ac02010502010301020302040000803f1f503beb"
 
 plans = st.one_of(st.none(), st.frozensets(st.sampled_from(BLOCKS)))
-lanes = st.dictionaries(st.integers(0, 255), st.binary(max_size=300), max_size=6)
-bodies = st.builds(Body, plans, lanes)
+fields = st.dictionaries(st.integers(0, 255), st.binary(max_size=300), max_size=6)
+bodies = st.builds(Body, plans, fields)
 
 
 def of(kind: int) -> Schema:
@@ -61,7 +61,7 @@ def test_a_body_comes_back(body):
     back = unpack_body(pack_body(body, SCHEMA), SCHEMA)
     everything = body.plan is None or body.plan == frozenset(BLOCKS)
     assert back.plan == (None if everything else body.plan)
-    assert back.lanes == body.lanes
+    assert back.fields == body.fields
 
 
 @given(st.lists(bodies, max_size=4), st.integers(4, (1 << 35) - 1), st.integers(0, 4))
@@ -268,9 +268,9 @@ def test_overlong_lengths_are_refused():
         (b"\x01\x05", "ends inside the plan"),
         (b"\x01\xff\x07\x00", "plan of all blocks"),
         (b"\x01\x00\x08\x00", "block that does not exist"),
-        (b"\x00\x01", "lane should begin"),
-        (b"\x00\x02\x05\x00\x05\x00", "lanes must ascend"),
-        (b"\x00\x02\x05\x00\x01\x00", "lanes must ascend"),
+        (b"\x00\x01", "field should begin"),
+        (b"\x00\x02\x05\x00\x05\x00", "fields must ascend"),
+        (b"\x00\x02\x05\x00\x01\x00", "fields must ascend"),
         (b"\x00\x01\x01\x05abc", "announces 5 bytes, 3 are left"),
         (b"\x00\x01\x01\xff\xff\xff\xff\x7f", "announces 34359738367 bytes"),
     ],
@@ -304,5 +304,5 @@ def test_a_long_message_is_laid_out_so_that_its_numbers_can_be_read_where_they_a
         there = np.frombuffer(made, np.uint8)[5:]
         assert there.ctypes.data % 8 == 0
         assert there.flags.writeable, "torch takes no other"
-    lane = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).lanes[COORDS]
-    assert isinstance(lane, memoryview), "nothing is copied to be read"
+    field = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).fields[COORDS]
+    assert isinstance(field, memoryview), "nothing is copied to be read"

@@ -22,7 +22,7 @@ from thinwire.errors import ConfigError
 _SLICE = 1 << 15  # numbers of each client that are looked at together: memory grows with these, not with the model
 
 
-class Mean(Protocol):
+class Aggregator(Protocol):
     """Puts trees of clients together.
 
     A mean that needs a number of clients in a round has a method `check(clients)`, too, which raises a ConfigError: see
@@ -43,7 +43,7 @@ class Mean(Protocol):
         ...
 
 
-def check_cohort(mean: Mean, clients: int) -> None:
+def check_cohort(mean: Aggregator, clients: int) -> None:
     """Raise a ConfigError, before anything is trained, if a mean cannot do its work with so many clients in a round."""
     check = getattr(mean, "check", None)
     if check is not None:
@@ -64,7 +64,7 @@ class Plain:
         return list(codes), list(weights)
 
 
-@register("mean", "weighted", paper="McMahan et al., AISTATS 2017")
+@register("aggregator", "weighted", paper="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
 class WeightedMean(Plain):
     """Clients count as much as their weights say:  sum_i p_i x_i.
@@ -78,7 +78,7 @@ class WeightedMean(Plain):
         return weighted_mean(trees, weights)
 
 
-@register("mean", "trimmed", paper="Yin et al., ICML 2018")
+@register("aggregator", "trimmed", paper="Yin et al., ICML 2018")
 @dataclass(frozen=True)
 class TrimmedMean(Plain):
     """Of each number, the largest and the smallest share of the clients' values are left out; the rest is averaged.
@@ -107,7 +107,7 @@ class TrimmedMean(Plain):
         return _number_by_number(trees, lambda ascending: ascending[cut : len(trees) - cut].mean(0))
 
 
-@register("mean", "median", paper="Yin et al., ICML 2018")
+@register("aggregator", "median", paper="Yin et al., ICML 2018")
 @dataclass(frozen=True)
 class Median(Plain):
     """Of each number, the middle one of the clients' values (of an even number, the mean of the middle two).
@@ -143,12 +143,12 @@ def _block_by_number(blocks: Sequence[Tensor], of: Callable[[Tensor], Tensor]) -
     return out.view(blocks[0].shape)
 
 
-@register("mean", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
+@register("aggregator", "by-norm", paper="HetLoRA (Cho et al., EMNLP 2024)")
 @dataclass(frozen=True)
 class ByNorm(Plain):
     """Clients count as much as their adapters are large:  p_i = |B_i A_i| / sum_j |B_j A_j|,  of all matrices together.
 
-    For clients that say their values (`say = "value"`): of those that train fewer ranks the product is smaller, and the
+    For clients that say their values (`upload = "weights"`): of those that train fewer ranks the product is smaller, and the
     zeros that stand for the ranks that they have not pull less. Blocks that are no adapter do not count in the norm;
     where there is none, or all are zero, the weights stay what they were.
 
@@ -180,7 +180,7 @@ def _adapter_norm(code: Tree) -> float:
     return math.sqrt(max(square, 0.0))
 
 
-@register("mean", "bounded")
+@register("aggregator", "bounded")
 @dataclass(frozen=True)
 class Bounded:
     """No client counts more, or changes more, than is allowed; what is left is put together by another mean.
@@ -190,7 +190,7 @@ class Bounded:
     Args:
         norm: the longest change, as the 2-norm over all numbers that a client sends; 0 for no bound.
         weight: the largest weight, in examples where clients count by examples; 0 for no bound.
-        then: what puts the rest together.
+        inner: what puts the rest together.
 
     >>> codes, weights = Bounded(norm=5.0, weight=100.0).admit([{"w": torch.tensor([30.0, 40.0])}], [1e9])
     >>> codes[0]["w"].tolist(), weights
@@ -199,7 +199,7 @@ class Bounded:
 
     norm: float = 0.0
     weight: float = 0.0
-    then: Mean = WeightedMean()
+    inner: Aggregator = WeightedMean()
 
     def __post_init__(self) -> None:
         for name in ("norm", "weight"):
@@ -209,21 +209,21 @@ class Bounded:
     @property
     def clips(self) -> bool:
         """Whether there is a bound on changes."""
-        return self.norm > 0 or self.then.clips
+        return self.norm > 0 or self.inner.clips
 
     def check(self, clients: int) -> None:
-        """As `then` does it."""
-        check_cohort(self.then, clients)
+        """As `inner` does it."""
+        check_cohort(self.inner, clients)
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """All within bounds."""
         codes = [self._shortened(code) for code in codes] if self.norm else codes
         weights = [min(weight, self.weight) for weight in weights] if self.weight else weights
-        return self.then.admit(codes, weights)
+        return self.inner.admit(codes, weights)
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
-        """As `then` does it."""
-        return self.then.of(trees, weights)
+        """As `inner` does it."""
+        return self.inner.of(trees, weights)
 
     def _shortened(self, code: Tree) -> Tree:
         length = math.sqrt(sum(float(block.double().square().sum()) for block in code.values()))

@@ -8,7 +8,7 @@ from typing import Protocol
 from thinwire.core.registry import register
 
 
-class Weigh(Protocol):
+class ClientWeight(Protocol):
     """Gives a client's weight in the mean, p_i = weight_i / sum of weights."""
 
     @property
@@ -21,7 +21,7 @@ class Weigh(Protocol):
         ...
 
 
-@register("weigh", "samples", paper="McMahan et al., AISTATS 2017")
+@register("client_weight", "samples", paper="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
 class BySamples:
     """A client counts as much as it has examples:  p_i = n_i / sum n_j.
@@ -40,7 +40,7 @@ class BySamples:
         return float(samples)
 
 
-@register("weigh", "uniform")
+@register("client_weight", "uniform")
 @dataclass(frozen=True)
 class Uniform:
     """All clients count alike:  p_i = 1 / m."""

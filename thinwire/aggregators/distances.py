@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.core.tree import Cut, Tree
+from thinwire.core.tree import FlatTree, Tree
 
 _SLICE = 1 << 15  # numbers of each client that are looked at together: memory grows with these, not with the model
 
@@ -38,7 +38,7 @@ def inner_products(trees: Sequence[Tree]) -> Tensor:
 
 def _blocks(trees: Sequence[Tree]) -> list[list[Tensor]]:
     """For each block the vectors of all clients; one block where all trees lie in one vector each."""
-    if all(isinstance(tree, Cut) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
+    if all(isinstance(tree, FlatTree) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
         return [[tree.vector for tree in trees]]  # type: ignore[attr-defined]
     return [[tree[name].reshape(-1) for tree in trees] for name in trees[0]]
 

@@ -23,7 +23,7 @@ _TINY = 1e-150  # a distance whose inverse is still a number
 _ROUNDING = 1e-7  # distances below this share of a client's length are rounding of its inner products
 
 
-@register("mean", "geometric-median", paper="RFA (Pillutla et al., IEEE TSP 2022)")
+@register("aggregator", "geometric-median", paper="RFA (Pillutla et al., IEEE TSP 2022)")
 @dataclass(frozen=True)
 class GeometricMedian(Plain):
     """The point whose distances to the clients' updates, weighted, add up to least: the geometric median.
@@ -40,7 +40,7 @@ class GeometricMedian(Plain):
         smooth: nu, as a share of the median distance between clients, so that no client's weight is infinite.
 
     Bears liars as long as the weights of honest clients are more than half of the sum. As a client says its own weight,
-    bound it where clients are not trusted: mean = bounded with weight = ... and then = geometric-median.
+    bound it where clients are not trusted: mean = bounded with weight = ... and inner = geometric-median.
 
     >>> said = [{"w": torch.tensor([x, 0.0])} for x in (0.9, 1.0, 1.1, 1e9)]
     >>> GeometricMedian().of(said, [1.0] * 4)["w"].round(decimals=1).tolist()
@@ -72,7 +72,7 @@ class GeometricMedian(Plain):
         return list(map(float, shares))
 
 
-@register("mean", "centered-clipping", paper="Karimireddy et al., ICML 2021")
+@register("aggregator", "centered-clipping", paper="Karimireddy et al., ICML 2021")
 @dataclass(frozen=True)
 class CenteredClipping(Plain):
     """The mean of updates whose distance to the middle is clipped.
@@ -123,7 +123,7 @@ class CenteredClipping(Plain):
         return list(map(float, shares))
 
 
-@register("mean", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
+@register("aggregator", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
 @dataclass(frozen=True)
 class MultiKrum(Plain):
     """The mean of the clients that are closest to their neighbors; all others are left out.
@@ -161,7 +161,7 @@ class MultiKrum(Plain):
         if faulty and clients < 2 * faulty + 3:
             raise ConfigError(
                 f"multi-krum with {faulty} faulty clients needs {2 * faulty + 3} clients in a round (2 faulty + 3), "
-                f"not {clients}; write a smaller method.mean.faulty or a larger cohort.size"
+                f"not {clients}; write a smaller method.aggregator.faulty or a larger cohort.size"
             )
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:

@@ -300,7 +300,7 @@ def tune(
         typer.Option(metavar="KEY[+KEY]=V,V,...", help="Instead: any two settings whose product is what is sent."),
     ] = None,
     budget: Annotated[str | None, typer.Option(metavar="BYTES", help="Stop when so much was sent: 500MB.")] = None,
-    hold_out: Annotated[
+    validation_fraction: Annotated[
         float, typer.Option(metavar="SHARE", help="Of each client's examples, to choose by; 0 chooses by the test set.")
     ] = 0.1,
     out: Annotated[Path, typer.Option(help="The folder of the runs; what it holds is not run again.")] = Path("runs"),
@@ -331,7 +331,9 @@ def tune(
         else flasc_knobs(numbers(ranks, "ranks"), numbers(densities, "densities"))
     )
     limit = None if budget is None else read_bytes(budget)
-    found = search(experiment, size, share, budget=limit, out=out, data_dir=data_dir, hold_out=hold_out)
+    found = search(
+        experiment, size, share, budget=limit, out=out, data_dir=data_dir, validation_fraction=validation_fraction
+    )
     facts: dict[str, Any] = {size.label: found.size, share.label: found.share, "chosen_by": found.chosen_by}
     facts |= {"bytes_total": found.bytes, "bytes_of_a_grid": found.grid, "stopped": found.stopped}
     if as_json:
@@ -359,9 +361,9 @@ def list_(
     Example: thinwire list models --json
     """
     from thinwire.cli.terminal import show_list
-    from thinwire.experiments.catalog import catalogue
+    from thinwire.experiments.catalog import catalog
 
-    items = catalogue(what)
+    items = catalog(what)
     _print_json(items) if as_json else show_list(items)
 
 

@@ -24,7 +24,7 @@ from thinwire.experiments.collapse import BROKEN
 if TYPE_CHECKING:
     from thinwire.experiments.grid import Progress
     from thinwire.experiments.watch import Standing
-    from thinwire.reports.compare import Row, Spread
+    from thinwire.reports.compare import MeanStd, Row
     from thinwire.runtime.job import RoundRecord
 
 WIDE = 160  # outside a terminal nobody scrolls sideways: tables are not squeezed into the 80 columns that rich assumes
@@ -148,7 +148,7 @@ def show_layers(layers: Sequence[dict[str, Any]], rounds: int) -> None:
 def show_comparison(rows: Sequence[Row], title: str) -> None:
     """The table of a comparison."""
 
-    def spread(value: Spread | None) -> str:
+    def spread(value: MeanStd | None) -> str:
         if value is None:
             return "-"
         return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.std else "")

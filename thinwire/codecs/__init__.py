@@ -6,7 +6,7 @@ from thinwire.codecs.base import Raw as Raw
 from thinwire.codecs.by_block import ByBlock as ByBlock
 from thinwire.codecs.chain import Chain as Chain
 from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
-from thinwire.codecs.quantize import Quantise as Quantise
+from thinwire.codecs.quantize import Quantize as Quantize
 from thinwire.codecs.rank_slice import RankSlice as RankSlice
 from thinwire.codecs.sparse import Masked as Masked
 from thinwire.codecs.sparse import RandomK as RandomK

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Cut, Tree, cut
+from thinwire.core.tree import FlatTree, Tree, cut
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes
 
@@ -102,12 +102,12 @@ class Raw:
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """All blocks, joined; where they are already, as they lie."""
-        if isinstance(tree, Cut):
+        if isinstance(tree, FlatTree):
             return _as_bytes(tree.vector), state
         return b"".join([_as_bytes(block) for block in tree.values()]), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """Cut the bytes at the sizes that the specification gives."""
+        """FlatTree the bytes at the sizes that the specification gives."""
         if len(data) != spec.nbytes:
             raise WireError(f"expected {spec.nbytes} bytes of raw numbers, got {len(data)}")
         there = np.frombuffer(data, np.uint8)

@@ -33,12 +33,12 @@ class ByBlock:
 
     Args:
         rules: pairs `(selector or selectors, codec)`; the last selector is `*`, so that every block has a codec. In a
-            file: `rules = [{ on = ["*.weight"], codec = { kind = "quantise" } }, { on = ["*"], codec = "raw" }]`.
+            file: `rules = [{ on = ["*.weight"], codec = { kind = "quantize" } }, { on = ["*"], codec = "raw" }]`.
 
     >>> import torch
     >>> from thinwire.core.key import Key
-    >>> from thinwire.codecs import Quantise
-    >>> codec, peer = ByBlock((("*.weight", Quantise(8)), ("*", Raw()))), Peer(Key(0))
+    >>> from thinwire.codecs import Quantize
+    >>> codec, peer = ByBlock((("*.weight", Quantize(8)), ("*", Raw()))), Peer(Key(0))
     >>> tree = {"fc.weight": torch.ones(30, 2), "fc.bias": torch.tensor([0.123])}
     >>> data, _ = codec.encode(tree, {}, peer)
     >>> len(data) < 64, codec.decode(data, Spec.of(tree), peer)["fc.bias"] == tree["fc.bias"]

@@ -27,9 +27,9 @@ class Chain:
 
     >>> import torch
     >>> from thinwire.core.key import Key
-    >>> from thinwire.codecs import Quantise, TopK
+    >>> from thinwire.codecs import Quantize, TopK
     >>> tree, peer = {"w": torch.arange(100.0)}, Peer(Key(0))
-    >>> chain, nested = Chain((TopK(0.1), Quantise(4))), TopK(0.1, inner=Quantise(4))
+    >>> chain, nested = Chain((TopK(0.1), Quantize(4))), TopK(0.1, inner=Quantize(4))
     >>> chain.encode(tree, {}, peer) == nested.encode(tree, {}, peer)
     True
     """
@@ -41,7 +41,7 @@ class Chain:
             object.__setattr__(self, "parts", tuple(self.parts))
         if not isinstance(self.parts, tuple) or not self.parts:
             raise ConfigError(
-                f"Chain needs a tuple of codecs, for example Chain((TopK(0.1), Quantise(4))), not {self.parts!r}"
+                f"Chain needs a tuple of codecs, for example Chain((TopK(0.1), Quantize(4))), not {self.parts!r}"
             )
         for i, part in enumerate(self.parts[:-1]):
             name, after = type(part).__name__, type(self.parts[i + 1]).__name__

@@ -32,9 +32,9 @@ _STRETCH = 1024  # numbers at a time
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@register("codec", "quantise", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
+@register("codec", "quantize", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
 @dataclass(frozen=True)
-class Quantise:
+class Quantize:
     """Round every number to one of a few levels, and send which.
 
         block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` numbers
@@ -53,8 +53,8 @@ class Quantise:
 
     >>> import torch
     >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
-    >>> data, _ = Quantise(8).encode(tree, {}, peer)
-    >>> len(data), float((Quantise(8).decode(data, Spec.of(tree), peer)["w"] - tree["w"]).abs().max()) < 0.004
+    >>> data, _ = Quantize(8).encode(tree, {}, peer)
+    >>> len(data), float((Quantize(8).decode(data, Spec.of(tree), peer)["w"] - tree["w"]).abs().max()) < 0.004
     (130, True)
 
     Levels that are used more often take fewer bits (Huffman codes). Scales travel as bfloat16, rounded up so that

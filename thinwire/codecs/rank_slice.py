@@ -37,7 +37,7 @@ class RankSlice:
     >>> back["fc/a"].sum(1).tolist(), back["fc/b"].sum(0).tolist(), back["bias"].tolist()
     ([3.0, 0.0], [3.0, 0.0], [1.0])
 
-    Both ways over link `snapshot` a client trains the ranks that it received and no other: a rank of which both factors
+    Both ways over `full` download a client trains the ranks that it received and no other: a rank of which both factors
     are zero has no gradient.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor
 MOST = 1 << 30  # bytes of pinned memory for the messages of a round: it cannot be lent to anybody else
 
 
-def room(size: int, *, pinned: bool) -> np.ndarray:
+def pinned_empty(size: int, *, pinned: bool) -> np.ndarray:
     """So many bytes of whatever they hold; pinned ones, for which there must be a GPU, were often used before."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.empty(size, np.uint8)
 

@@ -47,7 +47,7 @@ def scale(tree: Tree, factor: float) -> Tree:
 
 def _number_by_number(fn: Callable[..., Tensor], *trees: Tree) -> Tree:
     """`tmap` of a function that looks at no number's neighbours: trees that lie in one vector each take one call."""
-    cuts = [tree for tree in trees if isinstance(tree, Cut)]
+    cuts = [tree for tree in trees if isinstance(tree, FlatTree)]
     if len(cuts) < len(trees) or any(list(tree) != list(cuts[0]) for tree in cuts[1:]):
         return tmap(fn, *trees)
     return cut(fn(*(tree.vector for tree in cuts)), cuts[0].names, cuts[0].like)
@@ -105,7 +105,7 @@ def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callabl
 
 def _arrived(tree: Tree, arrived: Mapping[int, Tensor]) -> Tree:
     """A tree with blocks that are elsewhere now, by the ids of those that they stand for."""
-    if isinstance(tree, Cut):
+    if isinstance(tree, FlatTree):
         return cut(arrived.get(id(tree.vector), tree.vector), tree.names, tree.like)
     return {name: arrived.get(id(block), block) for name, block in tree.items()}
 
@@ -113,7 +113,7 @@ def _arrived(tree: Tree, arrived: Mapping[int, Tensor]) -> Tree:
 def restrict(tree: Tree, names: Iterable[str]) -> Tree:
     """Only the named blocks, in the tree's own order."""
     wanted = set(names)
-    if isinstance(tree, Cut) and wanted.issuperset(tree.names):
+    if isinstance(tree, FlatTree) and wanted.issuperset(tree.names):
         return tree
     return {name: block for name, block in tree.items() if name in wanted}
 
@@ -135,14 +135,14 @@ def unstack(tree: Tree, client: int) -> Tree:
 
 def flatten(tree: Tree) -> Tensor:
     """All blocks as one vector, in the tree's order, each row-major."""
-    if isinstance(tree, Cut):
+    if isinstance(tree, FlatTree):
         return tree.vector
     blocks = [block.reshape(-1) for block in tree.values()]
     return torch.cat(blocks) if blocks else torch.zeros(0)
 
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
-    """Cut a vector into blocks of the shapes of `like`; a leading client axis of the vector is kept."""
+    """FlatTree a vector into blocks of the shapes of `like`; a leading client axis of the vector is kept."""
     out: Tree = {}
     position = 0
     for name, block in like.items():
@@ -152,7 +152,7 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
     return out
 
 
-class Cut(dict[str, Tensor]):
+class FlatTree(dict[str, Tensor]):
     """A tree whose blocks lie one after another in one vector, which may be used in their place. It cannot be changed.
 
     It is cut when somebody first asks for a block: many only want the vector.
@@ -228,14 +228,14 @@ class Cut(dict[str, Tensor]):
     __delitem__ = update = __ior__ = pop = popitem = setdefault = clear = __setitem__  # type: ignore[assignment]
 
 
-def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> Cut:
-    """Cut a vector into blocks of these shapes (views), in one call: models have hundreds of blocks. Not under vmap."""
-    return Cut(vector, names, like)
+def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> FlatTree:
+    """FlatTree a vector into blocks of these shapes (views), in one call: models have hundreds of blocks. Not under vmap."""
+    return FlatTree(vector, names, like)
 
 
 def _tensors(tree: Tree) -> Iterable[Tensor]:
     """All numbers of a tree, in as few tensors as hold them."""
-    return (tree.vector,) if isinstance(tree, Cut) else tree.values()
+    return (tree.vector,) if isinstance(tree, FlatTree) else tree.values()
 
 
 def as_matrix(tree: Tree) -> Tensor | None:
@@ -257,7 +257,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     total, names = float(sum(weights)), list(trees[0])
     if not names:
         return {}
-    cuts = [tree for tree in trees if isinstance(tree, Cut) and list(tree) == names]
+    cuts = [tree for tree in trees if isinstance(tree, FlatTree) and list(tree) == names]
     if len(names) > 1 and len(cuts) == len(trees):
         mean = weighted_mean([{"": tree.vector} for tree in cuts], weights)[""]
         return cut(mean, names, cuts[0].like)

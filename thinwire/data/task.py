@@ -34,7 +34,7 @@ class Task:
         train: all clients' examples.
         clients: which of them each client holds.
         test: examples for evaluation after a round, or None.
-        own_tests: for each client, which of the `train` examples are held out to test its own model; or None.
+        client_tests: for each client, which of the `train` examples are held out to test its own model; or None.
         loss: `loss(outputs, targets)`, either one number an example, or their mean.
         note: what a reader of results must know about the data.
     """
@@ -43,7 +43,7 @@ class Task:
     train: Examples
     clients: Assignment
     test: Examples | None = None
-    own_tests: Assignment | None = None
+    client_tests: Assignment | None = None
     loss: Loss = cross_entropy
     note: str = ""
 
@@ -56,10 +56,10 @@ class Task:
             )
 
 
-def hold_out(clients: Assignment, share: float, key: Key) -> tuple[Assignment, Assignment]:
+def validation_fraction(clients: Assignment, share: float, key: Key) -> tuple[Assignment, Assignment]:
     """Take a random share of each client's examples away to test its own model: (what is left, what was taken).
 
-    >>> rest, taken = hold_out(Assignment(np.arange(10), np.array([0, 5, 10])), 0.2, Key(0))
+    >>> rest, taken = validation_fraction(Assignment(np.arange(10), np.array([0, 5, 10])), 0.2, Key(0))
     >>> rest.sizes().tolist(), taken.sizes().tolist()
     ([4, 4], [1, 1])
     """

@@ -30,12 +30,12 @@ from thinwire.experiments.records import rounds_in
 from thinwire.experiments.toml import read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask, Kept
-from thinwire.flower.server import Patience, Served
+from thinwire.flower.client_store import Answer, Ask, ClientStore
+from thinwire.flower.server import FlowerServer, RoundPolicy
 from thinwire.protocol.state import Contract
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Tap
+from thinwire.simulation.simulation import OnMessage
 
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 FAILED = "thinwire failed:"  # how a server's last words begin in the log
@@ -46,7 +46,7 @@ def deployable(experiment: Experiment) -> Experiment:
 
     With each round saved, a server that was killed asks at most for the round that its clients answered last.
     """
-    engine = replace(experiment.engine, vectorise="loop", chunk=1)
+    engine = replace(experiment.engine, backend="loop", chunk=1)
     return replace(experiment, engine=engine, checkpoint=Checkpointing(1))
 
 
@@ -138,13 +138,13 @@ class _Shelf:
     def __init__(self, context: Any, number: int, file: Path | None) -> None:
         self.context, self.name, self.file = context, f"client-{number}", file
 
-    def load(self, client: Client) -> Kept | None:
+    def load(self, client: Client) -> ClientStore | None:
         """What was kept; what is damaged counts as lost, and the client asks for the whole state."""
         try:
             if self.file:
-                return Kept.load(self.file.read_bytes(), client.first) if self.file.is_file() else None
+                return ClientStore.load(self.file.read_bytes(), client.first) if self.file.is_file() else None
             record = self.context.state.get(self.name)
-            return Kept.load(record["kept"], client.first) if record else None
+            return ClientStore.load(record["kept"], client.first) if record else None
         except CheckpointError:
             return None
 
@@ -181,15 +181,15 @@ def _shelf(context: Any, run: str, number: int) -> Iterator[_Shelf]:
 # -- on the server -----------------------------------------------------------------------------------------------------
 
 
-def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> Any:
+def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
     """A Flower ServerApp that runs an experiment into a run directory, or goes on where one stopped.
 
     Args:
         experiment: what to run.
         job: gives the job of the server, from None.
-        tap: is shown every message that counts.
+        on_message: is shown every message that counts.
 
-    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `Patience`).
+    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`).
     """
     need_flower()
     from flwr.app import Context
@@ -204,14 +204,14 @@ def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> 
         config = context.run_config
         path = Path(str(config.get("run-dir") or default_folder(experiment)))
         settings = {key: config[key] for key in ("nodes", "seconds", "quorum", "tries") if key in config}
-        patience = Patience(**{key: value for key, value in settings.items() if key != "nodes"})
+        patience = RoundPolicy(**{key: value for key, value in settings.items() if key != "nodes"})
 
         def log(line: str) -> None:
             write_log(path, line)
 
-        def prepare() -> Served:
+        def prepare() -> FlowerServer:
             made = job(None)
-            served = Served(experiment.engine, made, connect, patience, log)
+            served = FlowerServer(experiment.engine, made, connect, patience, log)
             served.try_on()
             return served
 
@@ -219,7 +219,7 @@ def server_app(experiment: Experiment, job: MakeJob, tap: Tap | None = None) -> 
             return GridTransport(grid, lambda: name_of(path, settings), contract.schema.digest, clients, log=log)
 
         try:
-            execute(experiment, path, resume=True, prepare=prepare, tap=tap)
+            execute(experiment, path, resume=True, prepare=prepare, on_message=on_message)
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
             raise

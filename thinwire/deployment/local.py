@@ -74,7 +74,7 @@ def deploy(
         path: the run directory.
         nodes: how many SuperNodes; client i lives on node i modulo their number.
         data_dir: the folder of data sets.
-        settings: of the server: `seconds`, `quorum`, `tries` (see `Patience`).
+        settings: of the server: `seconds`, `quorum`, `tries` (see `RoundPolicy`).
         resume: go on with an unfinished run.
         on_round: is called after every round.
         on_start: is shown the processes (SuperLink first, then the nodes in order) when all of them run.
@@ -84,7 +84,7 @@ def deploy(
     """
     need_flower()
     experiment = deployable(experiment)
-    clients = experiment.task.keep or experiment.task.clients
+    clients = experiment.task.participating_clients or experiment.task.clients
     if not 1 <= nodes <= clients:
         raise ConfigError(f"--nodes must be from 1 to the number of clients, {clients}, not {nodes}")
     path = path.resolve()

@@ -12,7 +12,7 @@ from torch import nn
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, Shifted, Source
-from thinwire.data.task import Task, hold_out
+from thinwire.data.task import Task, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment, TaskChoice
 from thinwire.models.exact_init import exact_init
@@ -40,12 +40,12 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     labels = source.train.targets
     if labels.dim() != 1:
         labels = labels.reshape(len(labels), -1)[:, 0]
-    clients = choice.split.assign(labels.numpy(), choice.clients, key.fold("split"), users)
-    if choice.keep:
-        clients = clients.first(choice.keep)
+    clients = choice.partition.assign(labels.numpy(), choice.clients, key.fold("split"), users)
+    if choice.participating_clients:
+        clients = clients.first(choice.participating_clients)
     own = None
-    if choice.hold_out:
-        clients, own = hold_out(clients, choice.hold_out, key.fold("hold-out"))
+    if choice.validation_fraction:
+        clients, own = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     model = build_model(choice, source, key)
     train, test = prepared(choice, source)
     return Task(model, train, clients, test, own, note=source.note)

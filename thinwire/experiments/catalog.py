@@ -7,14 +7,14 @@ from typing import Any, Literal, get_args
 from thinwire.errors import UnknownName
 from thinwire.experiments.presets import presets
 
-What = Literal["methods", "tasks", "models", "splits", "parts"]
+What = Literal["methods", "tasks", "models", "partitions", "parts"]
 _PARTS = (
-    *("space", "sketch", "schedule", "codec", "optimiser", "correction", "penalty", "rate"),
-    *("privacy", "weigh", "mask", "mean"),
+    *("space", "sketch", "schedule", "codec", "optimizer", "correction", "penalty", "lr_schedule"),
+    *("privacy", "client_weight", "mask", "aggregator"),
 )
 
 
-def catalogue(what: str) -> list[dict[str, Any]]:
+def catalog(what: str) -> list[dict[str, Any]]:
     """The names of one sort, each with one line of text and its paper; models with their number of parameters."""
     if what in ("methods", "tasks"):
         known = presets(what)  # type: ignore[arg-type]
@@ -24,8 +24,8 @@ def catalogue(what: str) -> list[dict[str, Any]]:
     # late: the registry's modules need torch, the presets above do not
     from thinwire.core.registry import entries
 
-    if what == "splits":
-        return [{"name": e.name, "about": e.doc, "paper": e.paper} for e in entries("split").values()]
+    if what == "partitions":
+        return [{"name": e.name, "about": e.doc, "paper": e.paper} for e in entries("partition").values()]
     if what == "parts":
         return [
             {"name": e.name, "kind": kind, "about": e.doc, "paper": e.paper}

@@ -25,7 +25,7 @@ def chance_of(simulation: Simulation) -> Chance | None:
     """
     task, found = simulation.job.task, None
     if any(stage.sendable.size < stage.coords.size for stage in simulation.contract.stages):
-        if (own := task.own_tests) is not None:
+        if (own := task.client_tests) is not None:
             labels = task.train.targets
             found = chance_at_home([labels[own.client(i)] for i in range(len(own))])
     elif task.test is not None:
@@ -55,4 +55,4 @@ def chance_at_home(labels: list[Tensor]) -> Chance | None:
     counts = [Counter(mine.flatten().tolist()) for mine in labels]
     share = statistics.fmean(max(mine.values()) / mine.total() for mine in counts)
     classes = len(set().union(*counts))
-    return Chance(share, sum(mine.total() for mine in counts), classes, "own_accuracy") if share < 1 else None
+    return Chance(share, sum(mine.total() for mine in counts), classes, "client_accuracy") if share < 1 else None

@@ -31,7 +31,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
 
     The bytes of all rounds (`forecast.py`) have everything in them: catch-up, the second stage, layers that wait.
     """
-    engine = LocalEngine("cpu", experiment.engine.vectorise, experiment.engine.chunk)
+    engine = LocalEngine("cpu", experiment.engine.backend, experiment.engine.chunk)
     job = build_job(experiment, data_dir)
     simulation = engine.prepare(job)
     contract, method = simulation.contract, job.method
@@ -52,7 +52,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "task": experiment.task.kind,
         "clients": len(job.task.clients),
         "cohort": cohort,
-        "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
+        "examples_per_client": {"min": int(sizes.min()), "aggregator": float(sizes.mean()), "max": int(sizes.max())},
         "steps_per_round": {"min": min(steps), "max": max(steps)},
         "parameters": simulation.model.parameters(),
         "trainable": contract.coords.size,
@@ -101,7 +101,7 @@ def _stages(simulation: Simulation) -> dict[str, Any]:
 
 
 def _ends_early(experiment: Experiment) -> str:
-    goal = experiment.eval.until
+    goal = experiment.eval.target_accuracy
     return f"A run that reaches {100 * goal:g} % ends before its last round." if goal < 1 else ""
 
 
@@ -117,7 +117,7 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
     up = down = None
     if all(codec.size(code) is not None for codec in method.ups):
         up = _mean([lengths.up(plan.names, tier, 0) for tier in range(len(method.ups))], tiers)
-    if method.link == "snapshot":
+    if method.download == "full":
         one_of_each = [tiers.index(tier) for tier in sorted(set(tiers))]
         made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
         down = _mean({tiers[client]: len(data) for client, data in made.items()}, tiers)

@@ -27,9 +27,9 @@ from thinwire.experiments.files import read_checked, with_checksum, write_atomic
 from thinwire.experiments.records import checkpoint_file, rounds_in
 from thinwire.protocol.ledger import Ledger, Window
 from thinwire.protocol.state import ClientState, Public, ServerState
-from thinwire.protocol.sync_counts import Tally
+from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RunState
-from thinwire.training.local import Vectorise
+from thinwire.training.local import Backend
 
 FORMAT = 2
 KEEP = 2
@@ -67,11 +67,11 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
         "version": state.server.public.version,
         "names": list(tensors),
         "cohort": list(state.cohort),
-        "how": state.how,
-        "why": state.why,
+        "backend": state.backend,
+        "backend_reason": state.backend_reason,
         "chunk": state.chunk,
         "onednn": state.onednn,
-        "tally": {"syncs": dict(state.tally.syncs), "bytes_up": state.tally.bytes_up},
+        "sync_counts": {"syncs": dict(state.sync_counts.syncs), "bytes_up": state.sync_counts.bytes_up},
         "ledger": {
             "version": ledger.version,
             "opened": ledger.opened,
@@ -133,7 +133,7 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
     lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
     seen = [ledger["version"], ledger["opened"], *ledger["synced"].values(), *meta["clients"].values()]
     seen += [edge for window in ledger["past"] for edge in window[:2]]
-    syncs = [*meta["tally"]["syncs"].values()]
+    syncs = [*meta["sync_counts"]["syncs"].values()]
     ranges: tuple[tuple[str, Iterable[Any], int], ...] = (
         ("round", [meta["round"]], bounds.rounds),
         ("version", [version], meta["round"]),
@@ -147,8 +147,8 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
         for value in values:
             if type(value) is not int or not 0 <= value <= most:
                 return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
-    if meta["how"] not in get_args(Vectorise) or meta.get("onednn") not in (True, False, None):
-        return f"it trains by {visible(repr(meta['how']), 40)}"
+    if meta["backend"] not in get_args(Backend) or meta.get("onednn") not in (True, False, None):
+        return f"it trains by {visible(repr(meta['backend']), 40)}"
     return ""
 
 
@@ -192,10 +192,10 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         own = by_client.get(i, {})
         parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
         clients[int(i)] = ClientState(version, *parts)
-    tally = Tally(**meta["tally"])
-    how = meta["how"], meta["why"]
+    sync_counts = SyncCounts(**meta["sync_counts"])
+    how = meta["backend"], meta["backend_reason"]
     settled = meta.get("chunk", 0), meta.get("onednn")
-    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, tally, *settled)
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, sync_counts, *settled)
 
 
 def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:

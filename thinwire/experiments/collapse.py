@@ -35,7 +35,7 @@ class Chance(NamedTuple):
         share: the accuracy of the best constant answer.
         examples: how many answers the accuracy is a mean of.
         classes: how many different answers there are.
-        metric: the key of the records that it belongs to, `accuracy` or `own_accuracy`.
+        metric: the key of the records that it belongs to, `accuracy` or `client_accuracy`.
     """
 
     share: float
@@ -179,7 +179,7 @@ def known_chance(value: Any) -> Chance | None:
     if not isinstance(value, dict):
         return None
     share, examples, classes, metric = (value.get(key) for key in Chance._fields)
-    if not isinstance(share, float) or not 0 < share < 1 or metric not in ("accuracy", "own_accuracy"):
+    if not isinstance(share, float) or not 0 < share < 1 or metric not in ("accuracy", "client_accuracy"):
         return None
     if type(examples) is not int or type(classes) is not int or examples < 1 or classes < 2:
         return None

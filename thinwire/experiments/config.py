@@ -51,13 +51,13 @@ SLOTS = {
     "schedule": "schedule",
     "up": "codec",
     "down": "codec",
-    "settle": "codec",
-    "weigh": "weigh",
-    "mean": "mean",
-    "client_opt": "optimiser",
-    "server_opt": "optimiser",
-    "rate": "rate",
-    "server_rate": "rate",
+    "merge_codec": "codec",
+    "client_weight": "client_weight",
+    "aggregator": "aggregator",
+    "client_opt": "optimizer",
+    "server_opt": "optimizer",
+    "lr_schedule": "lr_schedule",
+    "server_lr_schedule": "lr_schedule",
     "correction": "correction",
     "penalty": "penalty",
     "privacy": "privacy",
@@ -77,7 +77,7 @@ class ModelChoice:
 class TaskChoice:
     """Which data, cut into how many clients by which split, learnt by which model.
 
-    `hold_out` is the share of each client's own examples on which its own model is tested (0 for none), `keep` how many
+    `validation_fraction` is the share of each client's own examples on which its own model is tested (0 for none), `participating_clients` how many
     of the clients take part (0 for all): the data of the others is not used. For pictures, `scale` is `unit` (from 0 to
     1) or `standard` (mean 0 and deviation 1 over the training pictures, channel by channel), and `augment` is `none` or
     `shift-flip` (each time a picture is trained on, it is moved by up to 4 pixels and mirrored at random). `options`
@@ -86,10 +86,10 @@ class TaskChoice:
 
     kind: str
     clients: int
-    split: Split
+    partition: Split
     model: ModelChoice
-    hold_out: float = 0.0
-    keep: int = 0
+    validation_fraction: float = 0.0
+    participating_clients: int = 0
     scale: Scale = "unit"
     augment: Augment = "none"
     options: tuple[tuple[str, Any], ...] = ()
@@ -100,8 +100,10 @@ class TaskChoice:
                 raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
         if self.clients < 0:
             raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
-        if not 0 <= self.keep <= self.clients:
-            raise ConfigError(f"task.keep must be 0 (all) or at most the {self.clients} clients, not {self.keep}")
+        if not 0 <= self.participating_clients <= self.clients:
+            raise ConfigError(
+                f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, not {self.participating_clients}"
+            )
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,13 @@ class Evaluation:
     """How many rounds lie between two evaluations, and an accuracy at which a run ends before its last round."""
 
     every: int = 1
-    until: float = 1.0
+    target_accuracy: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.until <= 1:
-            raise ConfigError(f"eval.until must be an accuracy above 0 and at most 1, not {self.until}; write 0.8")
+        if not 0 < self.target_accuracy <= 1:
+            raise ConfigError(
+                f"eval.target_accuracy must be an accuracy above 0 and at most 1, not {self.target_accuracy}; write 0.8"
+            )
 
 
 @dataclass(frozen=True)
@@ -282,8 +286,14 @@ def from_table(table: Table) -> Experiment:
 
 def method_from(table: Table) -> Method:
     """A method from its table."""
-    plain_types: dict[str, Any] = {"link": str, "say": str, "guard": bool, "budget": Budget, "evaluate": str}
-    plain_types |= {"secure": bool, "then": Stage}
+    plain_types: dict[str, Any] = {
+        "download": str,
+        "upload": str,
+        "drift_check": bool,
+        "budget": Budget,
+        "evaluate": str,
+    }
+    plain_types |= {"secure_aggregation": bool, "next_stage": Stage}
     known = [*SLOTS, *plain_types]
     given: Table = {}
     for key, value in table.items():
@@ -305,10 +315,10 @@ def to_table(experiment: Experiment) -> Table:
         "task": {
             "kind": task.kind,
             "clients": task.clients,
-            "split": describe("split", task.split),
+            "partition": describe("partition", task.partition),
             "model": {"kind": task.model.kind, **dict(task.model.options)},
-            "hold_out": task.hold_out,
-            "keep": task.keep,
+            "validation_fraction": task.validation_fraction,
+            "participating_clients": task.participating_clients,
             "scale": task.scale,
             "augment": task.augment,
             **dict(task.options),
@@ -333,14 +343,23 @@ def method_table(method: Method, strict: bool = True) -> Table:
     if isinstance(method.mask, NoMask):
         del slots["mask"]  # seldom set, and experiments from before it keep their names
     rare = {"budget": plain(method.budget)} if method.budget.tiers else {}
-    rare |= {"secure": True} if method.secure else {}
-    rare |= {"then": plain(method.then)} if method.then else {}
+    rare |= {"secure_aggregation": True} if method.secure_aggregation else {}
+    rare |= {"next_stage": plain(method.next_stage)} if method.next_stage else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
-    return {**slots, "link": method.link, "say": method.say, "guard": method.guard, **rare}
+    return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}
 
 
 def _task(table: Table) -> TaskChoice:
-    known = ["kind", "clients", "split", "model", "hold_out", "keep", "scale", "augment"]
+    known = [
+        "kind",
+        "clients",
+        "partition",
+        "model",
+        "validation_fraction",
+        "participating_clients",
+        "scale",
+        "augment",
+    ]
     kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
     load = lookup("task", kind).make
     own = [name for name in inspect.signature(load).parameters if name != "data_dir"]
@@ -356,10 +375,10 @@ def _task(table: Table) -> TaskChoice:
     return TaskChoice(
         kind,
         coerce(table["clients"], int, "task.clients"),
-        build("split", table["split"], "task.split"),
+        build("partition", table["partition"], "task.partition"),
         ModelChoice(model, tuple(checked.items())),
-        coerce(table.get("hold_out", 0.0), float, "task.hold_out"),
-        coerce(table.get("keep", 0), int, "task.keep"),
+        coerce(table.get("validation_fraction", 0.0), float, "task.validation_fraction"),
+        coerce(table.get("participating_clients", 0), int, "task.participating_clients"),
         coerce(table.get("scale", "unit"), str, "task.scale"),
         coerce(table.get("augment", "none"), str, "task.augment"),
         tuple(loading.items()),

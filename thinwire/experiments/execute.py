@@ -17,10 +17,10 @@ from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, byte_totals, totals
 from thinwire.experiments.run_directory import RunFolder, Summary, Training
 from thinwire.masks.masks import NoMask, dead_adapters
-from thinwire.protocol.fields import as_heard
-from thinwire.protocol.sync_counts import Tally
+from thinwire.protocol.fields import as_received
+from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.simulation.simulation import Simulation, Tap
+from thinwire.simulation.simulation import OnMessage, Simulation
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -39,7 +39,7 @@ def execute(
     again: bool = False,
     on_round: OnRound | None = None,
     prepare: Callable[[], Simulation] | None = None,
-    tap: Tap | None = None,
+    on_message: OnMessage | None = None,
 ) -> Summary:
     """Run an experiment and return its totals. Nothing is written before the experiment is known to be sound.
 
@@ -51,7 +51,7 @@ def execute(
         again: run anew although the directory holds this very run.
         on_round: is called after every round.
         prepare: makes what runs the rounds, if not the experiment's own engine.
-        tap: is shown every message, as it would travel.
+        on_message: is shown every message, as it would travel.
     """
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
@@ -71,7 +71,7 @@ def execute(
         folder.create()
         state = _begin(folder, simulation, resume)
         records = folder.rewind(state.round)
-        state, records = _rounds(experiment, folder, simulation, state, records, on_round, tap)
+        state, records = _rounds(experiment, folder, simulation, state, records, on_round, on_message)
         summary = _summary(experiment, simulation, state, records)
         public = state.server.public
         folder.finish(summary, {**simulation.weights(public), **public.buffers})
@@ -119,7 +119,7 @@ def _rounds(
     state: RunState,
     records: list[RoundRecord],
     on_round: OnRound | None,
-    tap: Tap | None,
+    on_message: OnMessage | None,
 ) -> tuple[RunState, list[RoundRecord]]:
     """The rounds that are left, each recorded, some of them saved."""
     told, chance = None, chance_of(simulation)
@@ -130,7 +130,7 @@ def _rounds(
         try:
             state = _settled(folder, simulation, state)
             way = Training.of(state)
-            state, record = simulation.round(state, tap)
+            state, record = simulation.round(state, on_message)
         except KeyboardInterrupt:
             folder.save(state)  # the round under way is lost, the ones before it are not
             raise
@@ -142,8 +142,12 @@ def _rounds(
         record = record._replace(alarm=news(before, course))
         folder.record(record)
         records.append(record)
-        if told != (told := (state.how, state.why)):
-            facts = {"clients_trained_by": state.how, "because": state.why, "note": simulation.job.task.note}
+        if told != (told := (state.backend, state.backend_reason)):
+            facts = {
+                "clients_trained_by": state.backend,
+                "because": state.backend_reason,
+                "note": simulation.job.task.note,
+            }
             engine = {"device": experiment.engine.device, "precision": experiment.engine.precision}
             chunk = state.chunk or experiment.engine.chunk
             facts |= {"convolutions": simulation.convolutions(state), "clients_at_a_time": str(chunk or "all")}
@@ -168,7 +172,9 @@ def _summary(
     experiment: Experiment, simulation: Simulation, state: RunState, records: Sequence[RoundRecord]
 ) -> Summary:
     """The totals of the rounds that are done."""
-    totals = summarise(experiment.name, experiment.task.kind, simulation, records, state.tally, experiment.accounting)
+    totals = summarise(
+        experiment.name, experiment.task.kind, simulation, records, state.sync_counts, experiment.accounting
+    )
     dead = _dead_adapters(simulation, state)
     return {**totals, **({"dead_adapters": list(dead)} if dead else {})}
 
@@ -178,13 +184,13 @@ def _dead_adapters(simulation: Simulation, state: RunState) -> tuple[str, ...]:
     contract = simulation.contract.at(state.server.public.version)
     if isinstance(contract.method.mask, NoMask):
         return ()
-    heard = as_heard(contract, state.server.public, contract.method.down)
+    heard = as_received(contract, state.server.public, contract.method.down)
     return dead_adapters(to_device(heard.coords, "cpu"), contract.trained(heard))
 
 
 def _there(experiment: Experiment, records: list[RoundRecord]) -> bool:
     """Whether the last round reached the accuracy at which the run may end."""
-    goal, last = experiment.eval.until, records[-1].accuracy if records else None
+    goal, last = experiment.eval.target_accuracy, records[-1].accuracy if records else None
     return goal < 1 and last is not None and last >= goal
 
 
@@ -203,7 +209,7 @@ def summarise(
     task: str,
     simulation: Simulation,
     records: Sequence[RoundRecord],
-    tally: Tally,
+    sync_counts: SyncCounts,
     accounting: Accounting = "honest",
 ) -> Summary:
     """The totals of a run."""
@@ -221,5 +227,5 @@ def summarise(
         **totals(lines, accounting),
         **_privacy(simulation, len(records)),
         "seconds_by_link": seconds_by_link(lines),
-        "layers": layers_of(Spec(tuple(spoken.values())), tally),
+        "layers": layers_of(Spec(tuple(spoken.values())), sync_counts),
     }

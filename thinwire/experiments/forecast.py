@@ -17,7 +17,7 @@ from thinwire.codecs.base import Codec
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.protocol.advance import switched
-from thinwire.protocol.download import Opening
+from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.fields import EVERYONE
 from thinwire.protocol.secagg import secure_size
 from thinwire.protocol.server import append_entry
@@ -77,10 +77,10 @@ class Lengths:
             self._kept[key] = len(codec.encode(tree, codec.init(spec), peer)[0])
         return self._kept[key]
 
-    def body(self, names: frozenset[str], lanes: Mapping[int, int]) -> int:
-        """Of a body with lanes of these lengths."""
-        bare = len(wire.pack_body(wire.Body(names, dict.fromkeys(lanes, b"")), self.contract.schema))
-        return bare + sum(size + len(varint(size)) - 1 for size in lanes.values())
+    def body(self, names: frozenset[str], fields: Mapping[int, int]) -> int:
+        """Of a body with fields of these lengths."""
+        bare = len(wire.pack_body(wire.Body(names, dict.fromkeys(fields, b"")), self.contract.schema))
+        return bare + sum(size + len(varint(size)) - 1 for size in fields.values())
 
     def entry(self, names: frozenset[str]) -> int:
         """Of what a version adds."""
@@ -98,16 +98,16 @@ class Lengths:
         contract, method = self.contract, self.contract.method
         planned = contract.coords.restrict(names)
         size = self.payload(method.ups[tier], method.sketch.spec(planned))
-        lanes = {wire.COORDS: secure_size(size) if method.secure else size}
+        fields = {wire.COORDS: secure_size(size) if method.secure_aggregation else size}
         if contract.buffers.blocks:
-            lanes[wire.BUFFERS] = contract.buffers.nbytes
-        if method.weigh.sent and not method.secure:
-            lanes[wire.WEIGHT] = 4
+            fields[wire.BUFFERS] = contract.buffers.nbytes
+        if method.client_weight.sent and not method.secure_aggregation:
+            fields[wire.WEIGHT] = 4
         if contract.report.blocks:
-            lanes[wire.SHARED] = contract.report.nbytes
+            fields[wire.SHARED] = contract.report.nbytes
         if noted := method.schedule.report(planned.shapes(), Plan(names)):
-            lanes[wire.REPORT] = Spec.of(noted).nbytes
-        return self.body(names, lanes)
+            fields[wire.REPORT] = Spec.of(noted).nbytes
+        return self.body(names, fields)
 
     def next_down(self, server: ServerState, plan: Plan) -> int:
         """Of the server's message, after a round with this plan, to a client that missed nothing but that round."""
@@ -121,13 +121,13 @@ class Lengths:
         """Whether no length follows the contents of messages."""
         method = self.contract.method
         downs = [(codec, self.contract.sendable) for codec in method.downs]
-        if method.link == "ledger":
-            downs = [(method.down, self.contract.code), (method.settle, self.contract.coords)]
+        if method.download == "incremental":
+            downs = [(method.down, self.contract.code), (method.merge_codec, self.contract.coords)]
         ups = [(codec, self.contract.code) for codec in method.ups]
         return all(codec.size(spec) is not None for codec, spec in (*ups, *downs))
 
 
-class Foretold(Opening):
+class Foretold(RoundOpening):
     """The messages that open a round, as lengths: which way is the shortest is decided as for real ones."""
 
     def __init__(self, contract: Contract, server: ServerState, lengths: Lengths) -> None:
@@ -142,12 +142,12 @@ class Foretold(Opening):
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state."""
         now, contract = self.server.public.version, self.contract
-        if contract.method.link == "snapshot":
-            lanes = {wire.COORDS: self.lengths.payload(contract.down(client), contract.sendable)}
+        if contract.method.download == "full":
+            fields = {wire.COORDS: self.lengths.payload(contract.down(client), contract.sendable)}
         else:
-            lanes = {wire.COORDS: contract.sendable.nbytes}
-            lanes |= {wire.BASE: contract.weights.nbytes} if contract.window(now) else {}
-        body = self.lengths.body(self.server.ledger.touched(version), lanes)
+            fields = {wire.COORDS: contract.sendable.nbytes}
+            fields |= {wire.BASE: contract.weights.nbytes} if contract.window(now) else {}
+        body = self.lengths.body(self.server.ledger.touched(version), fields)
         return self._message(wire.STATE, body + len(self._ask(news=True)), now - version)
 
     def _message(self, kind: int, size: int, behind: int) -> wire.Pieces:
@@ -159,10 +159,12 @@ class Foretold(Opening):
 
     def _ask(self, *, news: bool) -> bytes:
         contract = self.contract
-        lanes = {wire.SHARED: contract.shared.nbytes, wire.BUFFERS: contract.buffers.nbytes} if news else {}
-        lanes = {lane: size for lane, size in lanes.items() if size}
-        lanes |= {wire.GUARD: 4} if contract.method.guard and contract.method.link == "ledger" else {}
-        return cast("bytes", blank(self.lengths.body(self._plan, lanes)))
+        fields = {wire.SHARED: contract.shared.nbytes, wire.BUFFERS: contract.buffers.nbytes} if news else {}
+        fields = {field: size for field, size in fields.items() if size}
+        fields |= (
+            {wire.DRIFT_CHECK: 4} if contract.method.drift_check and contract.method.download == "incremental" else {}
+        )
+        return cast("bytes", blank(self.lengths.body(self._plan, fields)))
 
 
 def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
@@ -201,16 +203,16 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
 
 def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version: int) -> tuple[bytes, bytes | None]:
     """What the round from a version adds to the ledger, and where its window ended if it did."""
-    if contract.method.link == "snapshot":
+    if contract.method.download == "full":
         return b"", None
     body = cast("bytes", blank(lengths.entry(names)))
     if version + 1 != contract.window_end(version):
         return body, None
-    values = lengths.payload(contract.method.settle, contract.coords.restrict(names))
+    values = lengths.payload(contract.method.merge_codec, contract.coords.restrict(names))
     end = cast("bytes", blank(lengths.body(names, {wire.VALUES: values})))
     if contract.settles:
         return end, end
-    return body, body if contract.method.space.fresh_every == 1 else end
+    return body, body if contract.method.space.redraw_every == 1 else end
 
 
 def _schedule(contract: Contract, version: int, waiting: bool) -> Tree:

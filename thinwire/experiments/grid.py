@@ -6,7 +6,7 @@ the values are tried on those seeds only, for a share of the rounds, and the bes
 (an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice; if training
 breaks down on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best takes its place.
 
-The search goes by the test set, unless `tune.hold_out = 0.1` keeps a tenth of every client's examples from training on
+The search goes by the test set, unless `tune.validation_fraction = 0.1` keeps a tenth of every client's examples from training on
 the seeds for tuning: then it goes by accuracy on those, the mean over clients.
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
@@ -84,7 +84,11 @@ class Grid:
             "rounds": rounds,
             "engine.device": self.device,
             **_in_rounds(self.content.get("set", {}), rounds),
-            **({"task.hold_out": held} if seeds is not None and (held := self.tune.get("hold_out")) else {}),
+            **(
+                {"task.validation_fraction": held}
+                if seeds is not None and (held := self.tune.get("validation_fraction"))
+                else {}
+            ),
         }
         runs = [
             resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
@@ -117,14 +121,14 @@ class Grid:
 
     def by(self, number: int) -> str:
         """What the search of a row goes by."""
-        usual = "best_own_accuracy" if self.tune.get("hold_out") else "best_accuracy"
+        usual = "best_client_accuracy" if self.tune.get("validation_fraction") else "best_accuracy"
         return str(self.content["rows"][number].get("by", self.tune.get("by", usual)))
 
 
 def _in_rounds(value: Any, rounds: int) -> Any:
     """The value with shares of the rounds as whole numbers.
 
-    >>> _in_rounds({"kind": "steps", "at": [{"of_rounds": 0.5}, {"of_rounds": 0.75}]}, 84)
+    >>> _in_rounds({"kind": "multistep", "at": [{"of_rounds": 0.5}, {"of_rounds": 0.75}]}, 84)
     {'kind': 'steps', 'at': [42, 63]}
     """
     if isinstance(value, dict):

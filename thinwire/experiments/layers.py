@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.core.spec import Block, Spec, layer_of
-from thinwire.protocol.sync_counts import Tally
+from thinwire.protocol.sync_counts import SyncCounts
 
 Layers = list[dict[str, Any]]
 
 
-def layers_of(coords: Spec, tally: Tally) -> Layers:
+def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
     """A row for each layer in the order of the model; blocks of one layer that spoke unequally often have their own.
 
     >>> import torch
     >>> spec = Spec.of({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)})
-    >>> layers_of(spec, Tally({"fc.weight": 3, "fc.bias": 3}, {"fc.weight": 48, "fc.bias": 24}))
+    >>> layers_of(spec, SyncCounts({"fc.weight": 3, "fc.bias": 3}, {"fc.weight": 48, "fc.bias": 24}))
     [{'layer': 'fc', 'numbers': 6, 'syncs': 3, 'bytes_up': 72}]
-    >>> [row["layer"] for row in layers_of(spec, Tally({"fc.weight": 3, "fc.bias": 9}, None))]
+    >>> [row["layer"] for row in layers_of(spec, SyncCounts({"fc.weight": 3, "fc.bias": 9}, None))]
     ['fc.weight', 'fc.bias']
     """
     modules: dict[str, list[Block]] = {}
@@ -28,14 +28,14 @@ def layers_of(coords: Spec, tally: Tally) -> Layers:
         modules.setdefault(layer_of(block.name), []).append(block)
     rows = []
     for module, blocks in modules.items():
-        alike = len({tally.syncs.get(block.name, 0) for block in blocks}) == 1
+        alike = len({sync_counts.syncs.get(block.name, 0) for block in blocks}) == 1
         for name, mine in [(module, blocks)] if alike else [(block.name, [block]) for block in blocks]:
-            known = tally.bytes_up
+            known = sync_counts.bytes_up
             rows.append(
                 {
                     "layer": name,
                     "numbers": sum(block.numel for block in mine),
-                    "syncs": tally.syncs.get(mine[0].name, 0),
+                    "syncs": sync_counts.syncs.get(mine[0].name, 0),
                     "bytes_up": None if known is None else sum(known.get(block.name, 0) for block in mine),
                 }
             )

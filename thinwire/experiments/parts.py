@@ -3,9 +3,9 @@
 `kind` is the registered name, the other keys are the arguments of the constructor. Everything is strict: an unknown
 key names the nearest right one, a value of the wrong type says what was expected.
 
->>> build("optimiser", {"kind": "sgd", "lr": 0.5}, "method.client_opt")
+>>> build("optimizer", {"kind": "sgd", "lr": 0.5}, "method.client_opt")
 SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0)
->>> describe("optimiser", build("optimiser", "sgd", "x"))["kind"]
+>>> describe("optimizer", build("optimizer", "sgd", "x"))["kind"]
 'sgd'
 """
 
@@ -17,15 +17,15 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from thinwire.aggregators.base import Mean
-from thinwire.aggregators.client_weight import Weigh
+from thinwire.aggregators.base import Aggregator
+from thinwire.aggregators.client_weight import ClientWeight
 from thinwire.codecs.base import Codec
 from thinwire.core.registry import lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.toml import Table
 from thinwire.masks.masks import Mask
-from thinwire.optimizers.base import Correction, Optimiser
-from thinwire.optimizers.lr_schedules import Rate
+from thinwire.optimizers.base import Correction, Optimizer
+from thinwire.optimizers.lr_schedules import LRSchedule
 from thinwire.optimizers.penalties import Penalty
 from thinwire.privacy.base import Privacy
 from thinwire.schedules.base import Schedule
@@ -38,14 +38,14 @@ KINDS: dict[Any, str] = {
     Sketch: "sketch",
     Schedule: "schedule",
     Codec: "codec",
-    Optimiser: "optimiser",
+    Optimizer: "optimizer",
     Correction: "correction",
     Penalty: "penalty",
-    Rate: "rate",
+    LRSchedule: "lr_schedule",
     Privacy: "privacy",
-    Weigh: "weigh",
+    ClientWeight: "client_weight",
     Mask: "mask",
-    Mean: "mean",
+    Aggregator: "aggregator",
 }
 
 

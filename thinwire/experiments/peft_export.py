@@ -1,4 +1,4 @@
-"""Trained corrections as an adapter folder, in the format of peft: loaded by `peft.PeftModel.from_pretrained`.
+"""TrainingOutcome corrections as an adapter folder, in the format of peft: loaded by `peft.PeftModel.from_pretrained`.
 
     adapter_config.json        rank, alpha, and the modules that are corrected
     adapter_model.safetensors  A and B of each of them, and the modules that were trained as they are, such as the head
@@ -31,7 +31,7 @@ _HEADS = ("classifier", "score")  # what peft takes for the head of a classifier
 
 
 def save_adapter(
-    folder: Path | str, model: nn.Module, space: Space, frame: Tree, coords: Tree, weights: Tree
+    folder: Path | str, model: nn.Module, space: Space, basis: Tree, coords: Tree, weights: Tree
 ) -> list[Path]:
     """Write an adapter folder; returns the files.
 
@@ -39,18 +39,18 @@ def save_adapter(
         folder: where to; made if it is not there.
         model: the module that was trained.
         space: its space, a LoRA.
-        frame: what the space drew from the seed.
+        basis: what the space drew from the seed.
         coords: the trained numbers.
         weights: the weights that they make.
     """
     if not isinstance(space, LoRA):
         raise ConfigError(f"an adapter is made of the space 'lora', not of {type(space).__name__}; take run.model()")
-    if space.fresh_every:
-        raise ConfigError("fresh_every merges corrections into the model, so no adapter holds them; take run.model()")
+    if space.redraw_every:
+        raise ConfigError("redraw_every merges corrections into the model, so no adapter holds them; take run.model()")
     wrapped = isinstance(model, Pretrained | Roberta)
     inner: Any = model.model if wrapped else model
     prefix = "model." if wrapped else ""
-    modules, parts = dict(inner.named_modules()), {**frame, **coords}
+    modules, parts = dict(inner.named_modules()), {**basis, **coords}
     tensors: Tree = {}
     targets, turned = [], False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
@@ -99,9 +99,9 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     check_blocks(simulation, state)
     public = state.server.public
     method = simulation.contract.at(public.version).method
-    frame = simulation.contract.frame(public.version, "cpu")
-    weights = method.space.expand(public.base, frame, public.coords)
-    return save_adapter(folder, simulation.job.task.model, method.space, frame, public.coords, weights)
+    basis = simulation.contract.basis(public.version, "cpu")
+    weights = method.space.expand(public.base, basis, public.coords)
+    return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
 
 
 def _whole_modules(model: nn.Module, dense: Iterable[str]) -> list[str]:

@@ -122,13 +122,13 @@ def parse_records(data: bytes) -> list[Record]:
 def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest") -> dict[str, Any]:
     """Rounds added up: the numbers of a summary that come from its records."""
     accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
-    own = [record["own_accuracy"] for record in records if record.get("own_accuracy") is not None]
+    own = [record["client_accuracy"] for record in records if record.get("client_accuracy") is not None]
     up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
     return {
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
-        "final_own_accuracy": own[-1] if own else None,
-        "best_own_accuracy": max(own, default=None),
+        "final_client_accuracy": own[-1] if own else None,
+        "best_client_accuracy": max(own, default=None),
         "final_loss": records[-1]["loss"] if records else None,
         **byte_totals(up, down, catchup, accounting),
         "seconds": round(sum(record["seconds"] for record in records), 3),
@@ -273,7 +273,7 @@ def _sound(record: Any) -> bool:
         return False
     if not all(type(record.get(key)) is int and 0 <= record[key] < _LARGEST for key in _COUNTS):
         return False
-    for key in ("loss", "seconds", "accuracy", "own_accuracy"):
+    for key in ("loss", "seconds", "accuracy", "client_accuracy"):
         value = record.get(key)
         if value is None and key.endswith("accuracy"):
             continue

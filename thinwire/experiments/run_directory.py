@@ -42,7 +42,7 @@ from thinwire.experiments.records import (
 )
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.training.local import Vectorise
+from thinwire.training.local import Backend
 
 Summary = dict[str, Any]
 
@@ -50,15 +50,15 @@ Summary = dict[str, Any]
 class Training(NamedTuple):
     """How clients are trained: the fields of `RunState` that may change rounding, and why."""
 
-    how: Vectorise
-    why: str
+    backend: Backend
+    backend_reason: str
     chunk: int
     onednn: bool | None
 
     @classmethod
     def of(cls, state: RunState) -> Training:
         """As a state has it."""
-        return cls(state.how, state.why, state.chunk, state.onednn)
+        return cls(state.backend, state.backend_reason, state.chunk, state.onednn)
 
 
 class RunFolder:
@@ -158,7 +158,7 @@ class RunFolder:
         return _records(read_records(self.path / "metrics.jsonl"))
 
     def rewind(self, rounds: int) -> list[RoundRecord]:
-        """Cut the records back to a round, from which the run goes on; what is missing of them is restored.
+        """FlatTree the records back to a round, from which the run goes on; what is missing of them is restored.
 
         A checkpoint holds the lines up to its round. If those in `metrics.jsonl` are others, or fewer, a warning says
         so, and the checkpoint's take their place.
@@ -207,8 +207,8 @@ class RunFolder:
             return None
         hint = "; remove it to choose again, which may change the rounding of every round"
         kept = read_checked(file, hint)
-        sound = kept.keys() == set(Training._fields) and kept["how"] in get_args(Vectorise)
-        sound = sound and isinstance(kept["why"], str) and kept["onednn"] in (True, False, None)
+        sound = kept.keys() == set(Training._fields) and kept["backend"] in get_args(Backend)
+        sound = sound and isinstance(kept["backend_reason"], str) and kept["onednn"] in (True, False, None)
         if not sound or type(kept["chunk"]) is not int or kept["chunk"] < 0:
             raise CheckpointError(f"{file} holds no way to train{hint}")
         return Training(**kept)

@@ -37,7 +37,7 @@ from thinwire.experiments.toml import Table
 from thinwire.protocol.method import Method
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.simulation.engine import LocalEngine, Mode
-from thinwire.simulation.simulation import Simulation, Tap
+from thinwire.simulation.simulation import OnMessage, Simulation
 from thinwire.spaces.base import Space
 from thinwire.spaces.full import Full
 from thinwire.spaces.lora import LoRA
@@ -74,7 +74,7 @@ class Run:
     status: str = "finished"
     why: str = ""
     _space: Space | None = None
-    _frame: Tree = field(default_factory=dict)
+    _basis: Tree = field(default_factory=dict)
 
     @property
     def bytes_up(self) -> int:
@@ -118,7 +118,7 @@ class Run:
 
     def save_adapter(self, folder: Path | str) -> None:
         """Write what was trained with LoRA as a folder that `peft.PeftModel.from_pretrained` loads."""
-        save_adapter(folder, self._start, self._space or Full(), self._frame, self.coords, self.weights)
+        save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)
 
 
 def simulate(
@@ -133,12 +133,12 @@ def simulate(
     loss: Loss | None = None,
     local: Local | None = None,
     device: str = "cpu",
-    vectorise: Mode = "auto",
+    backend: Mode = "auto",
     chunk: int = 0,
     precision: Precision = "float32",
     eval_every: int = 1,
     on_round: Callable[[RoundRecord], None] | None = None,
-    tap: Tap | None = None,
+    on_message: OnMessage | None = None,
     out: Path | str | None = None,
     name: str | None = None,
 ) -> Run:
@@ -155,12 +155,12 @@ def simulate(
         loss: `loss(outputs, targets)`, one number an example or their mean; cross entropy by default.
         local: how much a client trains in a round; one epoch of batches of 32 by default.
         device: `cpu` or `cuda`.
-        vectorise: `auto`, `graph`, `threads`, `vmap` or `loop`.
+        backend: `auto`, `graph`, `threads`, `vmap` or `loop`.
         chunk: clients trained together; 0 means the whole cohort.
         precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact.
         eval_every: rounds between two evaluations.
         on_round: is called with every record: the place for a progress bar, or for a tracker (docs/reports.md).
-        tap: is shown every message: `tap(round, "up" or "down", client, message)`.
+        on_message: is shown every message: `on_message(round, "up" or "down", client, message)`.
         out: write a run directory there, for `tw.report` and `thinwire watch`; what a script wrote there is replaced.
         name: what reports call this run; by default the method's name, or else that of the directory.
     """
@@ -182,13 +182,13 @@ def simulate(
         seed,
         eval_every,
     )
-    simulation = LocalEngine(device, vectorise, chunk, precision).prepare(job)
+    simulation = LocalEngine(device, backend, chunk, precision).prepare(job)
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
     state, chance = simulation.start(), chance_of(simulation)
     history, course = [], Course(chance)
     with folder.anew() if folder else nullcontext():
         for _ in range(rounds):
-            state, record = simulation.round(state, tap)
+            state, record = simulation.round(state, on_message)
             before, course = course, course.after(record._asdict())
             if alarm := news(before, course):
                 record = record._replace(alarm=alarm)
@@ -202,24 +202,24 @@ def simulate(
         final = {name: block.detach().cpu() for name, block in simulation.weights(public).items()}
         buffers = {name: block.detach().cpu() for name, block in public.buffers.items()}
         if folder:
-            facts = {"device": device, "clients_trained_by": state.how, "because": state.why}
+            facts = {"device": device, "clients_trained_by": state.backend, "because": state.backend_reason}
             folder.write_environment({**facts, "chance": chance._asdict() if chance else None})
-            folder.finish(summarise(label, OWN_TASK, simulation, history, state.tally), {**final, **buffers})
-        frame, coords = simulation.contract.frame(public.version, device), public.coords
+            folder.finish(summarise(label, OWN_TASK, simulation, history, state.sync_counts), {**final, **buffers})
+        basis, coords = simulation.contract.basis(public.version, device), public.coords
         space = simulation.contract.at(public.version).method.space
     return Run(
         history,
         final,
         buffers,
-        state.how,
-        state.why,
+        state.backend,
+        state.backend_reason,
         copy.deepcopy(model).cpu(),
         folder.path if folder else None,
         {name: block.detach().cpu() for name, block in coords.items()},
         course.verdict.status,
         course.verdict.why,
         space,
-        {name: block.detach().cpu() for name, block in frame.items()} if isinstance(space, LoRA) else {},
+        {name: block.detach().cpu() for name, block in basis.items()} if isinstance(space, LoRA) else {},
     )
 
 

@@ -1,11 +1,11 @@
 """Writing TOML: reading is in the standard library, writing is not.
 
->>> print(dumps({"seed": 1, "task": {"kind": "digits", "split": {"kind": "iid"}}}), end="")
+>>> print(dumps({"seed": 1, "task": {"kind": "digits", "partition": {"kind": "iid"}}}), end="")
 seed = 1
 <BLANKLINE>
 [task]
 kind = "digits"
-split = { kind = "iid" }
+partition = { kind = "iid" }
 """
 
 from __future__ import annotations

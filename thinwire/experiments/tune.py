@@ -8,7 +8,7 @@ For FLASC r is the rank and d the density. The two runs of a comparison send abo
 they really cost, a dense head included, is in `Found.compared`. Paper: FLASC, 2024 (its text; the printed algorithm
 takes the number of the density for that of a rank).
 
-The choice goes by examples of the clients that are held out (`task.hold_out`), never by the test set, whose accuracy is
+The choice goes by examples of the clients that are held out (`task.validation_fraction`), never by the test set, whose accuracy is
 only reported; unless nothing is held out.
 """
 
@@ -191,7 +191,7 @@ def tune(
     budget: int | None = None,
     out: Path | None = None,
     data_dir: Path | None = None,
-    hold_out: float = 0.1,
+    validation_fraction: float = 0.1,
 ) -> Found:
     """The search on an experiment such as `resolve("flasc", "digits")`; where a rank has an alpha, alpha / rank stays.
 
@@ -203,12 +203,12 @@ def tune(
         out: a folder for the directories of all runs. What is found there is not run again, so that a search that
             was stopped goes on.
         data_dir: the folder of data sets.
-        hold_out: the share of each client's examples that is kept from training and decides; where the experiment has
-            a `task.hold_out` of its own, that. 0 lets the test set decide.
+        validation_fraction: the share of each client's examples that is kept from training and decides; where the experiment has
+            a `task.validation_fraction` of its own, that. 0 lets the test set decide.
     """
-    if hold_out and not experiment.task.hold_out:
-        experiment = replace(experiment, task=replace(experiment.task, hold_out=hold_out))
-    by = "final_own_accuracy" if experiment.task.hold_out else "final_accuracy"
+    if validation_fraction and not experiment.task.validation_fraction:
+        experiment = replace(experiment, task=replace(experiment.task, validation_fraction=validation_fraction))
+    by = "final_client_accuracy" if experiment.task.validation_fraction else "final_accuracy"
     with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
         runs = Runs(experiment, size, share, by, Path(folder), data_dir, budget)
         for knob in (size, share):
@@ -220,8 +220,12 @@ def tune(
     pairs = [(one, two) for one in size.values for two in share.values]
     untried = [set_knob(set_knob(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
     cost = sum(known.get(pair, 0) for pair in pairs) + sum(_about(other, data_dir) for other in untried)
-    held = f"accuracy on the {100 * experiment.task.hold_out:g} % of each client's examples that are held out"
-    return found._replace(grid=cost, chosen_by=held if experiment.task.hold_out else "accuracy on the test set")
+    held = (
+        f"accuracy on the {100 * experiment.task.validation_fraction:g} % of each client's examples that are held out"
+    )
+    return found._replace(
+        grid=cost, chosen_by=held if experiment.task.validation_fraction else "accuracy on the test set"
+    )
 
 
 class Runs:
@@ -281,8 +285,8 @@ class Runs:
 def _about(experiment: Experiment, data_dir: Path | None) -> int:
     """About what a run sends: its second round, with next to no training, as often as there are rounds."""
     quick = replace(experiment, rounds=2, local=Local(steps=1, batch=1))
-    if then := quick.method.then:
-        quick = replace(quick, method=replace(quick.method, then=replace(then, at=1)))
+    if then := quick.method.next_stage:
+        quick = replace(quick, method=replace(quick.method, next_stage=replace(then, at=1)))
     last = list(quick.engine.run(build_job(quick, data_dir)))[-1]
     return (last.bytes_up + last.bytes_down + last.bytes_catchup) * experiment.rounds
 

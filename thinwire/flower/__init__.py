@@ -1,7 +1,7 @@
 """The same rounds between real machines, over Flower: only what carries the bytes is different.
 
 client.py      one client's side: a message in, a message out, and what it keeps in between
-kept.py        what a client keeps, as bytes
+client_store.py        what a client keeps, as bytes
 server.py      the server's side: asks, checks, waits, decides; over any transport
 transport.py   what a transport is, and one in memory
 grid.py        Flower as a transport; the only file that needs it

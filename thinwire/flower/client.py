@@ -4,7 +4,7 @@ steps or state from version u to v
   our last answer counted, and we are at u        ->  train from v, answer
   it did not, and v is new                        ->  go back to where we were before it; then as above
   it did not, and v is what it was trained from   ->  the same answer again: nothing is trained twice
-  we are not at u, or the guard says so           ->  `say_lost`; the server sends the whole state
+  we are not at u, or the guard says so           ->  `request_full_state`; the server sends the whole state
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thinwire.errors import Drifted, ThinwireError
-from thinwire.flower.client_store import Answer, Ask, Kept, Place
-from thinwire.protocol.download import receive, say_lost
-from thinwire.protocol.round import cohort_round, forget, fresh_client
+from thinwire.flower.client_store import Answer, Ask, ClientStore, Place
+from thinwire.protocol.download import receive, request_full_state
+from thinwire.protocol.round import cohort_round, forget, initial_client_state
 from thinwire.protocol.state import Public
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
@@ -31,18 +31,18 @@ class Client(Simulation):
     """
 
     def __init__(self, engine: LocalEngine, job: Job) -> None:
-        super().__init__(replace(engine, vectorise="loop", chunk=1), job)
+        super().__init__(replace(engine, backend="loop", chunk=1), job)
 
     @property
     def first(self) -> Public:
         """The public state of version 0."""
         return self.public
 
-    def fresh(self, client: int) -> Kept:
+    def fresh(self, client: int) -> ClientStore:
         """What a client keeps that was never asked."""
-        return Kept((Place(self.first, fresh_client(self.contract, self.first, client)),))
+        return ClientStore((Place(self.first, initial_client_state(self.contract, self.first, client)),))
 
-    def answer(self, client: int, ask: Ask, kept: Kept | None = None) -> tuple[Answer, Kept]:
+    def answer(self, client: int, ask: Ask, kept: ClientStore | None = None) -> tuple[Answer, ClientStore]:
         """What a client answers, and what it keeps.
 
         Args:
@@ -56,7 +56,7 @@ class Client(Simulation):
         except ThinwireError as error:  # it is where it was, and says why
             return Answer(b"", error=f"{type(error).__name__}: {error}"), kept
 
-    def _answer(self, client: int, ask: Ask, kept: Kept) -> tuple[Answer, Kept]:
+    def _answer(self, client: int, ask: Ask, kept: ClientStore) -> tuple[Answer, ClientStore]:
         message = wire.unpack(ask.data, self.contract.schema)
         start, version = message.version - message.behind, message.version
         newest = kept.places[-1]
@@ -65,21 +65,21 @@ class Client(Simulation):
             return kept.said, kept
         place = newest if arrived else kept.places[0]
         if place.public.version != start:
-            return self._lost(client, Kept((place,)), version)
+            return self._lost(client, ClientStore((place,)), version)
         known = place.public
         if message.kind == wire.STATE:  # holds all that is not as in version 0
             known = self.first._replace(version=start)
         try:
             public, touched, plan = receive(self.contract, known, ask.data, client)
         except Drifted:
-            return Answer(say_lost(self.contract, start, client)), Kept((place,))
+            return Answer(request_full_state(self.contract, start, client)), ClientStore((place,))
         with self.kernels():
             work = self.draws.workload(version, (client,))
             reply = cohort_round(
                 self.training,
                 replace(self.model, products=None),
                 public,
-                self.contract.frame(version, self.device),
+                self.contract.basis(version, self.device),
                 plan,
                 (client,),
                 [forget(place.state, touched)],
@@ -87,10 +87,10 @@ class Client(Simulation):
                 "loop",
             )
         said = Answer(bytes(reply.messages[0]), float(reply.loss[0]), work.samples[0])
-        return said, Kept((place, Place(public, reply.states[0])), said)
+        return said, ClientStore((place, Place(public, reply.states[0])), said)
 
-    def _lost(self, client: int, kept: Kept, version: int) -> tuple[Answer, Kept]:
+    def _lost(self, client: int, kept: ClientStore, version: int) -> tuple[Answer, ClientStore]:
         """Ask for the whole state: from where we are, or, if the server is behind us, from the very beginning."""
         if kept.places[0].public.version > version:
             kept = self.fresh(client)
-        return Answer(say_lost(self.contract, kept.places[0].public.version, client)), kept
+        return Answer(request_full_state(self.contract, kept.places[0].public.version, client)), kept

@@ -46,7 +46,7 @@ class Place(NamedTuple):
     state: ClientState
 
 
-class Kept(NamedTuple):
+class ClientStore(NamedTuple):
     """All that a client keeps.
 
     Args:
@@ -81,7 +81,7 @@ class Kept(NamedTuple):
         return hashlib.sha256(data).digest() + data
 
     @classmethod
-    def load(cls, data: bytes, first: Public) -> Kept:
+    def load(cls, data: bytes, first: Public) -> ClientStore:
         """From bytes.
 
         Args:

@@ -10,7 +10,7 @@ What goes wrong, and what then happens:
                                                the method says so (`aggregators/base.py`)
     an answer comes twice                      the first counts
     a client was away, or lost its state       the shortest way from its version; or the whole state, if it asks
-    an answer was lost on its way              the client goes back to where it was before (`kept.py`)
+    an answer was lost on its way              the client goes back to where it was before (`client_store.py`)
     the server dies                            it resumes at its checkpoint; clients repeat their last answer
     two servers                                the lock of the run directory keeps the second out
 """
@@ -37,14 +37,14 @@ from thinwire.protocol.state import ClientState, Contract, ServerState
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Simulation, Tap, show
+from thinwire.simulation.simulation import OnMessage, Simulation, show
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Patience:
+class RoundPolicy:
     """How long a server waits, and for how many.
 
     Args:
@@ -66,7 +66,7 @@ class Patience:
     def enough(self, cohort: int) -> int:
         """How many answers a round needs.
 
-        >>> Patience(quorum=0.5).enough(5)
+        >>> RoundPolicy(quorum=0.5).enough(5)
         3
         """
         return math.ceil(self.quorum * cohort)
@@ -93,7 +93,7 @@ class _Gathered:
     drifted: int = 0
 
 
-class Served(Simulation):
+class FlowerServer(Simulation):
     """A job whose clients are elsewhere. `round` is that of the simulation, over a transport.
 
     Args:
@@ -109,24 +109,24 @@ class Served(Simulation):
         engine: LocalEngine,
         job: Job,
         connect: Callable[[Contract, int], Transport],
-        patience: Patience | None = None,
+        patience: RoundPolicy | None = None,
         log: Log = lambda line: None,
     ) -> None:
         super().__init__(engine, job)
-        if job.method.secure:
+        if job.method.secure_aggregation:
             raise IncompatibleParts(
-                "secure = true needs secrets between clients, and those of a deployment agree on none yet. "
-                "Write secure = false, or simulate"
+                "secure_aggregation = true needs secrets between clients, and those of a deployment agree on none yet. "
+                "Write secure_aggregation = false, or simulate"
             )
         self.transport = connect(self.contract, len(job.task.clients))
-        self.patience, self.log = patience or Patience(), log
+        self.patience, self.log = patience or RoundPolicy(), log
         self._met = False  # nobody yet: nodes take a while to arrive
 
     def start(self) -> RunState:
         """The state before the first round."""
-        return super().start()._replace(how="loop", why="clients are elsewhere")
+        return super().start()._replace(backend="loop", backend_reason="clients are elsewhere")
 
-    def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
+    def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
         began = time.perf_counter()
         number = state.round + 1
@@ -152,8 +152,8 @@ class Served(Simulation):
         bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in up}
         for i, why in bounded.items():
             self.log(f"round {number}: bounded client {i}: {why}")
-        if tap:
-            show(tap, number, down, up)
+        if on_message:
+            show(on_message, number, down, up)
         # all that the server knows of a client is from which version it last answered
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         test_loss = accuracy = None
@@ -177,8 +177,8 @@ class Served(Simulation):
             absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
             epsilon=(self.spent(number) or (None,))[0],
         )
-        tally = state.tally.add(contract, plan, up)
-        return RunState(number, after, clients, cohort, state.how, state.why, tally), record
+        sync_counts = state.sync_counts.add(contract, plan, up)
+        return RunState(number, after, clients, cohort, state.backend, state.backend_reason, sync_counts), record
 
     def _gather(self, asking: _Asking, asks: Mapping[int, Ask]) -> _Gathered:
         """Ask the cohort, and again those that did not answer while they are too few."""

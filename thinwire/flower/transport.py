@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple, Protocol
 
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask, Kept
+from thinwire.flower.client_store import Answer, Ask, ClientStore
 
 
 class Heard(NamedTuple):
@@ -56,7 +56,7 @@ class InMemory:
     def answer(self, number: int, ask: Ask) -> Answer:
         """What one client answers."""
         before = self.kept.get(number)
-        kept = Kept.load(before, self.client.first) if before else None
+        kept = ClientStore.load(before, self.client.first) if before else None
         answer, kept = self.client.answer(number, ask, kept)
         self.kept[number] = kept.dump(self.client.first)
         return answer

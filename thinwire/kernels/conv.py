@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from thinwire.kernels import group_norm as normalise
-from thinwire.kernels.batch_dim import lead
+from thinwire.kernels.batch_dim import batch_dim_first
 from thinwire.kernels.conv_cpu import Pair, patches
 from thinwire.kernels.support import has_triton
 
@@ -178,7 +178,7 @@ def _flat(kernel: Tensor) -> Tensor:
 
 
 def _part(value: Tensor, clients: int) -> Tensor:
-    """Cut the first axis into equal parts, one a client."""
+    """FlatTree the first axis into equal parts, one a client."""
     return value.unflatten(0, (clients, -1))  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -208,11 +208,11 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> tuple:
         c = info.batch_size
-        x = lead(x, in_dims[0], c)
+        x = batch_dim_first(x, in_dims[0], c)
         if in_dims[1] is None:  # one kernel for everybody: one long product
             out, columns = _forward(x.flatten(0, 1)[None], kernel[None], stride, padding)
             return (_part(out[0], c), _part(columns[0], c)), (0, 0)
-        return _forward(x, lead(kernel, in_dims[1], c), stride, padding), (0, 0)
+        return _forward(x, batch_dim_first(kernel, in_dims[1], c), stride, padding), (0, 0)
 
 
 class _KernelGradient(torch.autograd.Function):
@@ -229,7 +229,7 @@ class _KernelGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, grad: Tensor, columns: Tensor, size: Pair) -> tuple:
         c = info.batch_size
-        return _kernel_gradient(lead(grad, in_dims[0], c), lead(columns, in_dims[1], c), size), 0
+        return _kernel_gradient(batch_dim_first(grad, in_dims[0], c), batch_dim_first(columns, in_dims[1], c), size), 0
 
 
 class _InputGradient(torch.autograd.Function):
@@ -246,11 +246,11 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple:
         c = info.batch_size
-        grad = lead(grad, in_dims[0], c)
+        grad = batch_dim_first(grad, in_dims[0], c)
         if in_dims[1] is None:
             made = _input_gradient(grad.flatten(0, 1)[None], kernel[None], size, stride, padding)
             return _part(made[0], c), 0
-        return _input_gradient(grad, lead(kernel, in_dims[1], c), size, stride, padding), 0
+        return _input_gradient(grad, batch_dim_first(kernel, in_dims[1], c), size, stride, padding), 0
 
 
 class _Means(torch.autograd.Function):
@@ -310,11 +310,11 @@ class _Fused(torch.autograd.Function):
         info: Any, in_dims: tuple, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
     ) -> tuple:
         c = info.batch_size
-        x = lead(x, in_dims[0], c)
+        x = batch_dim_first(x, in_dims[0], c)
         if in_dims[1] is None and in_dims[2] is None:  # one kernel for everybody: one long product
             return _part(_Fused.forward(x.flatten(0, 1), kernel, bias, stride, padding), c), 0
-        many = None if bias is None else lead(bias, in_dims[2], c)
-        return _kernels(x).forward(x, lead(kernel, in_dims[1], c), many, stride, padding), 0
+        many = None if bias is None else batch_dim_first(bias, in_dims[2], c)
+        return _kernels(x).forward(x, batch_dim_first(kernel, in_dims[1], c), many, stride, padding), 0
 
 
 class _FusedKernelGradient(torch.autograd.Function):
@@ -334,7 +334,7 @@ class _FusedKernelGradient(torch.autograd.Function):
         info: Any, in_dims: tuple, grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
     ) -> tuple:
         c = info.batch_size
-        grad, x = lead(grad, in_dims[0], c), lead(x, in_dims[1], c)
+        grad, x = batch_dim_first(grad, in_dims[0], c), batch_dim_first(x, in_dims[1], c)
         return _kernels(x).kernel_gradient(grad, x, size, stride, padding, bias), (0, 0)
 
 
@@ -352,7 +352,7 @@ class _FusedInputGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple:
         c = info.batch_size
-        grad = lead(grad, in_dims[0], c)
+        grad = batch_dim_first(grad, in_dims[0], c)
         if in_dims[1] is None:
             return _part(_FusedInputGradient.forward(grad.flatten(0, 1), kernel, size, stride, padding), c), 0
-        return _kernels(grad).input_gradient(grad, lead(kernel, in_dims[1], c), size, stride, padding), 0
+        return _kernels(grad).input_gradient(grad, batch_dim_first(kernel, in_dims[1], c), size, stride, padding), 0

@@ -53,12 +53,12 @@ def patches(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     x = x.movedim(-3, -1)  # channels last: the patches then consist of long runs
     if any(padding):
         x = torch.constant_pad_nd(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    *lead, h, w, i = x.shape
+    *batch_dim_first, h, w, i = x.shape
     *steps, down, right, channel = x.stride()
     grid = ((h - size[0]) // stride[0] + 1, (w - size[1]) // stride[1] + 1)
     # one view in the place of two calls of unfold: with small models every call counts
     return x.as_strided(
-        (*lead, *grid, *size, i),
+        (*batch_dim_first, *grid, *size, i),
         (*steps, down * stride[0], right * stride[1], down, right, channel),
         x.storage_offset(),
     )

@@ -58,7 +58,7 @@ def _multiply_patches(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Forward: out[u, o] = sum over taps and channels of x[u stride - padding + tap, i] kernel[o, tap, i].
+    """Forward: out[u, o] = sum over taps and channels of x[u stride - padding + on_message, i] kernel[o, on_message, i].
 
     BACK: x is the gradient, out that by the input. Pixels of the input are taken by their remainder after division by
     the stride, the phase: all pixels of a phase meet the same taps, every stride-th.
@@ -93,18 +93,18 @@ def _multiply_patches(
     kernel += client * (OUTER * KH * KW * INNER)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(0, TH * TW * INNER, BK):
-        if INNER % BK == 0:  # one tap in this block
-            tap = k // INNER
+        if INNER % BK == 0:  # one on_message in this block
+            on_message = k // INNER
             i = tl.max_contiguous(tl.multiple_of(k % INNER + tl.arange(0, BK), BK), BK)  # so that loads are long
-            th = tap // TW
-            tw = tap % TW
+            th = on_message // TW
+            tw = on_message % TW
             down = th
             right = tw
         else:
-            tap = (k + tl.arange(0, BK)) // INNER
+            on_message = (k + tl.arange(0, BK)) // INNER
             i = (k + tl.arange(0, BK)) % INNER
-            th = tap // TW
-            tw = tap % TW
+            th = on_message // TW
+            tw = on_message % TW
             down = th[None, :]
             right = tw[None, :]
         if BACK:
@@ -168,7 +168,7 @@ def _multiply_by_patches(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One part of the gradient by the kernel: out[o, tap, i] = sum over some pixels of grad[u, o] x[patch(u), tap, i].
+    """One part of the gradient by the kernel: out[o, on_message, i] = sum over some pixels of grad[u, o] x[patch(u), on_message, i].
 
     With ONES the patches have one more number, a one: its column is the gradient by the bias.
     """
@@ -177,18 +177,18 @@ def _multiply_by_patches(
     part = tl.program_id(2) % parts
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     o = tl.program_id(1) * BM + tl.arange(0, BM)
-    if INNER % BN == 0:  # one tap in this block
-        tap = tl.program_id(0) * BN // INNER
+    if INNER % BN == 0:  # one on_message in this block
+        on_message = tl.program_id(0) * BN // INNER
         i = tl.max_contiguous(tl.multiple_of((tl.program_id(0) * BN) % INNER + tl.arange(0, BN), BN), BN)
-        th = tap // KW
-        tw = tap % KW
+        th = on_message // KW
+        tw = on_message % KW
         down = th
         right = tw
     else:
-        tap = k // INNER
+        on_message = k // INNER
         i = k % INNER
-        th = tap // KW
-        tw = tap % KW
+        th = on_message // KW
+        tw = on_message % KW
         down = th[None, :]
         right = tw[None, :]
     step = i * x_channel + th * x_row + tw * x_column

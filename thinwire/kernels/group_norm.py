@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.batch_dim import lead
+from thinwire.kernels.batch_dim import batch_dim_first
 from thinwire.kernels.support import has_triton
 
 
@@ -53,7 +53,11 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple:
         c = info.batch_size
-        x, weight, bias = lead(x, in_dims[0], c), lead(weight, in_dims[2], c), lead(bias, in_dims[3], c)
+        x, weight, bias = (
+            batch_dim_first(x, in_dims[0], c),
+            batch_dim_first(weight, in_dims[2], c),
+            batch_dim_first(bias, in_dims[3], c),
+        )
         return _kernels().forward(x, groups, weight, bias, eps), (0, 0, 0)
 
 
@@ -75,5 +79,5 @@ class _Gradients(torch.autograd.Function):
     ) -> tuple:
         c = info.batch_size
         blocks = zip((grad, x, weight, means, scales), (*in_dims[:2], *in_dims[3:]), strict=True)
-        grad, x, weight, means, scales = (lead(block, dim, c) for block, dim in blocks)
+        grad, x, weight, means, scales = (batch_dim_first(block, dim, c) for block, dim in blocks)
         return _kernels().gradients(grad, x, groups, weight, means, scales), (0, 0, 0)

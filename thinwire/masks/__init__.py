@@ -1,6 +1,6 @@
 """Masks: which parameters are trained."""
 
 from thinwire.masks.masks import NoMask as NoMask
-from thinwire.masks.masks import Pick as Pick
-from thinwire.masks.masks import Prune as Prune
-from thinwire.masks.masks import Select as Select
+from thinwire.masks.masks import PruneMask as PruneMask
+from thinwire.masks.masks import RandomMask as RandomMask
+from thinwire.masks.masks import TopKMask as TopKMask

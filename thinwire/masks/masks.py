@@ -71,9 +71,9 @@ class NoMask(_PrunesNothing):
         return {}
 
 
-@register("mask", "select", paper="Federated Select (Charles et al., 2022)")
+@register("mask", "topk", paper="Federated Select (Charles et al., 2022)")
 @dataclass(frozen=True)
-class Select(_PrunesNothing):
+class TopKMask(_PrunesNothing):
     """Train the largest numbers of what was received; the server keeps all, and the choice is made anew every round.
 
         M = the k largest of |P|,    k = max(1, floor(density n)),    of all blocks together
@@ -84,7 +84,7 @@ class Select(_PrunesNothing):
     Args:
         density: share of the numbers that is trained, above 0 and at most 1.
 
-    >>> Select(0.5).trained({"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, 0)["w"].tolist()
+    >>> TopKMask(0.5).trained({"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, 0)["w"].tolist()
     [False, True, True, False]
     """
 
@@ -101,7 +101,7 @@ class Select(_PrunesNothing):
 
 @register("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")
 @dataclass(frozen=True)
-class Prune:
+class PruneMask:
     """Set all but the largest numbers to zero, once or more and more; what is zero stays zero, on clients and server.
 
         density(v) = 1 before version `at`,  then  density * keep^floor((v - at) / every)
@@ -119,11 +119,11 @@ class Prune:
     FLASC's lottery tickets prune before each q-th round, by nothing the first time: round s trains at a density of
     keep^(floor(s / q) - 1). Round s is the one from version s - 1, so that is `at = q - 1` and `every = q`:
 
-    >>> [round(Prune(1.0, at=0, keep=0.5, every=1).share(s - 1), 3) for s in (1, 2, 3, 4)]
+    >>> [round(PruneMask(1.0, at=0, keep=0.5, every=1).share(s - 1), 3) for s in (1, 2, 3, 4)]
     [1.0, 0.5, 0.25, 0.125]
-    >>> [round(Prune(1.0, at=1, keep=0.5, every=2).share(s - 1), 3) for s in (1, 2, 3, 4, 5, 6)]
+    >>> [round(PruneMask(1.0, at=1, keep=0.5, every=2).share(s - 1), 3) for s in (1, 2, 3, 4, 5, 6)]
     [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
-    >>> Prune(0.5).left({}, {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, version=1)["w"].tolist()
+    >>> PruneMask(0.5).left({}, {"w": torch.tensor([0.1, -3.0, 2.0, 0.2])}, version=1)["w"].tolist()
     [False, True, True, False]
     """
 
@@ -171,9 +171,9 @@ class Prune:
         return _the_largest(after, self.share(version))
 
 
-@register("mask", "pick", paper="SLoRA (Babakniya et al., 2023)")
+@register("mask", "random", paper="SLoRA (Babakniya et al., 2023)")
 @dataclass(frozen=True)
-class Pick(_PrunesNothing):
+class RandomMask(_PrunesNothing):
     """Train some numbers picked at random, the same in every round; the others stay as they are, on clients and server.
 
         M = the k largest of n random numbers,    k = max(1, floor(density n)),    drawn from `seed` alone
@@ -185,7 +185,7 @@ class Pick(_PrunesNothing):
         density: share of the numbers that is trained, above 0 and at most 1.
         seed: another one picks others.
 
-    >>> [int(Pick(0.1).trained({"w": torch.zeros(1000)}, version)["w"].sum()) for version in (0, 7)]
+    >>> [int(RandomMask(0.1).trained({"w": torch.zeros(1000)}, version)["w"].sum()) for version in (0, 7)]
     [100, 100]
     """
 
@@ -219,7 +219,7 @@ def dead_adapters(coords: Tree, trained: Tree) -> tuple[str, ...]:
         trained: by block, which numbers are trained, from `Mask.trained`; empty means all.
 
     >>> coords = {"fc.weight/a": torch.ones(2, 3), "fc.weight/b": torch.zeros(4, 2)}
-    >>> dead_adapters(coords, Select(0.4).trained(coords, 0)), dead_adapters(coords, {})
+    >>> dead_adapters(coords, TopKMask(0.4).trained(coords, 0)), dead_adapters(coords, {})
     (('fc.weight',), ())
     """
     dead = []

@@ -78,7 +78,7 @@ class _Adaptive:
         return self.beta2 * v + (1 - self.beta2) * square
 
 
-@register("optimiser", "adam", paper="Kingma and Ba, ICLR 2015; at the server Reddi et al., ICLR 2021")
+@register("optimizer", "adam", paper="Kingma and Ba, ICLR 2015; at the server Reddi et al., ICLR 2021")
 @dataclass(frozen=True)
 class Adam(_Adaptive):
     """Step by the mean gradient over its own size (the same numbers as `torch.optim.Adam`).
@@ -94,7 +94,7 @@ class Adam(_Adaptive):
     """
 
 
-@register("optimiser", "adamw", paper="Loshchilov and Hutter, ICLR 2019")
+@register("optimizer", "adamw", paper="Loshchilov and Hutter, ICLR 2019")
 @dataclass(frozen=True)
 class AdamW(_Adaptive):
     """Adam with weight decay beside the step instead of in the gradient (as `torch.optim.AdamW`).
@@ -109,7 +109,7 @@ class AdamW(_Adaptive):
         return True
 
 
-@register("optimiser", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
+@register("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
 @dataclass(frozen=True)
 class Yogi(_Adaptive):
     """Adam whose size v forgets slowly: it moves by g^2 at most, whatever it was before.
@@ -125,7 +125,7 @@ class Yogi(_Adaptive):
         return v - (1 - self.beta2) * torch.sign(v - square) * square
 
 
-@register("optimiser", "adagrad", paper="Duchi et al., JMLR 2011; Reddi et al., ICLR 2021")
+@register("optimizer", "adagrad", paper="Duchi et al., JMLR 2011; Reddi et al., ICLR 2021")
 @dataclass(frozen=True)
 class Adagrad(_Adaptive):
     """Steps that grow smaller where gradients were large: v is the sum of all squares, and forgets nothing.

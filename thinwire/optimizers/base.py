@@ -12,7 +12,7 @@ from typing import Protocol
 from thinwire.core.tree import Tree
 
 
-class Optimiser(Protocol):
+class Optimizer(Protocol):
     """Turns gradients into changes."""
 
     @property

@@ -79,7 +79,7 @@ class Scaffold:
 
     c, the mean direction, is known to everyone and travels both ways beside the change: bytes double, visibly. The
     formula for c_i holds for plain SGD; with momentum or weight decay it is biased. With equal weights
-    (`weigh = "uniform"`) c is the mean of all c_i, exactly.
+    (`client_weight = "uniform"`) c is the mean of all c_i, exactly.
     """
 
     def init_client(self, coords: Tree) -> Tree:
@@ -120,7 +120,7 @@ class FedDyn:
         g <- g - g_i + alpha (w - w_start);    g_i <- g_i - alpha (w_end - w_start)
         server:  h <- h - alpha (m / N) mean(change),    change <- mean(change) - h / alpha
 
-    With equal weights (`weigh = "uniform"`) h is the mean of all g_i, exactly. Nothing is sent beside the change.
+    With equal weights (`client_weight = "uniform"`) h is the mean of all g_i, exactly. Nothing is sent beside the change.
     """
 
     alpha: float = 0.1

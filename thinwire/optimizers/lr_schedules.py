@@ -13,12 +13,12 @@ from typing import Protocol
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimiser
+from thinwire.optimizers.base import Optimizer
 
 _LEAST = 1e-9  # a rate of 0 is no rate: SCAFFOLD divides by it
 
 
-class Rate(Protocol):
+class LRSchedule(Protocol):
     """A factor on the step size, by round."""
 
     def factor(self, version: int) -> float:
@@ -26,9 +26,9 @@ class Rate(Protocol):
         ...
 
 
-@register("rate", "constant")
+@register("lr_schedule", "constant")
 @dataclass(frozen=True)
-class Constant:
+class ConstantLR:
     """The same step size in every round."""
 
     def factor(self, version: int) -> float:
@@ -36,14 +36,14 @@ class Constant:
         return 1.0
 
 
-@register("rate", "decay", paper="used by Hyeon-Woo et al., ICLR 2022")
+@register("lr_schedule", "exponential", paper="used by Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class Decay:
+class ExponentialLR:
     """A step size that shrinks by the same factor in every round (as `torch.optim.lr_scheduler.ExponentialLR`).
 
         factor = tau^t,    t = 0, 1, 2, ...
 
-    >>> [Decay(tau=0.5).factor(t) for t in range(3)]
+    >>> [ExponentialLR(tau=0.5).factor(t) for t in range(3)]
     [1.0, 0.5, 0.25]
     """
 
@@ -58,9 +58,9 @@ class Decay:
         return max(self.tau**version, _LEAST)
 
 
-@register("rate", "steps")
+@register("lr_schedule", "multistep")
 @dataclass(frozen=True)
-class Steps:
+class MultiStepLR:
     """A step size that falls at a few rounds (as `torch.optim.lr_scheduler.MultiStepLR`).
 
         factor = by^(number of entries of `at` that are t or less)
@@ -69,7 +69,7 @@ class Steps:
         at: after how many rounds it falls, ascending.
         by: by which factor.
 
-    >>> [round(Steps(at=(1, 3), by=0.1).factor(t), 6) for t in range(4)]
+    >>> [round(MultiStepLR(at=(1, 3), by=0.1).factor(t), 6) for t in range(4)]
     [1.0, 0.1, 0.1, 0.01]
     """
 
@@ -87,9 +87,9 @@ class Steps:
         return max(self.by ** sum(version >= at for at in self.at), _LEAST)
 
 
-@register("rate", "cosine", paper="Loshchilov and Hutter, ICLR 2017")
+@register("lr_schedule", "cosine", paper="Loshchilov and Hutter, ICLR 2017")
 @dataclass(frozen=True)
-class Cosine:
+class CosineLR:
     """A step size that falls along half a cosine (as `torch.optim.lr_scheduler.CosineAnnealingLR`).
 
         factor = floor + (1 - floor) (1 + cos(pi t / rounds)) / 2
@@ -98,7 +98,7 @@ class Cosine:
         rounds: how long the fall takes; afterwards the rate stays as it was in the last of these rounds.
         floor: the share of the step size that it falls towards.
 
-    >>> [round(Cosine(rounds=4).factor(t), 3) for t in (0, 2, 3, 9)]
+    >>> [round(CosineLR(rounds=4).factor(t), 3) for t in (0, 2, 3, 9)]
     [1.0, 0.5, 0.146, 0.146]
     """
 
@@ -117,23 +117,23 @@ class Cosine:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
 
 
-@register("rate", "warmup", paper="Goyal et al., 2017")
+@register("lr_schedule", "warmup", paper="Goyal et al., 2017")
 @dataclass(frozen=True)
-class Warmup:
+class WarmupLR:
     """A step size that grows to its full size over the first rounds, and then does something else.
 
         factor = min(1, (t + 1) / rounds) * then(t)
 
     Args:
         rounds: in which round (from 1) it is full.
-        then: another rate, counted from the first round as well.
+        inner: another rate, counted from the first round as well.
 
-    >>> [round(Warmup(4, then=Decay(0.5)).factor(t), 4) for t in range(5)]
+    >>> [round(WarmupLR(4, inner=ExponentialLR(0.5)).factor(t), 4) for t in range(5)]
     [0.25, 0.25, 0.1875, 0.125, 0.0625]
     """
 
     rounds: int = 10
-    then: Rate = Constant()
+    inner: LRSchedule = ConstantLR()
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -141,18 +141,18 @@ class Warmup:
 
     def factor(self, version: int) -> float:
         """The part of the way, times the other rate."""
-        return min(1.0, (version + 1) / self.rounds) * self.then.factor(version)
+        return min(1.0, (version + 1) / self.rounds) * self.inner.factor(version)
 
 
-def at_rate(optimiser: Optimiser, rate: Rate, version: int) -> Optimiser:
+def at_lr_schedule(optimiser: Optimizer, rate: LRSchedule, version: int) -> Optimizer:
     """The optimiser with the step size of one round.
 
     >>> from thinwire.optimizers.sgd import SGD
-    >>> at_rate(SGD(0.5), Decay(0.5), 2).lr
+    >>> at_lr_schedule(SGD(0.5), ExponentialLR(0.5), 2).lr
     0.125
     """
     factor = rate.factor(version)
     if factor == 1.0:
         return optimiser
-    changed: Optimiser = dataclasses.replace(optimiser, lr=optimiser.lr * factor)  # type: ignore[type-var]
+    changed: Optimizer = dataclasses.replace(optimiser, lr=optimiser.lr * factor)  # type: ignore[type-var]
     return changed

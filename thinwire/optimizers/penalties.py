@@ -65,9 +65,9 @@ class NoPenalty:
         return {name: torch.zeros_like(block) for name, block in coords.items()}
 
 
-@register("penalty", "norms")
+@register("penalty", "l1l2")
 @dataclass(frozen=True)
-class Norms:
+class L1L2:
     """Keep the weights that the coordinates make small, or sparse; or some of the coordinates themselves.
 
         l1 sum |w| + (l2 / 2) sum w^2        over the weights of the model, as MAPA and MAPO have it
@@ -80,7 +80,7 @@ class Norms:
         coords: selectors of the coordinates that count, such as `("*/mu",)`, instead of any weights.
 
     >>> space = lambda coords: coords
-    >>> Norms(l2=0.5).gradient(space, {"w": torch.tensor([2.0])}, {}, 0.1)["w"].tolist()
+    >>> L1L2(l2=0.5).gradient(space, {"w": torch.tensor([2.0])}, {}, 0.1)["w"].tolist()
     [1.0]
 
     Where a number is 0 its L1 term pulls neither way. Not the weight decay of an optimiser, which shrinks all

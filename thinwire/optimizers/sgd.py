@@ -9,7 +9,7 @@ from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
 
 
-@register("optimiser", "sgd")
+@register("optimizer", "sgd")
 @dataclass(frozen=True)
 class SGD:
     """Step against the gradient, optionally with momentum (the same numbers as `torch.optim.SGD`).

@@ -55,7 +55,7 @@ class DP:
     at the server does not care, other optimizers need a rate that does. With sigma = 0 there is no noise and no
     lattice: D_i / clip is averaged as it is.
 
-    Under masked sums (`secure = true`) each client clips and rounds the numbers that its codec made and adds
+    Under masked sums (`secure_aggregation = true`) each client clips and rounds the numbers that its codec made and adds
     N_Z(0, ceil((2^k s)^2 / n)), and the server sees the sum only. It has 32 bits: 2^k (n + 12 s) <= 2^31.
 
     Args:
@@ -165,7 +165,7 @@ class DP:
             raise ConfigError(
                 f"sums of {clients} clients under masks have 32 bits, in which noise of sigma = {self.sigma} cannot be "
                 f"shared out: each would add {math.sqrt(lattice.variance):.3g} steps. Ask fewer clients in a round, or "
-                "write secure = false"
+                "write secure_aggregation = false"
             )
         return lattice
 

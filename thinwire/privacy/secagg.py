@@ -51,7 +51,7 @@ def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version
     if float(np.abs(words).max()) > most:
         raise Diverged(
             f"client {client} has a number of size {np.abs(x).max(initial=0):.3g} and counts {weight}; the sum of "
-            f"{len(cohort)} such clients does not fit into 32 bits. Count clients alike (weigh = 'uniform'), or "
+            f"{len(cohort)} such clients does not fit into 32 bits. Count clients alike (client_weight = 'uniform'), or "
             "try a smaller rate"
         )
     return hide_words(words.astype(np.int64), client, cohort, version, secret)

@@ -17,7 +17,7 @@ class Tier:
         share: how likely a client belongs to this tier, in proportion to the other tiers' shares.
         asked: whether these clients ever take part; without them a cohort is drawn from the others.
         up: the codec of these clients' messages; None leaves the method's.
-        down: the codec of messages to them (link `snapshot` only); None leaves the method's.
+        down: the codec of messages to them (`full` download only); None leaves the method's.
     """
 
     share: float = 1.0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.pinned import MOST, room
+from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
     Tree,
@@ -31,15 +31,15 @@ from thinwire.core.tree import (
 from thinwire.errors import Diverged
 from thinwire.privacy.base import NoPrivacy
 from thinwire.protocol.fields import EVERYONE, noted, pack_weight, raw
+from thinwire.protocol.foresight import Foreseen, foresee
 from thinwire.protocol.method import Method
-from thinwire.protocol.secagg import Circle, hide_payload
+from thinwire.protocol.secagg import SecAggCohort, hide_payload
 from thinwire.protocol.state import ClientState, Contract, Public, device_of
 from thinwire.schedules.base import Plan
-from thinwire.simulation.foresight import Foreseen, foresee
 from thinwire.sketches.base import Identity
-from thinwire.training.cuda_graph import Recorder
-from thinwire.training.local import Learner, Lesson, Trained, Vectorise, Workload, local_train
-from thinwire.training.threads import Crew
+from thinwire.training.cuda_graph import CudaGraphCache
+from thinwire.training.local import Backend, Learner, TrainingInputs, TrainingOutcome, Workload, local_train
+from thinwire.training.threads import ThreadPoolTrainer
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
@@ -57,7 +57,7 @@ class Haste(NamedTuple):
     """What an engine does so that a GPU need not wait for the host."""
 
     meanwhile: Callable[[], None] | None = None  # is called once the GPU has been asked to train, and before a wait
-    trained: Trained | None = None  # what was already trained, from the very same state
+    trained: TrainingOutcome | None = None  # what was already trained, from the very same state
     work: Workload | None = None  # on what
     go_on: Callable[[Foreseen], None] | None = None  # trains the next cohort; only where the round is foreseeable
 
@@ -65,7 +65,7 @@ class Haste(NamedTuple):
 NO_HASTE = Haste()
 
 
-def fresh_client(contract: Contract, public: Public, client: int = EVERYONE) -> ClientState:
+def initial_client_state(contract: Contract, public: Public, client: int = EVERYONE) -> ClientState:
     """The state of a client that was never asked before: it knows version 0 from the seed.
 
     Args:
@@ -93,15 +93,15 @@ def cohort_round(
     contract: Contract,
     learner: Learner,
     public: Public,
-    frame: Tree,
+    basis: Tree,
     plan: Plan,
     clients: Sequence[int],
     states: Sequence[ClientState],
     work: Workload,
-    how: Vectorise,
-    recorder: Recorder | None = None,
-    circle: Circle | None = None,
-    crew: Crew | None = None,
+    how: Backend,
+    recorder: CudaGraphCache | None = None,
+    circle: SecAggCohort | None = None,
+    crew: ThreadPoolTrainer | None = None,
     haste: Haste = NO_HASTE,
 ) -> Reply:
     """Train a chunk of clients and let each say what the method lets it say.
@@ -110,7 +110,7 @@ def cohort_round(
         contract: the contract.
         learner: the model and its loss.
         public: the public state that these clients received.
-        frame: the frame of this round.
+        basis: the basis of this round.
         plan: which blocks speak.
         clients: their numbers.
         states: their states, with outdated held blocks forgotten.
@@ -128,18 +128,18 @@ def cohort_round(
     lr = method.client_opt_at(public.version).lr
     states = [_in_this_frame(contract, *known, public.version) for known in zip(clients, states, strict=True)]
     mask = contract.trained(public)
-    lesson = make_lesson(contract, learner, public, frame, plan, states, work, mask)
+    lesson = make_training_inputs(contract, learner, public, basis, plan, states, work, mask)
     if haste.trained is not None:
         trained = haste.trained
     elif how == "graph":
-        trained = (recorder or Recorder()).train(lesson)
+        trained = (recorder or CudaGraphCache()).train(lesson)
     elif how == "threads":
-        trained = (crew or Crew()).train(lesson)
+        trained = (crew or ThreadPoolTrainer()).train(lesson)
     else:
         trained = local_train(lesson, how)
     goes_on = not method.schedule.resamples(public.version + 1)
     delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
-    spoken = restrict(delta if method.say == "delta" else trained.coords, plan.names)
+    spoken = restrict(delta if method.upload == "delta" else trained.coords, plan.names)
     all_codes, all_noted = spoken, {}
     if noted(contract, plan).blocks:
         planned = restrict(delta, plan.names)
@@ -168,7 +168,7 @@ def cohort_round(
     if foreseen is not None:
         foreseen = foreseen._replace(step=ahead["step"], total=ahead["total"])
     finite = math.isfinite(sums["all"].item())
-    where = partial(room, pinned=device.type == "cuda" and len(clients) * contract.code.nbytes <= MOST)
+    where = partial(pinned_empty, pinned=device.type == "cuda" and len(clients) * contract.code.nbytes <= MOST)
     blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
 
     def speak(i: int) -> tuple[Bytes, ClientState]:
@@ -183,19 +183,19 @@ def cohort_round(
         if not all(all_finite(tree) for tree in said if tree):
             raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
         payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client, mask))
-        weight = method.weigh.weight(work.samples[i])
-        if method.secure:
+        weight = method.client_weight.weight(work.samples[i])
+        if method.secure_aggregation:
             payload = hide_payload(contract, payload, weight, public.version, client, circle)
-        lanes = {wire.COORDS: payload}
-        if method.weigh.sent and not method.secure:
-            lanes[wire.WEIGHT] = pack_weight(weight)
+        fields = {wire.COORDS: payload}
+        if method.client_weight.sent and not method.secure_aggregation:
+            fields[wire.WEIGHT] = pack_weight(weight)
         if buffers:
-            lanes[wire.BUFFERS] = raw(unstack(buffers, i))
+            fields[wire.BUFFERS] = raw(unstack(buffers, i))
         if report:
-            lanes[wire.SHARED] = raw(report)
+            fields[wire.SHARED] = raw(report)
         if all_noted:
-            lanes[wire.REPORT] = raw(unstack(all_noted, i))
-        body = wire.body_parts(wire.Body(plan.names, lanes), contract.schema)
+            fields[wire.REPORT] = raw(unstack(all_noted, i))
+        body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
         pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema.sent_by(client))
         message = wire.laid_out(pieces, where if wire.length(pieces) >= LEAST else None)
         # of its own: a view would keep all clients' blocks alive
@@ -207,22 +207,22 @@ def cohort_round(
     return Reply(list(messages), list(after), sums["loss"], foreseen)
 
 
-def make_lesson(
+def make_training_inputs(
     contract: Contract,
     learner: Learner,
     public: Public,
-    frame: Tree,
+    basis: Tree,
     plan: Plan,
     states: Sequence[ClientState],
     work: Workload,
     mask: Tree,
-) -> Lesson:
+) -> TrainingInputs:
     """What some clients train, of all that is known of them and of the round."""
     method, device = contract.method, device_of(public)
     start = _starts(public.coords, states)
     mine = to_device(stack([state.correction for state in states]), device)
     kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
-    return Lesson(method, learner, public, frame, start, mine, work, kept, to_device(mask, device))
+    return TrainingInputs(method, learner, public, basis, start, mine, work, kept, to_device(mask, device))
 
 
 def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
@@ -232,7 +232,7 @@ def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
 
 
 def _in_this_frame(contract: Contract, client: int, state: ClientState, version: int) -> ClientState:
-    """A client whose codec starts anew if the frame was redrawn since: its memory is of coordinates that are gone."""
+    """A client whose codec starts anew if the basis was redrawn since: its memory is of coordinates that are gone."""
     gone = state.version < contract.since or contract.window(state.version) != contract.window(version)
     if not state.codec or not gone:
         return state

@@ -1,11 +1,11 @@
 """The way down: the shortest message that brings a client from its version to the current one, and its reading.
 
-On link 'ledger' each window (the rounds of one frame) that a client missed costs the missed entries or the coordinates
+On incremental download each window (the rounds of one basis) that a client missed costs the missed entries or the coordinates
 at its end, whichever is shorter; and all of it never more than the whole state, nor more than 512 bodies (128 under a
 sketch): a client that is further behind is sent the state. Version 0 is never sent: all derive it from method, model
-and seed. On link 'snapshot' it is always the coordinates, through the down codec.
+and seed. On full download it is always the coordinates, through the down codec.
 
-A client that arrives and finds that its state is not the server's (`Drifted`) says so with `say_lost`; the server
+A client that arrives and finds that its state is not the server's (`Drifted`) says so with `request_full_state`; the server
 answers with `repair`, the whole state.
 """
 
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from thinwire.core.tree import all_finite, bring, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.advance import advance, moved
-from thinwire.protocol.drift_check import check_guard, pack_guard
+from thinwire.protocol.drift_check import check_drift, pack_drift_check
 from thinwire.protocol.fields import (
     EVERYONE,
-    Stretch,
-    expect_lanes,
-    pack_stretch,
+    WindowSnapshot,
+    expect_fields,
+    pack_snapshot,
     planned_names,
     raw,
+    read_snapshot,
     read_step,
-    read_stretch,
     unraw,
 )
 from thinwire.protocol.setup import plan_round
@@ -49,7 +49,7 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
         server: the server's state.
         versions: the version that each client of the cohort holds.
     """
-    return {client: b"".join(pieces) for client, pieces in Opening(contract, server).messages(versions).items()}
+    return {client: b"".join(pieces) for client, pieces in RoundOpening(contract, server).messages(versions).items()}
 
 
 def split_down(contract: Contract, server: ServerState, messages: Mapping[int, bytes]) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def split_down(contract: Contract, server: ServerState, messages: Mapping[int, b
 
     The ordinary part of a message is what a client that heard the previous version would have received.
     """
-    return Opening(contract, server).split([len(data) for data in messages.values()])
+    return RoundOpening(contract, server).split([len(data) for data in messages.values()])
 
 
 def repair(contract: Contract, server: ServerState, data: bytes, client: int) -> bytes:
@@ -66,7 +66,7 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int) ->
     Args:
         contract: the contract.
         server: the server's state.
-        data: what the client said (`say_lost`), not trusted.
+        data: what the client said (`request_full_state`), not trusted.
         client: its number.
     """
     contract = contract.at(server.public.version)
@@ -75,10 +75,10 @@ def repair(contract: Contract, server: ServerState, data: bytes, client: int) ->
         raise WireError(f"a message of kind {wire.KINDS[message.kind]!r} asks for no state, expected 'lost'")
     if message.version > server.public.version:
         raise WireError(f"a client is lost at version {message.version}, the server is at {server.public.version}")
-    return b"".join(Opening(contract, server).state(message.version, client))
+    return b"".join(RoundOpening(contract, server).state(message.version, client))
 
 
-class Opening:
+class RoundOpening:
     """The messages that open one round; what they share is made at most once."""
 
     def __init__(self, contract: Contract, server: ServerState) -> None:
@@ -93,8 +93,8 @@ class Opening:
         contract, out = self.contract, {}
         made: dict[tuple[int, int], wire.Pieces] = {}
         for client, version in versions.items():
-            # on link 'ledger' all tiers hear the same
-            like = (version, contract.tier(client) if contract.method.link == "snapshot" else 0)
+            # on incremental download all tiers hear the same
+            like = (version, contract.tier(client) if contract.method.download == "full" else 0)
             if like not in made:
                 made[like] = self.shortest(version, client)
             out[client] = made[like]
@@ -103,16 +103,16 @@ class Opening:
     def split(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Ordinary bytes, and those of catching up, of messages of these sizes; see `split_down`."""
         total = sum(sizes)
-        if self.contract.method.link == "snapshot":
+        if self.contract.method.download == "full":
             return total, 0
         ordinary = wire.length(self.shortest(max(0, self.server.public.version - 1)))
         down = sum(min(one, ordinary) for one in sizes)
         return down, total - down
 
     def shortest(self, version: int, client: int = EVERYONE) -> wire.Pieces:
-        """The shortest message to a client that holds this version; on link 'ledger' it does not matter who it is."""
+        """The shortest message to a client that holds this version; on incremental download it does not matter who it is."""
         contract = self.contract
-        if contract.method.link == "snapshot":
+        if contract.method.download == "full":
             return self.state(version, client)
         past = self.server.ledger.past_way(version)
         if past is None or len(past) >= contract.longest_way:  # at least one body is left for the open window
@@ -139,9 +139,9 @@ class Opening:
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan says which blocks were synchronised since the client's version."""
         now = self.server.public.version
-        snapshot = self.contract.method.link == "snapshot"
-        lanes = {wire.COORDS: self._snapshot(client)} if snapshot else self._whole
-        body = wire.pack_body(wire.Body(self.server.ledger.touched(version), lanes), self.contract.schema)
+        snapshot = self.contract.method.download == "full"
+        fields = {wire.COORDS: self._snapshot(client)} if snapshot else self._whole
+        body = wire.pack_body(wire.Body(self.server.ledger.touched(version), fields), self.contract.schema)
         return wire.pack_pieces(wire.STATE, now, (body, self._ask(news=True)), self.contract.schema, now - version)
 
     def _open_window(self, version: int, most: int) -> tuple[bytes, ...]:
@@ -160,7 +160,7 @@ class Opening:
         """Where these blocks are now."""
         if touched not in self._stretches:
             coords = restrict(self.public.coords, touched)
-            self._stretches[touched] = pack_stretch(self.contract, Stretch(touched, coords))
+            self._stretches[touched] = pack_snapshot(self.contract, WindowSnapshot(touched, coords))
         return self._stretches[touched]
 
     def _crc(self, body: Bytes) -> int:
@@ -194,13 +194,13 @@ class Opening:
     @cached_property
     def _news(self) -> dict[int, Bytes]:
         public = self.public
-        lanes = {wire.SHARED: public.shared, wire.BUFFERS: public.buffers}
-        return {lane: raw(tree) for lane, tree in lanes.items() if tree}
+        fields = {wire.SHARED: public.shared, wire.BUFFERS: public.buffers}
+        return {field: raw(tree) for field, tree in fields.items() if tree}
 
     @cached_property
     def _guard(self) -> dict[int, Bytes]:
         contract = self.contract
-        return {wire.GUARD: pack_guard(contract, self.server.public)} if _guarded(contract) else {}
+        return {wire.DRIFT_CHECK: pack_drift_check(contract, self.server.public)} if _guarded(contract) else {}
 
     @cached_property
     def _plan(self) -> frozenset[str]:
@@ -208,14 +208,14 @@ class Opening:
 
     def _ask(self, *, news: bool) -> bytes:
         if news not in self._asks:
-            lanes = {**(self._news if news else {}), **self._guard}
-            self._asks[news] = wire.pack_body(wire.Body(self._plan, lanes), self.contract.schema)
+            fields = {**(self._news if news else {}), **self._guard}
+            self._asks[news] = wire.pack_body(wire.Body(self._plan, fields), self.contract.schema)
         return self._asks[news]
 
 
 def _guarded(contract: Contract) -> bool:
-    """Whether messages down carry a guard: on link 'snapshot' there is nothing to come apart."""
-    return contract.method.guard and contract.method.link == "ledger"
+    """Whether messages down carry a guard: on full download there is nothing to come apart."""
+    return contract.method.drift_check and contract.method.download == "incremental"
 
 
 # -- on the clients ----------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _guarded(contract: Contract) -> bool:
 class Received(NamedTuple):
     """What a client knows after it has read a message."""
 
-    public: Public  # the current public state; on link 'snapshot', as far as the down codec lets it through
+    public: Public  # the current public state; on full download, as far as the down codec lets it through
     touched: frozenset[str]  # synchronised since the client's version: what it held back of these is out of date
     plan: Plan  # which blocks the round wants to hear of
 
@@ -232,7 +232,7 @@ class Received(NamedTuple):
 def receive(contract: Contract, public: Public, data: bytes, client: int = EVERYONE) -> Received:
     """A client's way to the current version: replay the entries, or take over the state.
 
-    Raises Drifted where that does not lead to the server's state. The client then sends `say_lost`, and reads the
+    Raises Drifted where that does not lead to the server's state. The client then sends `request_full_state`, and reads the
     answer as one who knows nothing but the first state: `receive(contract, first._replace(version=...), answer)`.
 
     Args:
@@ -251,28 +251,28 @@ def receive(contract: Contract, public: Public, data: bytes, client: int = EVERY
             f"{wire.KINDS[message.kind]} from version {start} cannot continue version {public.version}, which we hold"
         )
     ask = wire.unpack_body(message.bodies[-1], contract.schema)
-    expected = {wire.GUARD} if _guarded(contract) else set()
+    expected = {wire.DRIFT_CHECK} if _guarded(contract) else set()
     if message.behind or message.kind == wire.STATE:
         expected |= {wire.SHARED} if contract.shared.blocks else set()
         expected |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    expect_lanes(ask, expected)
+    expect_fields(ask, expected)
     names, before = planned_names(contract, ask), public
     if message.kind == wire.STATE:
         public, touched = _take_state(contract, public, message, client)
     else:
         public, touched = _take_steps(contract, public, message)
     device = device_of(public)
-    if wire.SHARED in ask.lanes:
-        public = public._replace(shared=to_device(unraw(ask.lanes[wire.SHARED], contract.shared), device))
-    if wire.BUFFERS in ask.lanes:
-        public = public._replace(buffers=to_device(unraw(ask.lanes[wire.BUFFERS], contract.buffers), device))
+    if wire.SHARED in ask.fields:
+        public = public._replace(shared=to_device(unraw(ask.fields[wire.SHARED], contract.shared), device))
+    if wire.BUFFERS in ask.fields:
+        public = public._replace(buffers=to_device(unraw(ask.fields[wire.BUFFERS], contract.buffers), device))
     _expect_finite(before, public)
-    if wire.GUARD in ask.lanes:
-        check_guard(contract, public, ask.lanes[wire.GUARD])
+    if wire.DRIFT_CHECK in ask.fields:
+        check_drift(contract, public, ask.fields[wire.DRIFT_CHECK])
     return Received(public, touched, Plan(names, contract.method.schedule.resamples(message.version)))
 
 
-def say_lost(contract: Contract, version: int, client: int) -> bytes:
+def request_full_state(contract: Contract, version: int, client: int) -> bytes:
     """What a client says that holds a version which is not the server's.
 
     Args:
@@ -296,10 +296,10 @@ def _take_steps(contract: Contract, public: Public, message: wire.Message) -> tu
         if public.version == message.version:
             raise WireError(f"steps lead on beyond version {message.version}")
         body = wire.unpack_body(data, contract.schema)
-        if wire.VALUES in body.lanes:
+        if wire.VALUES in body.fields:
             end = contract.window_end(public.version)
             version = message.version if end is None else min(message.version, end)
-            stretch = read_stretch(contract, body, device_of(public), end if version == end else None)
+            stretch = read_snapshot(contract, body, device_of(public), end if version == end else None)
             names, coords = stretch.names, {**public.coords, **stretch.values}
             del stretch
         else:
@@ -321,16 +321,18 @@ def _take_state(
 ) -> tuple[Public, frozenset[str]]:
     body = wire.unpack_body(message.bodies[0], contract.schema)
     touched = planned_names(contract, body)
-    expect_lanes(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
-    if contract.method.link == "snapshot":
+    expect_fields(body, {wire.COORDS, wire.BASE} if contract.window(message.version) else {wire.COORDS})
+    if contract.method.download == "full":
         peer = contract.peer(message.version, EVERYONE, contract.moving)
-        coords = contract.down(client).decode(body.lanes[wire.COORDS], contract.sendable, peer)
+        coords = contract.down(client).decode(body.fields[wire.COORDS], contract.sendable, peer)
         if contract.moving:
             coords = contract.heard(coords, to_device(public.coords, "cpu"))
     else:
-        coords = unraw(body.lanes[wire.COORDS], contract.sendable)
+        coords = unraw(body.fields[wire.COORDS], contract.sendable)
     device = device_of(public)
-    base = to_device(unraw(body.lanes[wire.BASE], contract.weights), device) if wire.BASE in body.lanes else public.base
+    base = (
+        to_device(unraw(body.fields[wire.BASE], contract.weights), device) if wire.BASE in body.fields else public.base
+    )
     known = {**public.coords, **to_device(coords, device)}
     coords = {name: known[name] for name in contract.coords.names}  # of an earlier stage others may be known
     return Public(message.version, base, coords, public.shared, public.buffers), touched

@@ -43,21 +43,21 @@ from thinwire.protocol.state import Contract, Public
 from thinwire.wire.bits import Bytes
 
 TOLERANCE = 1e-4
-_NUMBER = Spec.of({"guard": torch.zeros(())})
+_NUMBER = Spec.of({"drift_check": torch.zeros(())})
 _WIDE = 4096
 _FEW = 1 << 17  # values that are fetched from a GPU sooner than it is told what to do with them
 _ROWS = {"cpu": 64, "cuda": 4096}  # rows that are in float64 at a time: they stay in a core's cache, or fill a GPU
 
 
-def pack_guard(contract: Contract, public: Public) -> Bytes:
+def pack_drift_check(contract: Contract, public: Public) -> Bytes:
     """What a message down says of the state that it leads to."""
     value, _ = project(_replayed(contract, public), contract.key.fold("guard", public.version))
-    return raw({"guard": torch.tensor(value)})
+    return raw({"drift_check": torch.tensor(value)})
 
 
-def check_guard(contract: Contract, public: Public, data: Bytes) -> None:
+def check_drift(contract: Contract, public: Public, data: Bytes) -> None:
     """Raise Drifted if the state that a client arrived at is not the one that the message speaks of."""
-    theirs = float(unraw(data, _NUMBER)["guard"])
+    theirs = float(unraw(data, _NUMBER)["drift_check"])
     mine, length = project(_replayed(contract, public), contract.key.fold("guard", public.version))
     if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
         raise Drifted(
@@ -105,5 +105,5 @@ def _sums(rows: Tensor, factor: float, signs: Tensor) -> tuple[int, float]:
 
 def _replayed(contract: Contract, public: Public) -> Tree:
     """What a client computes for itself on its way to a version, and could get wrong."""
-    base = public.base if contract.method.space.fresh_every else {}
+    base = public.base if contract.method.space.redraw_every else {}
     return {**{f"base/{name}": block for name, block in base.items()}, **public.coords}

@@ -1,6 +1,6 @@
-"""Trees to lanes of a message and back: what a client says, and what a version adds.
+"""Trees to fields of a message and back: what a client says, and what a version adds.
 
-Whatever arrives is checked against the contract: the version, the plan, exactly the lanes that the method has, finite
+Whatever arrives is checked against the contract: the version, the plan, exactly the fields that the method has, finite
 numbers.
 """
 
@@ -38,14 +38,14 @@ class Step(NamedTuple):
     code: Tree
 
 
-class Stretch(NamedTuple):
-    """Where some coordinates are after several versions of one frame."""
+class WindowSnapshot(NamedTuple):
+    """Where some coordinates are after several versions of one basis."""
 
     names: frozenset[str]
     values: Tree
 
 
-class Said(NamedTuple):
+class Upload(NamedTuple):
     """What one client said, decoded, on the CPU."""
 
     code: Tree
@@ -57,7 +57,7 @@ class Said(NamedTuple):
 
 
 def answer(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> wire.Body:
-    """A client's answer to a round, from bytes that may come from anywhere; its lanes are not looked at yet."""
+    """A client's answer to a round, from bytes that may come from anywhere; its fields are not looked at yet."""
     message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
     body = message.first
     if message.kind != wire.UP or body is None:
@@ -69,28 +69,30 @@ def answer(contract: Contract, plan: Plan, version: int, client: int, data: Byte
     return body
 
 
-def unpack_up(contract: Contract, plan: Plan, version: int, client: int, data: Bytes, mask: Tree | None = None) -> Said:
+def unpack_up(
+    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, mask: Tree | None = None
+) -> Upload:
     """What a client said, from bytes that may come from anywhere, if it trained the numbers under this mask."""
     method = contract.method
     body = answer(contract, plan, version, client, data)
     expected, spec, note = _expected(contract, plan)
-    expect_lanes(body, expected)
-    lanes, report = body.lanes, contract.report
-    code = contract.up(client).decode(lanes[wire.COORDS], spec, contract.peer(version, client, mask))
-    weight = _unpack_weight(lanes[wire.WEIGHT]) if method.weigh.sent else method.weigh.weight(0)
-    said = Said(
+    expect_fields(body, expected)
+    fields, report = body.fields, contract.report
+    code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, mask))
+    weight = _unpack_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0)
+    said = Upload(
         code,
         weight,
-        unraw(lanes[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
-        unraw(lanes[wire.SHARED], report) if report.blocks else {},
-        unraw(lanes[wire.REPORT], note) if note.blocks else {},
+        unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
+        unraw(fields[wire.SHARED], report) if report.blocks else {},
+        unraw(fields[wire.REPORT], note) if note.blocks else {},
         norm(code),
     )
     _check_ranges(contract, client, said)
     return said
 
 
-def _check_ranges(contract: Contract, client: int, said: Said) -> None:
+def _check_ranges(contract: Contract, client: int, said: Upload) -> None:
     """Refuse an upload with a field outside the range that it has by its meaning."""
     if not 0 < said.weight <= MOST_EXAMPLES:
         raise WireError(f"client {client} says that it counts {said.weight}; expected above 0, at most {MOST_EXAMPLES}")
@@ -107,15 +109,15 @@ def _check_ranges(contract: Contract, client: int, said: Said) -> None:
 
 @lru_cache(maxsize=16)
 def _expected(contract: Contract, plan: Plan) -> tuple[frozenset[int], Spec, Spec]:
-    """The lanes of a client's message, and what its code and its note for the schedule look like."""
+    """The fields of a client's message, and what its code and its note for the schedule look like."""
     method, planned = contract.method, contract.coords.restrict(plan.names)
     note = Spec.of(method.schedule.report(planned.shapes(), plan))
-    lanes = {wire.COORDS}
-    lanes |= {wire.WEIGHT} if method.weigh.sent else set()
-    lanes |= {wire.BUFFERS} if contract.buffers.blocks else set()
-    lanes |= {wire.SHARED} if contract.report.blocks else set()
-    lanes |= {wire.REPORT} if note.blocks else set()
-    return frozenset(lanes), method.sketch.spec(planned), note
+    fields = {wire.COORDS}
+    fields |= {wire.WEIGHT} if method.client_weight.sent else set()
+    fields |= {wire.BUFFERS} if contract.buffers.blocks else set()
+    fields |= {wire.SHARED} if contract.report.blocks else set()
+    fields |= {wire.REPORT} if note.blocks else set()
+    return frozenset(fields), method.sketch.spec(planned), note
 
 
 def noted(contract: Contract, plan: Plan) -> Spec:
@@ -124,13 +126,17 @@ def noted(contract: Contract, plan: Plan) -> Spec:
 
 
 def pack_weight(weight: float) -> bytes:
-    """A client's weight as a lane: one float32."""
+    """A client's weight as a field: one float32."""
     return struct.pack("<f", weight)
 
 
 def heard_weight(method: Method, samples: int) -> float:
     """How much the server will count a client with that many examples."""
-    return _unpack_weight(pack_weight(method.weigh.weight(samples))) if method.weigh.sent else method.weigh.weight(0)
+    return (
+        _unpack_weight(pack_weight(method.client_weight.weight(samples)))
+        if method.client_weight.sent
+        else method.client_weight.weight(0)
+    )
 
 
 def _unpack_weight(data: Bytes) -> float:
@@ -146,27 +152,27 @@ def pack_step(contract: Contract, step: Step, version: int, codec: Tree) -> tupl
     return wire.pack_body(wire.Body(step.names, {wire.COORDS: payload}), contract.schema), codec
 
 
-def pack_stretch(contract: Contract, stretch: Stretch) -> bytes:
+def pack_snapshot(contract: Contract, stretch: WindowSnapshot) -> bytes:
     """A stretch, as it is sent."""
     return wire.pack_body(wire.Body(stretch.names, {wire.VALUES: raw(stretch.values)}), contract.schema)
 
 
-def pack_end(contract: Contract, stretch: Stretch, version: int) -> bytes:
+def pack_end(contract: Contract, stretch: WindowSnapshot, version: int) -> bytes:
     """Where the window ended that led to `version`, as it is sent: through the codec that settles it."""
-    payload, _ = contract.method.settle.encode(stretch.values, {}, contract.peer(version, EVERYONE))
+    payload, _ = contract.method.merge_codec.encode(stretch.values, {}, contract.peer(version, EVERYONE))
     return wire.pack_body(wire.Body(stretch.names, {wire.VALUES: payload}), contract.schema)
 
 
 def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> Step:
     """The entry that leads on from `version`, from a body that may come from anywhere."""
     names = planned_names(contract, body)
-    expect_lanes(body, {wire.COORDS})
+    expect_fields(body, {wire.COORDS})
     spec = contract.method.sketch.spec(contract.coords.restrict(names))
-    code = contract.method.down.decode(body.lanes[wire.COORDS], spec, contract.peer(version, EVERYONE))
+    code = contract.method.down.decode(body.fields[wire.COORDS], spec, contract.peer(version, EVERYONE))
     return Step(names, *bring((code,), device))
 
 
-def read_stretch(contract: Contract, body: wire.Body, device: torch.device, end: int | None = None) -> Stretch:
+def read_snapshot(contract: Contract, body: wire.Body, device: torch.device, end: int | None = None) -> WindowSnapshot:
     """A stretch, from a body that may come from anywhere.
 
     Args:
@@ -176,18 +182,18 @@ def read_stretch(contract: Contract, body: wire.Body, device: torch.device, end:
         end: the version that it leads to, if its window ends there.
     """
     names = planned_names(contract, body)
-    expect_lanes(body, {wire.VALUES})
-    data, spec = body.lanes[wire.VALUES], contract.coords.restrict(names)
+    expect_fields(body, {wire.VALUES})
+    data, spec = body.fields[wire.VALUES], contract.coords.restrict(names)
     if end is None:
         values = unraw(data, spec)
     else:
-        values = contract.method.settle.decode(data, spec, contract.peer(end, EVERYONE))
-    return Stretch(names, *bring((values,), device))
+        values = contract.method.merge_codec.decode(data, spec, contract.peer(end, EVERYONE))
+    return WindowSnapshot(names, *bring((values,), device))
 
 
-def as_heard(contract: Contract, public: Public, down: Codec) -> Public:
-    """A public state as clients of a tier read it: on link 'snapshot' through its down codec, on a ledger as it is."""
-    if contract.method.link == "ledger" or isinstance(down, Raw):
+def as_received(contract: Contract, public: Public, down: Codec) -> Public:
+    """A public state as clients of a tier read it: on full download through its down codec, on a ledger as it is."""
+    if contract.method.download == "incremental" or isinstance(down, Raw):
         return public
     peer = contract.peer(public.version, EVERYONE, contract.moving)
     coords = to_device(restrict(public.coords, contract.sendable.names), "cpu")
@@ -203,17 +209,17 @@ def planned_names(contract: Contract, body: wire.Body) -> frozenset[str]:
     return names
 
 
-def expect_lanes(body: wire.Body, expected: Set[int]) -> None:
-    """Refuse a body that lacks a lane, or has one that the method does not send."""
-    if body.lanes.keys() != expected:
-        raise WireError(f"the message has lanes {sorted(body.lanes)}, expected {sorted(expected)}")
+def expect_fields(body: wire.Body, expected: Set[int]) -> None:
+    """Refuse a body that lacks a field, or has one that the method does not send."""
+    if body.fields.keys() != expected:
+        raise WireError(f"the message has fields {sorted(body.fields)}, expected {sorted(expected)}")
 
 
 def raw(tree: Tree) -> Bytes:
-    """A lane of numbers as they are."""
+    """A field of numbers as they are."""
     return _RAW.encode(tree, {}, _NOBODY)[0]
 
 
 def unraw(data: Bytes, spec: Spec) -> Tree:
-    """The numbers of such a lane."""
+    """The numbers of such a field."""
     return _RAW.decode(data, spec, _NOBODY)

@@ -1,6 +1,6 @@
 """What each version added, and the cheapest way for a client to catch up.
 
-Within one frame coordinates add up. So of a frame that is no longer used (a *window*) the ledger keeps where its
+Within one basis coordinates add up. So of a basis that is no longer used (a *window*) the ledger keeps where its
 coordinates ended, and of its entries only the newest, as far as they are shorter than that. A client that missed ten
 rounds of a window downloads one vector, and merges the very bits that the server merged.
 
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """The rounds of one frame that is no longer used."""
+    """The rounds of one basis that is no longer used."""
 
     since: int  # the version that it began from
     until: int  # the version that it led to

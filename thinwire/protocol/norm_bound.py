@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thinwire.core.tree import Tree, add, norm, scale, sub
-from thinwire.protocol.fields import Said
+from thinwire.protocol.fields import Upload
 
 WEIGHT_LIMIT = 1000.0  # numbers of examples differ more between honest clients than their changes do
 
@@ -24,7 +24,7 @@ WEIGHT_LIMIT = 1000.0  # numbers of examples differ more between honest clients 
 class Bounded(NamedTuple):
     """The uploads of a cohort within bounds, and for each client that was scaled down, why."""
 
-    uploads: list[Said]
+    uploads: list[Upload]
     why: dict[int, str]
 
 
@@ -38,7 +38,9 @@ def factors(sizes: Sequence[float], limit: float) -> list[float]:
     return [most / size if 0 < most < size else 1.0 for size in sizes]
 
 
-def bound_uploads(clients: Sequence[int], uploads: Sequence[Said], limit: float, start: Tree, buffers: Tree) -> Bounded:
+def bound_uploads(
+    clients: Sequence[int], uploads: Sequence[Upload], limit: float, start: Tree, buffers: Tree
+) -> Bounded:
     """Scale down what is far beyond the cohort.
 
     Args:
@@ -77,4 +79,4 @@ def bound_uploads(clients: Sequence[int], uploads: Sequence[Said], limit: float,
         client: f"{' and '.join(words)} as the median of the cohort; it counts as {limit:g} times"
         for client, words in why.items()
     }
-    return Bounded([Said(*part) for part in parts], said)
+    return Bounded([Upload(*part) for part in parts], said)

@@ -16,7 +16,7 @@ from thinwire.protocol.advance import advance as advance
 from thinwire.protocol.client import Reply as Reply
 from thinwire.protocol.client import cohort_round as cohort_round
 from thinwire.protocol.client import forget as forget
-from thinwire.protocol.client import fresh_client as fresh_client
+from thinwire.protocol.client import initial_client_state as initial_client_state
 from thinwire.protocol.download import open_round as open_round
 from thinwire.protocol.download import receive as receive
 from thinwire.protocol.server import close_round as close_round

@@ -1,4 +1,4 @@
-"""A round in which the server sees the sum of what clients say and nothing of each: `secure = true`.
+"""A round in which the server sees the sum of what clients say and nothing of each: `secure_aggregation = true`.
 
 Codecs whose bytes are plain numbers, at the same places for all clients, can be hidden and added up as they are.
 """
@@ -16,14 +16,14 @@ from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
 from thinwire.privacy.base import MaskedPrivacy
 from thinwire.privacy.secagg import Secret, hidden_size, hide, hide_words, reveal, reveal_sum
-from thinwire.protocol.fields import EVERYONE, answer, expect_lanes, noted
+from thinwire.protocol.fields import EVERYONE, answer, expect_fields, noted
 from thinwire.protocol.state import Contract
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 
-class Circle(NamedTuple):
+class SecAggCohort(NamedTuple):
     """Who is added up in a round, and what they share in pairs; the server knows the first only."""
 
     cohort: tuple[int, ...]
@@ -36,18 +36,18 @@ def check_secure(contract: Contract) -> None:
     method = contract.method
     if any(up != method.ups[0] for up in method.ups):
         raise IncompatibleParts(
-            "secure = true adds up messages of one length, but tiers of the budget have different up codecs. "
-            "Leave up out of the tiers, or write secure = false"
+            "secure_aggregation = true adds up messages of one length, but tiers of the budget have different up codecs. "
+            "Leave up out of the tiers, or write secure_aggregation = false"
         )
     if not getattr(method.ups[0], "adds", False):
         raise IncompatibleParts(
-            f"secure = true adds up messages number by number, but those of {method.ups[0]!r} cannot be added. "
-            'Write up = "raw" or up = { kind = "randomk", shared = true }, or secure = false'
+            f"secure_aggregation = true adds up messages number by number, but those of {method.ups[0]!r} cannot be added. "
+            'Write up = "raw" or up = { kind = "randomk", shared = true }, or secure_aggregation = false'
         )
     if odd := [block.name for block in contract.code if block.dtype is not torch.float32]:
         raise IncompatibleParts(
-            f"secure = true adds up float32 numbers, but {odd[0]!r} is of another type. Train it in float32, "
-            "keep it at home (schedule.private), or write secure = false"
+            f"secure_aggregation = true adds up float32 numbers, but {odd[0]!r} is of another type. Train it in float32, "
+            "keep it at home (schedule.private), or write secure_aggregation = false"
         )
     plan = Plan(contract.sendable.named)
     for seen, part, instead in (
@@ -57,26 +57,30 @@ def check_secure(contract: Contract) -> None:
     ):
         if seen:
             raise IncompatibleParts(
-                f"secure = true hides what clients say, but with {part!s} they would say more beside it. "
-                f"{instead}, or write secure = false"
+                f"secure_aggregation = true hides what clients say, but with {part!s} they would say more beside it. "
+                f"{instead}, or write secure_aggregation = false"
             )
     if method.correction.factor({}) != 1.0:  # without a report it is the same for all, but the server sees no terms
         raise IncompatibleParts(
-            f"{method.correction!s} scales what each client changed, but secure = true hides what that is. "
-            "Take a correction that scales nothing, or write secure = false"
+            f"{method.correction!s} scales what each client changed, but secure_aggregation = true hides what that is. "
+            "Take a correction that scales nothing, or write secure_aggregation = false"
         )
 
 
 def hide_payload(
-    contract: Contract, payload: Bytes, weight: float, version: int, client: int, circle: Circle | None
+    contract: Contract, payload: Bytes, weight: float, version: int, client: int, circle: SecAggCohort | None
 ) -> bytes:
     """What the codec made, under the masks of this round; clipped and blurred, where the method is private."""
     if circle is None or client not in circle.cohort:
-        raise IncompatibleParts("secure = true needs to know who else is asked: give cohort_round the circle")
+        raise IncompatibleParts(
+            "secure_aggregation = true needs to know who else is asked: give cohort_round the circle"
+        )
     if len(circle.cohort) < 2:
-        raise IncompatibleParts("secure = true hides a client among others: ask two or more in a round")
+        raise IncompatibleParts("secure_aggregation = true hides a client among others: ask two or more in a round")
     if weight != int(weight):
-        raise IncompatibleParts(f"secure = true adds up whole weights, not {weight}; write weigh = 'uniform'")
+        raise IncompatibleParts(
+            f"secure_aggregation = true adds up whole weights, not {weight}; write client_weight = 'uniform'"
+        )
     numbers, privacy = np.frombuffer(payload, "<f4"), contract.method.privacy
     if not isinstance(privacy, MaskedPrivacy):
         return hide(numbers, int(weight), client, circle.cohort, version, circle.secret)
@@ -93,8 +97,8 @@ def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[
 
     def payload(client: int) -> Bytes:
         body = answer(contract, plan, version, client, messages[client])
-        expect_lanes(body, {wire.COORDS})
-        return body.lanes[wire.COORDS]
+        expect_fields(body, {wire.COORDS})
+        return body.fields[wire.COORDS]
 
     size = up.size(spec)
     assert size is not None, "a codec that adds has one size"

@@ -17,16 +17,17 @@ from thinwire.errors import Diverged, WireError
 from thinwire.masks.masks import NoMask
 from thinwire.protocol.advance import advance, moved, switched
 from thinwire.protocol.fields import (
-    Said,
     Step,
-    Stretch,
-    as_heard,
+    Upload,
+    WindowSnapshot,
+    as_received,
     pack_end,
     pack_step,
+    read_snapshot,
     read_step,
-    read_stretch,
     unpack_up,
 )
+from thinwire.protocol.foresight import Foreseen
 from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.method import NORM_BOUND
 from thinwire.protocol.norm_bound import bound_uploads
@@ -34,7 +35,6 @@ from thinwire.protocol.secagg import secure_mean
 from thinwire.protocol.setup import begin
 from thinwire.protocol.state import Contract, Public, ServerState, device_of
 from thinwire.schedules.base import Plan
-from thinwire.simulation.foresight import Foreseen
 from thinwire.sketches.base import Identity
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
@@ -91,12 +91,12 @@ def closed_round(
     if not messages:
         raise WireError(f"no client answered in the round from version {public.version}; ask again, or ask others")
     noise = noise or now.key.fold("release", public.version)
-    if method.secure:
+    if method.secure_aggregation:
         mean = secure_mean(now, plan, public.version, messages, noise)
-        said = [Said({}, 1.0, {}, {}, {})] * len(messages)
+        said = [Upload({}, 1.0, {}, {}, {})] * len(messages)
         return Closed(_next_state(contract, server, plan, said, registered, noise, None, mean), {}, {})
     clients, said = sorted(messages), read_uploads(now, server, plan, messages)
-    start = to_device(restrict(public.coords, plan.names), "cpu") if method.say == "value" else {}
+    start = to_device(restrict(public.coords, plan.names), "cpu") if method.upload == "weights" else {}
     buffers = to_device(public.buffers, "cpu")
     limit = 0.0 if method.privacy.bounds else method.norm_bound
     uploads, bounded = bound_uploads(clients, said, limit, start, buffers)
@@ -111,7 +111,7 @@ def closed_round(
     return Closed(_next_state(contract, server, plan, left, registered, noise), bounded, refused)
 
 
-def read_uploads(contract: Contract, server: ServerState, plan: Plan, messages: Mapping[int, Bytes]) -> list[Said]:
+def read_uploads(contract: Contract, server: ServerState, plan: Plan, messages: Mapping[int, Bytes]) -> list[Upload]:
     """What clients sent, decoded and checked, in the order of their numbers."""
     version, masks = server.public.version, masks_of(contract, server.public, messages)
     return each(
@@ -125,7 +125,7 @@ def _next_state(
     contract: Contract,
     server: ServerState,
     plan: Plan,
-    said: list[Said],
+    said: list[Upload],
     registered: int,
     noise: Key,
     foreseen: Foreseen | None = None,
@@ -140,23 +140,23 @@ def _next_state(
     if mean is None:
         factors = [method.correction.factor(one.report) for one in said]
         codes = [one.code if f == 1.0 else scale(one.code, f) for one, f in zip(said, factors, strict=True)]
-        codes, weights = method.mean.admit(codes, weights)
-        mean = method.privacy.aggregate(codes, partial(method.mean.of, weights=weights), len(said), noise)
-    if method.say == "value":
+        codes, weights = method.aggregator.admit(codes, weights)
+        mean = method.privacy.aggregate(codes, partial(method.aggregator.of, weights=weights), len(said), noise)
+    if method.upload == "weights":
         mean = sub(mean, coords)
     planned, sketch_key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
     decoded = mean
     if not isinstance(method.sketch, Identity):
         decoded = to_device(method.sketch.decode(to_device(mean, device), planned, sketch_key), "cpu")
     schedule = method.schedule.observe(
-        server.schedule, plan, decoded, method.mean.of([one.noted for one in said], weights)
+        server.schedule, plan, decoded, method.aggregator.of([one.noted for one in said], weights)
     )
     fraction = len(said) / registered
     # memories of server and optimiser belong to blocks; those that did not speak keep theirs as they were
     silent = contract.code.named - mean.keys()
     mine = _of_blocks(server.correction, silent)
     mean, shared, mine = method.correction.server(
-        mean, method.mean.of([one.report for one in said], weights), fraction, mine
+        mean, method.aggregator.of([one.report for one in said], weights), fraction, mine
     )
     moving = method.server_opt_at(public.version)
     change, opt = moving.update(scale(mean, -1.0), _of_blocks(server.opt, silent), coords)
@@ -172,25 +172,25 @@ def _next_state(
     step = Step(plan.names, change)
     codec = server.codec
     body = b""
-    if method.link == "ledger":
+    if method.download == "incremental":
         body, codec = pack_step(contract, step, public.version, server.codec)
         step = read_step(contract, wire.unpack_body(body, contract.schema), public.version, torch.device("cpu"))
     if foreseen is not None and not foreseen.confirmed(step.code):
         foreseen = None
-    buffers = method.mean.of([one.buffers for one in said], weights)
+    buffers = method.aggregator.of([one.buffers for one in said], weights)
     if foreseen is not None:
         reached = foreseen.coords
     else:
         code, shared, buffers = bring((step.code, shared, buffers), device)
         reached = moved(contract, public, Step(step.names, code))
     end = None
-    if method.link == "ledger" and public.version + 1 == contract.window_end(public.version):
+    if method.download == "incremental" and public.version + 1 == contract.window_end(public.version):
         values = to_device(restrict(reached, plan.names), "cpu")
-        end = pack_end(contract, Stretch(plan.names, values), public.version + 1)
+        end = pack_end(contract, WindowSnapshot(plan.names, values), public.version + 1)
         if contract.settles:  # everybody merges what the codec leaves, also those who followed every entry
-            settled = read_stretch(contract, wire.unpack_body(end, contract.schema), device, public.version + 1)
+            settled = read_snapshot(contract, wire.unpack_body(end, contract.schema), device, public.version + 1)
             reached, body = {**reached, **settled.values}, end
-        elif method.space.fresh_every == 1:
+        elif method.space.redraw_every == 1:
             end = body  # one entry says it all
     after = advance(contract, public, reached, public.version + 1)._replace(
         shared={**public.shared, **add(restrict(public.shared, shared), shared)}, buffers=buffers or public.buffers
@@ -221,7 +221,7 @@ def _checked(server: ServerState) -> ServerState:
 
 def append_entry(contract: Contract, server: ServerState, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
     """The ledger with one more entry, and where its window ended if it did."""
-    if contract.method.link == "snapshot":  # nobody replays: it only remembers when each block was synchronised
+    if contract.method.download == "full":  # nobody replays: it only remembers when each block was synchronised
         return server.ledger.append(b"", plan.names, limit=-1, longest=-1)
     # what is longer than the state that it makes serves nobody; after a merge that state holds the whole base
     return server.ledger.append(
@@ -238,7 +238,7 @@ def masks_of(contract: Contract, public: Public, clients: Iterable[int]) -> dict
     downs = {contract.tier(client): contract.down(client) for client in clients}
     if isinstance(contract.method.mask, NoMask):
         return {tier: {} for tier in downs}
-    return {tier: contract.trained(as_heard(contract, public, down)) for tier, down in downs.items()}
+    return {tier: contract.trained(as_received(contract, public, down)) for tier, down in downs.items()}
 
 
 def _under(block: Tensor, mask: Tensor | None) -> Tensor:

@@ -34,15 +34,15 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
         key: the root of the run's randomness.
     """
     contract, public = _agree(method, weights, buffers, key)
-    if method.then is None:
+    if method.next_stage is None:
         return contract, public
     later, _ = _agree(method.later, weights, buffers, key)
     # one schema for both, so that a message can be read before its version is known
     digest = hashlib.blake2b(contract.schema.digest + later.schema.digest, digest_size=8)
-    digest.update(method.then.at.to_bytes(8, "little"))
+    digest.update(method.next_stage.at.to_bytes(8, "little"))
     names = tuple(dict.fromkeys((*contract.coords.names, *later.coords.names)))
     schema = wire.Schema(digest.digest(), names)
-    later = replace(later, schema=schema, since=method.then.at)
+    later = replace(later, schema=schema, since=method.next_stage.at)
     return replace(contract, schema=schema, later=later), public
 
 
@@ -53,19 +53,19 @@ def _agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Cont
         raise ConfigError("the model has no trainable weights; at least one parameter must have requires_grad=True")
     method.check(spec)
     device = next(iter(weights.values())).device
-    frame = method.space.frame(spec, key.fold("frame", 0), device)
-    coords = method.space.init(weights, frame, key.fold("init", 0))
+    basis = method.space.basis(spec, key.fold("frame", 0), device)
+    coords = method.space.init(weights, basis, key.fold("init", 0))
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
     method.penalty.check(spec, Spec.of(coords))
     never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
     waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
-    if waits and method.space.fresh_every:
+    if waits and method.space.redraw_every:
         raise _held_in_lost_frame(method, waits)
-    if waits and method.then is not None:
+    if waits and method.next_stage is not None:
         raise IncompatibleParts(
             f"{method.schedule!r} lets clients hold back {min(waits)!r}, but then gives up the coordinates of the "
-            "first stage. Write schedule = 'every', or leave then out"
+            "first stage. Write schedule = 'all-blocks', or leave then out"
         )
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
@@ -76,13 +76,13 @@ def _agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Cont
         h.update(part.digest())
     for block in (*weights.values(), *buffers.values()):  # whoever starts elsewhere would be elsewhere for ever
         h.update(raw({"": block}))
-    h.update(key.value.to_bytes(8, "little"))  # another seed draws other frames: its messages are not ours
+    h.update(key.value.to_bytes(8, "little"))  # another seed draws other bases: its messages are not ours
     contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
     for up, down in zip(method.ups, method.downs, strict=True):
         check_fits(up, contract.code)
-        check_fits(down, contract.code if method.link == "ledger" else contract.sendable)
-    check_fits(method.settle, contract.coords)
-    if method.secure:
+        check_fits(down, contract.code if method.download == "incremental" else contract.sendable)
+    check_fits(method.merge_codec, contract.coords)
+    if method.secure_aggregation:
         check_secure(contract)
     if method.privacy.bounds:
         _check_bounded(contract)
@@ -94,12 +94,16 @@ def _check_bounded(contract: Contract) -> None:
     method = contract.method
     plan = Plan(contract.sendable.named)
     for clash, part, instead in (
-        (method.say == "value", "say = 'value', which is no change", "Write say = 'delta'"),
-        (method.weigh.sent, f"{method.weigh!r}, by which some count more", "Write weigh = 'uniform'"),
+        (method.upload == "weights", "upload = 'weights', which is no change", "Write upload = 'delta'"),
         (
-            method.secure and not isinstance(method.privacy, MaskedPrivacy),
-            "secure = true, which hides each of them",
-            "Write secure = false",
+            method.client_weight.sent,
+            f"{method.client_weight!r}, by which some count more",
+            "Write client_weight = 'uniform'",
+        ),
+        (
+            method.secure_aggregation and not isinstance(method.privacy, MaskedPrivacy),
+            "secure_aggregation = true, which hides each of them",
+            "Write secure_aggregation = false",
         ),
         (contract.report.blocks, f"reports of {method.correction!r}", "Take a correction that reports nothing"),
         (noted(contract, plan).blocks, f"reports of {method.schedule!r}", "Take a schedule that reports nothing"),
@@ -132,7 +136,7 @@ def plan_round(contract: Contract, server: ServerState) -> Plan:
     method = contract.method
     plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
     silent = contract.coords.named - plan.names
-    if silent and method.space.fresh_every:
+    if silent and method.space.redraw_every:
         raise _held_in_lost_frame(method, silent)
     _check_codes(contract, server, plan.names)
     return plan
@@ -152,7 +156,7 @@ def _check_codes(contract: Contract, server: ServerState, names: frozenset[str])
 
 def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
     return IncompatibleParts(
-        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its frame, "
-        "and what was held back means nothing in the next one. Write fresh_every = 0, or a schedule in which every "
+        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its basis, "
+        "and what was held back means nothing in the next one. Write redraw_every = 0, or a schedule in which every "
         "block always speaks"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thinwire.codecs.base import Codec
 from thinwire.errors import ConfigError
 from thinwire.masks.masks import Mask
-from thinwire.optimizers.base import Optimiser
+from thinwire.optimizers.base import Optimizer
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
 
@@ -17,7 +17,7 @@ class Stage:
     """What a method does otherwise from some version on; whatever is not given stays as it was.
 
         version < at     coordinates of the first space
-        version = at     coordinates of `space` closest to the weights then (`adopt`), on the base of version 0
+        version = at     coordinates of `space` closest to the weights then (`from_weights`), on the base of version 0
         version > at     trained with fresh optimisers and memories
 
     Args:
@@ -29,7 +29,7 @@ class Stage:
         client_opt: moves the coordinates on a client; None leaves the method's.
         server_opt: moves them on the server; None leaves the method's.
 
-    Nothing more is sent at the switch: on link `snapshot`, which this needs, clients receive the coordinates of their
+    Nothing more is sent at the switch: on `full` download, which this needs, clients receive the coordinates of their
     stage in every round, and the base is the one that they know from the beginning.
 
     >>> Stage(at=50, space=LoRA(rank=4)).at
@@ -41,8 +41,8 @@ class Stage:
     mask: Mask | None = None
     up: Codec | None = None
     down: Codec | None = None
-    client_opt: Optimiser | None = None
-    server_opt: Optimiser | None = None
+    client_opt: Optimizer | None = None
+    server_opt: Optimizer | None = None
 
     def __post_init__(self) -> None:
         if self.at < 1:

@@ -89,7 +89,7 @@ class Contract:
     schema: Schema
     later: Contract | None = None
     since: int = 0
-    _frame: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _basis: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def at(self, version: int) -> Contract:
         """What holds at a version: this, or what its method does later."""
@@ -138,30 +138,30 @@ class Contract:
         """What clients send and the server averages when all blocks speak that ever do."""
         return self.method.sketch.spec(self.sendable)
 
-    def frame(self, version: int, device: Device) -> Tree:
-        """The frame in which the round from `version` trains; the newest is kept, for it is asked for often."""
+    def basis(self, version: int, device: Device) -> Tree:
+        """The basis in which the round from `version` trains; the newest is kept, for it is asked for often."""
         if (holds := self.at(version)) is not self:
-            return holds.frame(version, device)
+            return holds.basis(version, device)
         window, device = self.window(version), torch.device(device or "cpu")
-        if self._frame.get("of") != (window, device):
-            frame = self.method.space.frame(self.weights, self.key.fold("frame", window), device)
-            self._frame.update(of=(window, device), frame=frame)
-        return dict(self._frame["frame"])
+        if self._basis.get("of") != (window, device):
+            basis = self.method.space.basis(self.weights, self.key.fold("frame", window), device)
+            self._basis.update(of=(window, device), basis=basis)
+        return dict(self._basis["basis"])
 
     def window(self, version: int) -> int:
-        """The number of the frame in which the round from `version` trains; a merge lies between two windows."""
-        every = self.method.space.fresh_every
+        """The number of the basis in which the round from `version` trains; a merge lies between two windows."""
+        every = self.method.space.redraw_every
         return version // every if every else 0
 
     def window_end(self, version: int) -> int | None:
-        """The version at which the frame of the round from `version` is given up; None if it is kept for ever."""
-        every = self.method.space.fresh_every
+        """The version at which the basis of the round from `version` is given up; None if it is kept for ever."""
+        every = self.method.space.redraw_every
         return (version // every + 1) * every if every else None
 
     @cached_property
     def settles(self) -> bool:
-        """Whether coordinates change a little when their frame ends."""
-        return not isinstance(self.method.settle, Raw)
+        """Whether coordinates change a little when their basis ends."""
+        return not isinstance(self.method.merge_codec, Raw)
 
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""
@@ -203,7 +203,7 @@ class Contract:
         return self.method.ups[self.tier(client)]
 
     def down(self, client: int) -> Codec:
-        """The codec of messages to that client; on link 'ledger' the same for all."""
+        """The codec of messages to that client; on incremental download the same for all."""
         return self.method.downs[self.tier(client)]
 
 

@@ -11,7 +11,7 @@ from thinwire.schedules.base import Plan
 
 
 @dataclass(frozen=True)
-class Tally:
+class SyncCounts:
     """Counts by block since the first round; blocks that never spoke are absent.
 
     Args:
@@ -23,7 +23,7 @@ class Tally:
     syncs: Mapping[str, int] = field(default_factory=dict)
     bytes_up: Mapping[str, int] | None = field(default_factory=dict)
 
-    def add(self, contract: Contract, plan: Plan, clients: Collection[int]) -> Tally:
+    def add(self, contract: Contract, plan: Plan, clients: Collection[int]) -> SyncCounts:
         """The counts after a round that was closed with messages of these clients.
 
         `close_round` refuses a message that is not cut where `shares` says, so these are bytes that were sent.
@@ -38,7 +38,7 @@ class Tally:
             if bytes_up is not None:
                 own = {name: messages * share for name, share in shares(planned).items()} if shares else None
                 bytes_up = None if own is None else _sum(bytes_up, own)
-        return Tally(_sum(self.syncs, dict.fromkeys(planned.names, 1)), bytes_up)
+        return SyncCounts(_sum(self.syncs, dict.fromkeys(planned.names, 1)), bytes_up)
 
 
 def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:

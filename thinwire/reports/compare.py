@@ -12,14 +12,14 @@ from thinwire.experiments.link_time import LINKS
 Summary = dict[str, Any]
 
 
-class Spread(NamedTuple):
+class MeanStd(NamedTuple):
     """A mean, and the standard deviation over seeds (0 for one seed)."""
 
     mean: float
     std: float
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
+    def of(cls, values: Iterable[float | None]) -> MeanStd | None:
         """Of the numbers that are there; None if there are none."""
         known = [value for value in values if value is not None]
         return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0) if known else None
@@ -30,8 +30,8 @@ class Row(NamedTuple):
 
     method: str
     seeds: int
-    final_accuracy: Spread | None
-    best_accuracy: Spread | None
+    final_accuracy: MeanStd | None
+    best_accuracy: MeanStd | None
     bytes_up: float
     bytes_down: float
     bytes_catchup: float
@@ -61,8 +61,8 @@ def table(summaries: Sequence[Summary]) -> list[Row]:
             Row(
                 method,
                 len(group),
-                Spread.of(summary["final_accuracy"] for summary in group),
-                Spread.of(summary["best_accuracy"] for summary in group),
+                MeanStd.of(summary["final_accuracy"] for summary in group),
+                MeanStd.of(summary["best_accuracy"] for summary in group),
                 _mean(group, "bytes_up"),
                 _mean(group, "bytes_down"),
                 _mean(group, "bytes_catchup"),
@@ -93,6 +93,6 @@ def _by_link(group: Sequence[Summary]) -> dict[str, float]:
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows as plain values."""
     return [
-        {key: value._asdict() if isinstance(value, Spread) else value for key, value in row._asdict().items()}
+        {key: value._asdict() if isinstance(value, MeanStd) else value for key, value in row._asdict().items()}
         for row in rows
     ]

@@ -36,7 +36,7 @@ def count(row: Table, what: str, options: Table) -> int:
             base = dict(lookup("model", kind).make(**own, **options).named_parameters())
     with torch.no_grad():
         space = build("space", row["space"], "space")
-        frame = space.frame(Spec.of(base), Key(0), "cpu")
+        frame = space.basis(Spec.of(base), Key(0), "cpu")
         coords = space.init(base, frame, Key(0))
         if what == "numbers":
             return Spec.of(coords).size

@@ -22,7 +22,7 @@ Run = Mapping[str, Any]
 
 
 def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
-    """Mean and standard deviation in words.
+    """MeanInterval and standard deviation in words.
 
     >>> spread([0.5, 0.7]), spread([None])
     ('60.00 ± 14.14', '-')

@@ -1,6 +1,6 @@
 """What a table of a paper measures, taken from a run: an accuracy, rounds, seconds, bytes.
 
-    best_accuracy, final_accuracy, best_own_accuracy, final_own_accuracy       in per cent
+    best_accuracy, final_accuracy, best_client_accuracy, final_client_accuracy       in per cent
     rounds to 0.8                      until that accuracy was first reached
     minutes to 0.8 at 2 Mbps           the same by the model of `network.py`, of the bytes and training times of the run
     seconds a round at 2 Mbps          of all rounds but the first, in which nothing has to be sent down
@@ -86,7 +86,7 @@ def cost(kind: str, line: Line, column: Sequence[Line], out: Path) -> float | No
 
 
 def _spent(kind: str, line: Line, worst: float, out: Path) -> float | None:
-    """Mean bytes, up, or both ways until an accuracy."""
+    """MeanInterval bytes, up, or both ways until an accuracy."""
     found = _done(line, out)
     if kind == "bytes_up":
         spent = [s["bytes_up"] for _, s in found]

@@ -21,7 +21,17 @@ from thinwire.experiments.records import find_runs, read_run, totals
 from thinwire.reports.charts import Bar, Curve, Frame, Row, bars, curves, dots, reach, shade, swatch
 from thinwire.reports.layer_chart import MOST_LAYERS, LayerChart, layer_chart
 from thinwire.reports.page import Chapter, Command, Figure, Grid, Piece, as_html, as_markdown
-from thinwire.reports.seed_groups import WAYS, Line, Mean, Reached, choose_targets, differing, flat, group, yardstick
+from thinwire.reports.seed_groups import (
+    WAYS,
+    Line,
+    MeanInterval,
+    Reached,
+    choose_targets,
+    differing,
+    flat,
+    group,
+    yardstick,
+)
 
 NARROW = 340  # every chart is drawn twice, wide and narrow; the style sheet shows the one that fits
 
@@ -147,8 +157,8 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
     ]
     pieces.append(curve_figure(task, lines, metric, tuple(costs), against="bytes"))
     pieces.append(curve_figure(task, lines, metric, tuple(costs), against="rounds"))
-    if any(line.curve("own_accuracy") for line in lines):
-        pieces.append(curve_figure(task, lines, "own_accuracy", (), against="bytes"))
+    if any(line.curve("client_accuracy") for line in lines):
+        pieces.append(curve_figure(task, lines, "client_accuracy", (), against="bytes"))
     yard = measure.total("bytes_total")
     rows = []
     for line in lines:
@@ -185,10 +195,12 @@ def _overview(task: str, lines: Sequence[Line], measure: Line, costs: dict[float
 def _setting(lines: Sequence[Line]) -> str:
     run = lines[0].runs[0]
     task, cohort = run.table.get("task", {}), run.table.get("cohort", {})
-    split, model = task.get("split", {}), task.get("model", {})
+    partition, model = task.get("partition", {}), task.get("model", {})
     words = [f"{task.get('clients', '?')} clients, {cohort.get('size', '?')} of them in a round"]
-    if split:
-        words.append(f"split {split.get('kind')}" + (f" (alpha {split['alpha']:g})" if "alpha" in split else ""))
+    if partition:
+        words.append(
+            f"partition {partition.get('kind')}" + (f" (alpha {partition['alpha']:g})" if "alpha" in partition else "")
+        )
     parameters = (run.summary or {}).get("parameters")
     words.append(f"model {model.get('kind', '?')}" + (f" of {parameters:,} parameters" if parameters else ""))
     seeds = max(len(line.runs) for line in lines)
@@ -221,7 +233,7 @@ def _headline(lines: Sequence[Line], measure: Line, costs: dict[float, list[Reac
 
 def curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[float, ...], against: str) -> Figure:
     """A metric against `bytes` or `rounds`: a line for each method, a band over its seeds."""
-    names = {"accuracy": "test accuracy", "own_accuracy": "accuracy of clients' own models", "loss": "training loss"}
+    names = {"accuracy": "test accuracy", "client_accuracy": "accuracy of clients' own models", "loss": "training loss"}
     by_bytes = against == "bytes"
     drawn = [
         Curve(line.label, i, [(p.bytes if by_bytes else p.round, p.value, p.low, p.high) for p in line.curve(metric)])
@@ -243,7 +255,7 @@ def curve_figure(task: str, lines: Sequence[Line], metric: str, targets: tuple[f
         marks=tuple((target, f"target {_pc(target)}") for target in targets) if by_bytes else (),
     )
     several = any(len(line.runs) > 1 for line in lines)
-    band = "Mean over seeds; the band is from the lowest to the highest seed." if several else ""
+    band = "MeanInterval over seeds; the band is from the lowest to the highest seed." if several else ""
     where = " Up and left is better." if by_bytes and metric != "loss" else ""
     return Figure(
         title,
@@ -290,7 +302,9 @@ def _cost(task: str, lines: Sequence[Line], measure: Line, costs: dict[float, li
             about = "; ".join(f"{bar.label}: {bar.value}" for bar in drawn) + "."
             frame = Frame(title, about, "bytes", ident=f"{_ident(task)}-cost-{target:g}".replace(".", "-"))
             narrow = bars(drawn, frame._replace(width=NARROW))
-            whisker = " Mean over seeds; the thin line is from the lowest to the highest seed." if several else ""
+            whisker = (
+                " MeanInterval over seeds; the thin line is from the lowest to the highest seed." if several else ""
+            )
             note = f"All messages of all clients.{whisker}"
             pieces.append(Figure(title, note, bars(drawn, frame), narrow, legend))
         caption = f"{title} (means over the seeds that did), and times fewer than {measure.label} where all seeds did"
@@ -448,20 +462,20 @@ def _meaning(choices: Choices) -> Chapter:
     )
 
 
-def _share(value: Mean | None) -> str:
+def _share(value: MeanInterval | None) -> str:
     if value is None:
         return "-"
     return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.half is not None else "")
 
 
-def _interval(value: Mean | None) -> str:
+def _interval(value: MeanInterval | None) -> str:
     if value is None or value.half is None:
         return "-"
     low, high = max(0.0, value.mean - value.half), min(1.0, value.mean + value.half)
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
-def _byte_interval(value: Mean) -> str:
+def _byte_interval(value: MeanInterval) -> str:
     if value.half is None:
         return "-"
     return f"{human_bytes(max(0.0, value.mean - value.half))} to {human_bytes(value.mean + value.half)}"

@@ -1,6 +1,6 @@
 """A page of the papers' tables: our number, the paper's, the difference, the seeds, the bytes that were really sent.
 
-Everything is read from run directories. Beside the page go a `.json` file with the numbers and the curve of every run
+Everything is read from run directories. Unmerged the page go a `.json` file with the numbers and the curve of every run
 that it names, and a folder of pictures: accuracy against bytes, for each column of a table.
 """
 
@@ -32,7 +32,7 @@ from thinwire.reports.seed_groups import Line as Seeds
 from thinwire.reports.style import ALONE
 
 KEPT = (
-    *("best_accuracy", "final_accuracy", "best_own_accuracy", "final_own_accuracy", "trainable", "bytes_total"),
+    *("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable", "bytes_total"),
     *("bytes_catchup", "seconds", "task", "status", "status_round", "chance_accuracy"),
 )
 COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the weights"}
@@ -233,7 +233,7 @@ def _chosen(line: Line) -> str:
 def _figure(repro: Reproduction, column: str, lines: list[Line], out: Path) -> str:
     """Accuracy against bytes as the text of an SVG file; "" where there is nothing to draw."""
     measures = {repro.grid.content["rows"][line.row]["measure"] for line in lines}
-    metric = "own_accuracy" if all("own" in measure for measure in measures) else "accuracy"
+    metric = "client_accuracy" if all("own" in measure for measure in measures) else "accuracy"
     if not all(measure.endswith("_accuracy") for measure in measures):
         return ""
     recorded = [(line, [read_run(default_folder(e, out)) for e in line.runs if summary(e, out)]) for line in lines]

@@ -28,7 +28,7 @@ _T: tuple[float, ...] = (
 WAYS = ("up", "down", "catchup")
 
 
-class Mean(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean over seeds, their standard deviation, and half the width of its 95 % interval (None for one seed)."""
 
     mean: float
@@ -36,14 +36,14 @@ class Mean(NamedTuple):
     half: float | None
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Mean | None:
+    def of(cls, values: Iterable[float | None]) -> MeanInterval | None:
         """Of the numbers that are there; None if there are none.
 
-        >>> mean, std, half = Mean.of([1.0, 2.0, None, 3.0])
+        >>> mean, std, half = MeanInterval.of([1.0, 2.0, None, 3.0])
         >>> mean, std, round(half, 3)
         (2.0, 1.0, 2.484)
-        >>> Mean.of([0.5]), Mean.of([])
-        (Mean(mean=0.5, std=0.0, half=None), None)
+        >>> MeanInterval.of([0.5]), MeanInterval.of([])
+        (MeanInterval(mean=0.5, std=0.0, half=None), None)
         """
         known = [value for value in values if value is not None]
         if len(known) < 2:
@@ -67,8 +67,8 @@ class Reached(NamedTuple):
     """What a target cost; means over the seeds that reached it."""
 
     seeds: int
-    rounds: Mean
-    bytes: Mean  # honest: up, down and catch-up
+    rounds: MeanInterval
+    bytes: MeanInterval  # honest: up, down and catch-up
     ideal: float  # without catch-up
     ways: dict[str, float]
     joules: float
@@ -102,9 +102,9 @@ class Line(NamedTuple):
         """Its runs that collapsed, diverged or are at chance."""
         return [run for run in self.runs if run.verdict.status in BROKEN]
 
-    def total(self, key: str) -> Mean | None:
+    def total(self, key: str) -> MeanInterval | None:
         """One of the `totals` over seeds."""
-        return Mean.of(totals(run.records)[key] for run in self.runs)
+        return MeanInterval.of(totals(run.records)[key] for run in self.runs)
 
     def curve(self, metric: str) -> list[Point]:
         """A metric by round, where every seed has it."""
@@ -136,7 +136,10 @@ class Line(NamedTuple):
             return None
         sums = [totals(part) for part in spent]
         ways = {way: statistics.fmean(total[f"bytes_{way}"] for total in sums) for way in WAYS}
-        honest, rounds = Mean.of(total["bytes_total"] for total in sums), Mean.of(float(len(part)) for part in spent)
+        honest, rounds = (
+            MeanInterval.of(total["bytes_total"] for total in sums),
+            MeanInterval.of(float(len(part)) for part in spent),
+        )
         assert honest
         assert rounds
         times = [seconds_by_link(part, compute) for part in spent]

@@ -12,9 +12,9 @@ from thinwire.errors import ConfigError
 from thinwire.privacy.base import MaskedPrivacy
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import ClientState, ServerState
-from thinwire.protocol.sync_counts import Tally
+from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.training.batches import Local
-from thinwire.training.local import Vectorise
+from thinwire.training.local import Backend
 
 
 class RoundRecord(NamedTuple):
@@ -29,7 +29,7 @@ class RoundRecord(NamedTuple):
     bytes_catchup: int
     clients: int
     seconds: float
-    own_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
+    client_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
     rate: float | None = None  # the clients' step size in this round
     drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
     refused: int = 0  # clients whose message could not be used; in a simulation all can
@@ -72,15 +72,15 @@ class Job:
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         self.method.budget.check(clients)
-        check_cohort(self.method.mean, self.cohort)
-        if self.method.then is not None and self.method.then.at >= self.rounds:
+        check_cohort(self.method.aggregator, self.cohort)
+        if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:
             raise ConfigError(
-                f"the second stage begins after {self.method.then.at} rounds, but the run has {self.rounds}; write for "
-                f"example --set method.then.at={max(1, self.rounds // 4)}, or more rounds"
+                f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; write for "
+                f"example --set method.next_stage.at={max(1, self.rounds // 4)}, or more rounds"
             )
-        if self.method.secure and self.cohort < 2:
-            raise ConfigError("secure = true hides a client among others: cohort must be 2 or more, not 1")
-        if self.method.secure and isinstance(self.method.privacy, MaskedPrivacy):
+        if self.method.secure_aggregation and self.cohort < 2:
+            raise ConfigError("secure_aggregation = true hides a client among others: cohort must be 2 or more, not 1")
+        if self.method.secure_aggregation and isinstance(self.method.privacy, MaskedPrivacy):
             self.method.privacy.check_clients(self.cohort)
 
 
@@ -91,8 +91,8 @@ class RunState(NamedTuple):
     server: ServerState
     clients: Mapping[int, ClientState]  # only those that were ever asked
     cohort: tuple[int, ...]
-    how: Vectorise  # how clients are trained; settled once, so that a resumed run does the same
-    why: str  # why not by the fastest, if so
-    tally: Tally  # how often each block spoke
+    backend: Backend  # how clients are trained; settled once, so that a resumed run does the same
+    backend_reason: str  # why not by the fastest, if so
+    sync_counts: SyncCounts  # how often each block spoke
     chunk: int = 0  # clients trained together, where the memory of a GPU decided it
     onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones

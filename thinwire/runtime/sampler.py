@@ -14,7 +14,7 @@ from thinwire.training.batches import Batches, Local, plan_batches
 from thinwire.training.local import Workload
 
 
-class Draws:
+class Sampler:
     """The cohorts and the batches of a run.
 
     Args:

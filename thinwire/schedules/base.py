@@ -56,9 +56,9 @@ class Schedule(Protocol):
         ...
 
 
-@register("schedule", "every")
+@register("schedule", "all-blocks")
 @dataclass(frozen=True)
-class Every:
+class AllBlocks:
     """Synchronise every block in every round, but for those that are to stay at home.
 
     Args:
@@ -66,7 +66,7 @@ class Every:
 
     >>> import torch
     >>> spec = Spec.of({"body.weight": torch.zeros(1), "head.weight": torch.zeros(1)})
-    >>> sorted(Every(private=("head.*",)).plan({}, spec, 0).names)
+    >>> sorted(AllBlocks(private=("head.*",)).plan({}, spec, 0).names)
     ['body.weight']
     """
 

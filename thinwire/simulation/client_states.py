@@ -4,7 +4,7 @@ States go in and come out of a round, so the roster before it must stay as it wa
 sake of a hundred would take longer than a small model's round: entries stand on shelves, and only those shelves are
 copied on which something changes.
 
->>> before = Roster({3: ClientState(1)})
+>>> before = ClientStates({3: ClientState(1)})
 >>> after = before.updated({3: ClientState(2), 700: ClientState(2)}.items())
 >>> before[3].version, after[3].version, len(before), len(after), sorted(after)
 (1, 2, 1, 2, [3, 700])
@@ -19,7 +19,7 @@ from thinwire.protocol.state import ClientState
 _SHELF = 256
 
 
-class Roster(Mapping[int, ClientState]):
+class ClientStates(Mapping[int, ClientState]):
     """States by client number; never changed."""
 
     def __init__(self, states: Mapping[int, ClientState] | None = None) -> None:
@@ -27,9 +27,9 @@ class Roster(Mapping[int, ClientState]):
         for i, state in (states or {}).items():
             self._shelves.setdefault(i // _SHELF, {})[i] = state
 
-    def updated(self, states: Iterable[tuple[int, ClientState]]) -> Roster:
+    def updated(self, states: Iterable[tuple[int, ClientState]]) -> ClientStates:
         """A roster in which these clients have these states."""
-        after = Roster()
+        after = ClientStates()
         after._shelves = dict(self._shelves)
         for i, state in states:
             at = i // _SHELF

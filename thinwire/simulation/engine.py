@@ -10,7 +10,7 @@ import torch
 
 from thinwire.errors import ConfigError
 from thinwire.runtime.job import Job, RoundRecord
-from thinwire.simulation.simulation import Simulation, Tap
+from thinwire.simulation.simulation import OnMessage, Simulation
 from thinwire.training.precision import Precision
 
 Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
@@ -23,7 +23,7 @@ class LocalEngine:
 
     Args:
         device: `cpu` or `cuda` (also `cuda:1`).
-        vectorise: train the clients of a chunk in one program (`vmap`), in one program that is recorded once and then
+        backend: train the clients of a chunk in one program (`vmap`), in one program that is recorded once and then
             replayed (`graph`: many times faster for small models on a GPU), one after another (`loop`), or one on each
             core of a CPU (`threads`); `auto` takes on a GPU the first of graph, vmap, loop that the model can, on a CPU
             the fastest of threads, vmap, loop in a short race before the first round.
@@ -41,14 +41,14 @@ class LocalEngine:
     """
 
     device: str = "cpu"
-    vectorise: Mode = "auto"
+    backend: Mode = "auto"
     chunk: int = 0
     precision: Precision = "float32"
     conv: Conv = "auto"
     workers: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("vectorise", Mode), ("precision", Precision), ("conv", Conv)):
+        for name, known in (("backend", Mode), ("precision", Precision), ("conv", Conv)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.chunk < 0:
@@ -71,23 +71,23 @@ class LocalEngine:
                 f"device {self.device!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs here"
             )
         if self.workers:
-            from thinwire.simulation.ray_workers import Spread
+            from thinwire.simulation.ray_workers import RaySimulation
 
-            simulation: Simulation = Spread(self, job)
+            simulation: Simulation = RaySimulation(self, job)
         else:
             simulation = Simulation(self, job)
         simulation.try_on()
         return simulation
 
-    def run(self, job: Job, tap: Tap | None = None) -> Iterator[RoundRecord]:
+    def run(self, job: Job, on_message: OnMessage | None = None) -> Iterator[RoundRecord]:
         """Run all rounds, one record each.
 
         Args:
             job: what to run.
-            tap: is shown every message, as it would travel.
+            on_message: is shown every message, as it would travel.
         """
         simulation = self.prepare(job)
         state = simulation.start()
         for _ in range(job.rounds):
-            state, record = simulation.round(state, tap)
+            state, record = simulation.round(state, on_message)
             yield record

@@ -14,7 +14,7 @@ import torch
 A = TypeVar("A")
 
 
-class Later(Generic[A]):
+class Lazy(Generic[A]):
     """A result that is made when it is first asked for.
 
     Args:
@@ -22,7 +22,7 @@ class Later(Generic[A]):
         stream: where the GPU does it, beside all else; None on a CPU.
         since: when what it needs is ready there.
 
-    >>> later = Later(lambda: print("now") or 2)
+    >>> later = Lazy(lambda: print("now") or 2)
     >>> later.result() + later.result()
     now
     4

@@ -14,7 +14,7 @@ import torch
 
 from thinwire.core.tree import Tree, tmap
 from thinwire.protocol.state import Public, ServerState
-from thinwire.training.local import Trained, Workload
+from thinwire.training.local import TrainingOutcome, Workload
 
 
 class Early(NamedTuple):
@@ -24,7 +24,7 @@ class Early(NamedTuple):
     clients: tuple[int, ...]
     coords: Tree  # what it was trained from; it counts only if this is the public state
     work: Workload
-    trained: Trained
+    trained: TrainingOutcome
     ready: torch.cuda.Event | None  # when that state was there
 
 

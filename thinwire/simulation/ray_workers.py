@@ -45,7 +45,7 @@ def need_ray() -> Any:
     return ray
 
 
-class Spread(Simulation):
+class RaySimulation(Simulation):
     """A job on its device and on workers; rounds, records and bytes are those of `Simulation`."""
 
     def __init__(self, engine: LocalEngine, job: Job) -> None:

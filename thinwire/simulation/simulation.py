@@ -28,36 +28,44 @@ from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.kernels.conv_cpu import by_columns
 from thinwire.kernels.support import has_triton
 from thinwire.privacy.base import spent
-from thinwire.protocol.client import NO_HASTE, Haste, Reply, cohort_round, forget, fresh_client, make_lesson
-from thinwire.protocol.download import Opening, receive
-from thinwire.protocol.fields import as_heard
-from thinwire.protocol.secagg import Circle
+from thinwire.protocol.client import (
+    NO_HASTE,
+    Haste,
+    Reply,
+    cohort_round,
+    forget,
+    initial_client_state,
+    make_training_inputs,
+)
+from thinwire.protocol.download import RoundOpening, receive
+from thinwire.protocol.fields import as_received
+from thinwire.protocol.foresight import Foreseen, foreseeable
+from thinwire.protocol.secagg import SecAggCohort
 from thinwire.protocol.server import closed_round
 from thinwire.protocol.setup import agree, begin, plan_round
 from thinwire.protocol.state import ClientState, Contract, Public, ServerState
-from thinwire.protocol.sync_counts import Tally
+from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import Job, RoundRecord, RunState
-from thinwire.runtime.sampler import Draws
+from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
-from thinwire.simulation.client_states import Roster
-from thinwire.simulation.foresight import Foreseen, foreseeable
-from thinwire.simulation.lazy import Later
+from thinwire.simulation.client_states import ClientStates
+from thinwire.simulation.lazy import Lazy
 from thinwire.simulation.pipeline import Ahead, Early
 from thinwire.spaces.base import in_use
 from thinwire.training import autotune as probe
 from thinwire.training.autotune import Way, first_line
-from thinwire.training.cuda_graph import Recorder
-from thinwire.training.local import Unsuited, Vectorise, Workload
+from thinwire.training.cuda_graph import CudaGraphCache
+from thinwire.training.local import Backend, UnsupportedModel, Workload
 from thinwire.training.precision import kernels, onednn_as_a_rule
-from thinwire.training.threads import Crew
+from thinwire.training.threads import ThreadPoolTrainer
 from thinwire.training.unmerged import for_training
 from thinwire.wire.message import Pieces, length
 
 if TYPE_CHECKING:
     from thinwire.simulation.engine import LocalEngine
 
-_NEXT: dict[Vectorise, Vectorise] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
-Tap = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
+_NEXT: dict[Backend, Backend] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # where one cannot
+OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
 
 class _Down(NamedTuple):
@@ -68,7 +76,7 @@ class _Down(NamedTuple):
     catchup: int  # bytes on top of that
 
     @classmethod
-    def of(cls, opening: Opening, versions: Mapping[int, int]) -> _Down:
+    def of(cls, opening: RoundOpening, versions: Mapping[int, int]) -> _Down:
         messages = opening.messages(versions)
         return cls(messages, *opening.split([length(pieces) for pieces in messages.values()]))
 
@@ -79,14 +87,14 @@ class _Open(NamedTuple):
     plan: Plan  # what it wants to hear
     cohort: tuple[int, ...]  # from whom
     known: dict[int, ClientState]  # what these know
-    down: Later[_Down]  # what they are sent
+    down: Lazy[_Down]  # what they are sent
 
 
 class Portion(NamedTuple):
     """Some clients of a cohort that are trained together: all that one has to know of them but the public state."""
 
     number: int  # rounds that were done before
-    how: Vectorise
+    how: Backend
     onednn: bool | None
     plan: Plan
     cohort: tuple[int, ...]
@@ -97,7 +105,7 @@ class Portion(NamedTuple):
     def of(cls, state: RunState, opened: _Open, clients: tuple[int, ...]) -> Portion:
         """These clients, trained as it was settled."""
         states = [opened.known[i] for i in clients]
-        return cls(state.round, state.how, state.onednn, opened.plan, opened.cohort, clients, states)
+        return cls(state.round, state.backend, state.onednn, opened.plan, opened.cohort, clients, states)
 
 
 class Simulation:
@@ -121,7 +129,7 @@ class Simulation:
         self.alone = replace(self.model, products=None)  # one client is best served by torch's own convolutions
         # but for their gradients on a CPU without oneDNN
         self.columns = self.device.type == "cpu" and engine.conv != "grouped" and by_columns(self.model.module)
-        self.recorder, self.crew = Recorder(), Crew()
+        self.recorder, self.crew = CudaGraphCache(), ThreadPoolTrainer()
         self.ahead = Ahead(self.device, on=self.device.type == "cuda" and not engine.workers)
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
@@ -134,7 +142,7 @@ class Simulation:
         self.asked = [i for i in everybody if not tiers or tiers[self.contract.tier(i)].asked]
         if not self.asked:
             raise ConfigError("no client is in a tier that is asked; give it a larger share, or list budget.clients")
-        self.draws = Draws(self.key, self.asked, job.cohort, job.local, self.train, job.task.clients, self.device)
+        self.draws = Sampler(self.key, self.asked, job.cohort, job.local, self.train, job.task.clients, self.device)
 
     @torch.no_grad()
     def try_on(self) -> None:
@@ -154,27 +162,27 @@ class Simulation:
 
     def start(self) -> RunState:
         """The state before the first round."""
-        how: Vectorise
-        if self.engine.vectorise == "auto":
+        how: Backend
+        if self.engine.backend == "auto":
             how, why = "graph" if self.device.type == "cuda" else "vmap", ""
         else:
-            how, why = self.engine.vectorise, "asked for"
-        return RunState(0, begin(self.contract, self.public), {}, (), how, why, Tally())
+            how, why = self.engine.backend, "asked for"
+        return RunState(0, begin(self.contract, self.public), {}, (), how, why, SyncCounts())
 
     def weights(self, public: Public) -> Tree:
         """The weights with which the model is tested and used, as the server or a client has it (`method.evaluate`)."""
         contract = self.contract.at(public.version)
         if contract.method.evaluate == "client":
-            public = as_heard(contract, public, contract.method.down)
-        frame = contract.frame(public.version, self.device)
-        return in_use(contract.method.space, public.base, frame, public.coords)
+            public = as_received(contract, public, contract.method.down)
+        basis = contract.basis(public.version, self.device)
+        return in_use(contract.method.space, public.base, basis, public.coords)
 
-    def round(self, state: RunState, tap: Tap | None = None) -> tuple[RunState, RoundRecord]:
+    def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
         """One round."""
         with on_one_core() if self.device.type == "cuda" else nullcontext():
-            return self._round(state, tap)
+            return self._round(state, on_message)
 
-    def _round(self, state: RunState, tap: Tap | None) -> tuple[RunState, RoundRecord]:
+    def _round(self, state: RunState, on_message: OnMessage | None) -> tuple[RunState, RoundRecord]:
         began = time.perf_counter()
         state = self.settled(state)
         number = state.round + 1
@@ -198,17 +206,17 @@ class Simulation:
             server = self.ahead.settled(closed.server)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        if tap:
+        if on_message:
             joined = {i: b"".join(pieces) for i, pieces in down.result().messages.items()}
-            show(tap, number, joined, {i: bytes(message) for i, message in up.items()})
-        roster = state.clients if isinstance(state.clients, Roster) else Roster(state.clients)
+            show(on_message, number, joined, {i: bytes(message) for i, message in up.items()})
+        roster = state.clients if isinstance(state.clients, ClientStates) else ClientStates(state.clients)
         pairs = (pair for reply, ids in replies for pair in zip(ids, reply.states, strict=True))
         clients = roster.updated(pair for pair in pairs if pair[0] not in closed.refused)
-        test_loss = accuracy = own_accuracy = None
+        test_loss = accuracy = client_accuracy = None
         if self._tested(number):
             with self.kernels(state.onednn), self.ahead.beside():
                 test_loss, accuracy = self._test(server.public)
-                own_accuracy = self._own_accuracy(server, clients)
+                client_accuracy = self._own_accuracy(server, clients)
         record = RoundRecord(
             number,
             loss,
@@ -219,14 +227,16 @@ class Simulation:
             down.result().catchup,
             len(cohort),
             time.perf_counter() - began,
-            own_accuracy,
+            client_accuracy,
             contract.method.client_opt_at(state.server.public.version).lr,
             refused=len(closed.refused),
             bounded=len(closed.bounded),
             epsilon=(self.spent(number) or (None,))[0],
         )
-        tally = state.tally.add(contract, plan, up)
-        return RunState(number, server, clients, cohort, state.how, state.why, tally, state.chunk, state.onednn), record
+        sync_counts = state.sync_counts.add(contract, plan, up)
+        return RunState(
+            number, server, clients, cohort, state.backend, state.backend_reason, sync_counts, state.chunk, state.onednn
+        ), record
 
     def spent(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of so many rounds, or why it is not known; None where the method promises none."""
@@ -237,10 +247,10 @@ class Simulation:
         """Ask the GPU to train the next cohort from the state that this round will lead to."""
         ready, number, clients = self.ahead.now(), state.round + 1, self.draws.cohort(state.round + 1)
         public = state.server.public._replace(version=state.server.public.version + 1, coords=foreseen.coords)
-        work, frame = self.draws.workload(number, clients), self.contract.frame(public.version, self.device)
+        work, basis = self.draws.workload(number, clients), self.contract.basis(public.version, self.device)
         blank = [ClientState(public.version)] * len(clients)
         training = self.training.at(public.version)
-        lesson = make_lesson(training, self.model, public, frame, plan, blank, work, {})
+        lesson = make_training_inputs(training, self.model, public, basis, plan, blank, work, {})
         try:
             trained = self.recorder.train(lesson)
         except torch.OutOfMemoryError:  # two cohorts at a time are more than it can hold
@@ -270,9 +280,9 @@ class Simulation:
     ) -> _Open:
         """The next round with what its clients know and are sent, once the public state is ready."""
         server, contract = state.server, self.contract.at(state.server.public.version)
-        known = {i: state.clients.get(i) or fresh_client(contract, server.public, i) for i in cohort}
-        opening, versions = Opening(contract, server), {i: known[i].version for i in cohort}
-        down = Later(lambda: _Down.of(opening, versions), self.ahead.stream, ready)
+        known = {i: state.clients.get(i) or initial_client_state(contract, server.public, i) for i in cohort}
+        opening, versions = RoundOpening(contract, server), {i: known[i].version for i in cohort}
+        down = Lazy(lambda: _Down.of(opening, versions), self.ahead.stream, ready)
         known = {i: forget(s, server.ledger.touched(s.version)) for i, s in known.items()}
         return _Open(plan, cohort, known, down)
 
@@ -281,16 +291,16 @@ class Simulation:
 
         A run directory keeps it before that round, so that a run which is resumed goes the same way.
         """
-        undecided = self.engine.vectorise == "auto" and not (state.round or state.why)
+        undecided = self.engine.backend == "auto" and not (state.round or state.backend_reason)
         if not undecided or self.device.type != "cpu":
             return state
         if not probe.wanted():
-            return state._replace(why="THINWIRE_PROBE is off")
+            return state._replace(backend_reason="THINWIRE_PROBE is off")
         try:
             (how, onednn), why = self._fastest(state, self._opened(state, *self._opening(state)))
         except Diverged as error:
             raise Diverged(f"round {state.round + 1}: {error}") from error
-        return state._replace(how=how, why=why, onednn=onednn)
+        return state._replace(backend=how, backend_reason=why, onednn=onednn)
 
     def _fastest(self, state: RunState, opened: _Open) -> probe.Choice:
         """The fastest way to train this cohort, by a race or as one decided before."""
@@ -298,7 +308,7 @@ class Simulation:
         work = self.draws.workload(state.round, chunk)
 
         def run(way: Way, clients: int) -> None:
-            tried = state._replace(how=way.how, onednn=way.onednn)
+            tried = state._replace(backend=way.how, onednn=way.onednn)
             some = Portion.of(tried, opened, chunk[:clients])
             with self.kernels(way.onednn):
                 self.train_portion(some, seen, work=work.first(clients, probe.STEPS))
@@ -314,7 +324,7 @@ class Simulation:
             *(platform.machine(), os.cpu_count(), self.crew.workers, torch.__version__),
         )
         # on one core threads are a loop
-        hows: tuple[Vectorise, ...] = ("threads", "vmap", *(("loop",) if self.crew.workers > 1 else ()))
+        hows: tuple[Backend, ...] = ("threads", "vmap", *(("loop",) if self.crew.workers > 1 else ()))
         return probe.choose(what, hows, onednn_as_a_rule(), len(chunk), run)
 
     def kernels(self, onednn: bool | None = None) -> AbstractContextManager[None]:
@@ -323,24 +333,24 @@ class Simulation:
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are done in training."""
-        if state.how not in ("loop", "threads"):
+        if state.backend not in ("loop", "threads"):
             return self.model.products or "torch"
         onednn = onednn_as_a_rule() if state.onednn is None else state.onednn
         return "columns" if self.columns and not onednn and not self.model.half else "torch"
 
     def _own_accuracy(self, server: ServerState, clients: Mapping[int, ClientState]) -> float | None:
         """How well each client's own model (public blocks, and what it keeps to itself) does at home, on average."""
-        tests = self.job.task.own_tests
+        tests = self.job.task.client_tests
         if tests is None:
             return None
         public, shares = server.public, []
-        frame = self.contract.frame(public.version, self.device)
+        basis = self.contract.basis(public.version, self.device)
         for i in range(len(tests)):
             coords = public.coords
             if i in clients:
                 mine = forget(clients[i], server.ledger.touched(clients[i].version))
                 coords = {**coords, **add(to_device(mine.held, self.device), coords)}
-            weights = in_use(self.contract.at(public.version).method.space, public.base, frame, coords)
+            weights = in_use(self.contract.at(public.version).method.space, public.base, basis, coords)
             _, share = self.model.evaluate(weights, public.buffers, self.train, tests.client(i))
             if share is not None:
                 shares.append(share)
@@ -378,7 +388,7 @@ class Simulation:
         contract, number = self.contract.at(state.server.public.version), state.round + 1
         # the first round shows whether this way of training works
         may = self.ahead.on and self._whole(state) and 1 < number < self.job.rounds
-        may = may and state.how == "graph" and foreseeable(contract, state.server, opened.plan)
+        may = may and state.backend == "graph" and foreseeable(contract, state.server, opened.plan)
         trained, work = (early.trained, early.work) if early else (None, None)
         return Haste(meanwhile, trained, work, partial(self._go_on, state, opened.plan) if may else None)
 
@@ -394,19 +404,21 @@ class Simulation:
                     f"{self.device} has too little memory to train {clients} at a time; write for example {instead}"
                 ) from error
             self.ahead.stop()
-            self.recorder = Recorder()  # recordings hold the memory of a chunk
+            self.recorder = CudaGraphCache()  # recordings hold the memory of a chunk
             torch.cuda.empty_cache()
             why = f"{size} clients at a time are more than the memory of {self.device} holds"
-            return state._replace(chunk=-(-size // 2), why="; ".join(filter(None, (state.why, why))))
+            return state._replace(
+                chunk=-(-size // 2), backend_reason="; ".join(filter(None, (state.backend_reason, why)))
+            )
         # what a model cannot do is found at the first chunk
-        auto = self.engine.vectorise == "auto"
-        if isinstance(error, Unsuited) and not auto:
-            raise ConfigError(f"vectorise = {state.how!r}: {error}; write vectorise = 'auto'") from error
-        ours = isinstance(error, ThinwireError) and not isinstance(error, Unsuited)
-        if ours or state.how == "loop" or not auto or state.round or begun:
+        auto = self.engine.backend == "auto"
+        if isinstance(error, UnsupportedModel) and not auto:
+            raise ConfigError(f"backend = {state.backend!r}: {error}; write backend = 'auto'") from error
+        ours = isinstance(error, ThinwireError) and not isinstance(error, UnsupportedModel)
+        if ours or state.backend == "loop" or not auto or state.round or begun:
             raise error
-        why = "; ".join(filter(None, (state.why, f"{state.how} failed: {first_line(error)}")))
-        return state._replace(how=_NEXT[state.how], why=why)
+        why = "; ".join(filter(None, (state.backend_reason, f"{state.backend} failed: {first_line(error)}")))
+        return state._replace(backend=_NEXT[state.backend], backend_reason=why)
 
     def _replies(self, portions: list[tuple[Portion, Public]], haste: Haste) -> Iterator[Reply]:
         """What the clients of each portion give back, from the public state that they received."""
@@ -418,20 +430,20 @@ class Simulation:
     ) -> Reply:
         """Train some clients of a cohort from the public state that they received, on their own examples by default."""
         number, how, _, plan, cohort, clients, states = portion
-        circle = Circle(cohort, self._secret) if self.job.method.secure else None
-        frame = self.contract.frame(seen.version, self.device)
+        circle = SecAggCohort(cohort, self._secret) if self.job.method.secure_aggregation else None
+        basis = self.contract.basis(seen.version, self.device)
         work = work or haste.work or self.draws.workload(number, clients)
         model = self.alone if how in ("loop", "threads") else self.model
-        told = (seen, frame, plan, clients, states, work, how)
+        told = (seen, basis, plan, clients, states, work, how)
         return cohort_round(self.training, model, *told, self.recorder, circle, self.crew, haste)
 
     def _chunks(self, state: RunState, opened: _Open) -> Iterator[tuple[tuple[int, ...], Public]]:
-        """Cut the cohort into chunks of clients that start from the same public state.
+        """FlatTree the cohort into chunks of clients that start from the same public state.
 
-        On link 'ledger' every client reaches the server's own, bit for bit, so nothing is replayed here; on 'snapshot'
+        On incremental download every client reaches the server's own, bit for bit, so nothing is replayed here; on 'snapshot'
         clients of one tier read the same coordinates.
         """
-        snapshot = self.job.method.link == "snapshot"
+        snapshot = self.job.method.download == "full"
         groups: dict[int, list[int]] = {}
         for i in opened.cohort:
             groups.setdefault(self.contract.tier(i) if snapshot else 0, []).append(i)
@@ -453,7 +465,7 @@ class Simulation:
         """Whether all clients of a cohort are trained together."""
         return not (state.chunk or self.engine.chunk or self.engine.workers or self.job.method.budget.tiers)
 
-    def _look_ahead(self, state: RunState, down: Later[_Down]) -> None:
+    def _look_ahead(self, state: RunState, down: Lazy[_Down]) -> None:
         """What can be done while the device is busy: this round's messages, the batches of the next.
 
         The latter in vain where the next round keeps its clients.
@@ -465,11 +477,11 @@ class Simulation:
             self.draws.plan(number)
 
 
-def show(tap: Tap, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
+def show(on_message: OnMessage, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
     """Show the messages of a round to whoever wants to see them."""
     for direction, messages in (("down", down), ("up", up)):
         for client, message in messages.items():
-            tap(number, direction, client, message)
+            on_message(number, direction, client, message)
 
 
 def _short_of_memory(error: BaseException | None) -> bool:

@@ -33,8 +33,8 @@ class FactorizedFL:
     usual variance.
 
     Args:
-        layers: selectors of weights to take apart.
-        dense: selectors of weights to leave as they are.
+        target_modules: selectors of weights to take apart.
+        modules_to_save: selectors of weights to leave as they are.
         prune: leave numbers of `mu` that are smaller than this out of the model when it is tested and used (the paper:
             5e-4). Training keeps them; what is sent is the codec's business.
 
@@ -45,8 +45,8 @@ class FactorizedFL:
     The paper's averaging by similarity of `v`, in which each client gets a mean of its own, is not built.
     """
 
-    layers: tuple[str, ...] = ("*",)
-    dense: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
     prune: float = 0.0
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class FactorizedFL:
             raise ConfigError(f"prune must be 0 or more, not {self.prune}")
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Never: the factors live as long as the run."""
         return 0
 
@@ -62,11 +62,11 @@ class FactorizedFL:
         """The model must have a matrix or a convolution."""
         self._names(spec)
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn: the factors themselves are the start."""
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Normal factors from the key; dense weights from the base."""
         names = self._names(Spec.of(base))
         coords: Tree = {}
@@ -83,18 +83,18 @@ class FactorizedFL:
             coords[f"{name}/mu"] = draw(key, name, "mu", w.shape, goal, w) if matrix else torch.zeros_like(w)
         return coords
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Every weight, composed."""
         return {name: coords[name] if name in coords else _compose(name, w, coords) for name, w in base.items()}
 
-    def trim(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def trim(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Every weight, composed without the numbers of `mu` below `prune`."""
         rests = [f"{name}/mu" for name in base if name not in coords]
         kept = {name: coords[name].masked_fill(coords[name].abs() < self.prune, 0.0) for name in rests}
-        return self.expand(base, frame, {**coords, **kept})
+        return self.expand(base, basis, {**coords, **kept})
 
     def _names(self, spec: Spec) -> frozenset[str]:
-        return frozenset(block.name for block in pick(spec, self.layers, self.dense, "FactorizedFL"))
+        return frozenset(block.name for block in pick(spec, self.target_modules, self.modules_to_save, "FactorizedFL"))
 
 
 def _compose(name: str, weight: Tensor, coords: Tree) -> Tensor:

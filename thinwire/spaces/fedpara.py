@@ -102,8 +102,8 @@ class FedPara:
             norm follows. `composed_he`: W itself at He's size, sqrt(2 / fan_in). `composed`: W at the standard
             deviation of the dense weight. `auto`: the first for convolutions of a model with norms, the third for the
             gates of recurrent layers, else the second. `LowRank` has the same setting, with the same default.
-        layers: selectors of weights to take apart.
-        dense: selectors of weights to leave as they are; the paper leaves linear layers of convolutional networks.
+        target_modules: selectors of weights to take apart.
+        modules_to_save: selectors of weights to leave as they are; the paper leaves linear layers of convolutional networks.
 
     >>> space, base = FedPara(rank=7), {"fc.weight": torch.zeros(100, 100)}
     >>> coords = space.init(base, {}, Key(0))
@@ -120,8 +120,8 @@ class FedPara:
     activation: Activation = "none"
     personal: bool = False
     start: Start = "auto"
-    layers: tuple[str, ...] = ("*",)
-    dense: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_share(gamma=self.gamma)
@@ -133,7 +133,7 @@ class FedPara:
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Never: the factors live as long as the run."""
         return 0
 
@@ -147,14 +147,14 @@ class FedPara:
         >>> FedPara(gamma=0.5).ranks(Spec.of({"fc.weight": torch.zeros(256, 784), "head.weight": torch.zeros(62, 256)}))
         {'fc.weight': 56, 'head.weight': 16}
         """
-        picked = pick(spec, self.layers, self.dense, "FedPara")
+        picked = pick(spec, self.target_modules, self.modules_to_save, "FedPara")
         return choose_ranks("FedPara", picked, self.rank, lambda shape: fedpara_rank(shape, self.gamma))
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn: the factors themselves are the start."""
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Normal factors from the key; dense weights from the base."""
         spec = Spec.of(base)
         ranks = self.ranks(spec)
@@ -175,7 +175,7 @@ class FedPara:
                 coords[f"{name}/{part}"] = drawn(key, name, part, shape, stds[part[0]], weight)
         return coords
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Every weight, composed."""
         return {name: coords[name] if name in coords else self._compose(name, w, coords) for name, w in base.items()}
 

@@ -28,21 +28,21 @@ class Frozen:
     """
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Never: there is nothing to merge."""
         return 0
 
     def check(self, spec: Spec) -> None:
         """Every model fits."""
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn."""
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Nothing is trained."""
         return {}
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The base itself."""
         return base

@@ -24,25 +24,25 @@ class Full:
     """
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Never: the coordinates live as long as the run."""
         return 0
 
     def check(self, spec: Spec) -> None:
         """Every model fits."""
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn."""
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """The weights of the base."""
         return dict(base)
 
-    def adopt(self, base: Tree, weights: Tree, key: Key) -> Tree:
+    def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
         """Coordinates that make these weights."""
         return dict(weights)
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The coordinates themselves."""
         return coords

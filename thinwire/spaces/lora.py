@@ -36,12 +36,12 @@ class LoRA:
     Args:
         rank: columns of B and rows of A; at most the smaller side of every chosen matrix.
         alpha: with `rank`, the size of the correction.
-        layers: selectors of the matrices that get a correction; biases and other vectors never do.
-        dense: selectors of weights that are trained as they are, such as the task head; they win over `layers`.
+        target_modules: selectors of the matrices that get a correction; biases and other vectors never do.
+        modules_to_save: selectors of weights that are trained as they are, such as the task head; they win over `layers`.
         freeze_a: draw A from the shared seed and train B alone (FFA-LoRA): then the mean of the clients' corrections
             is the correction of the mean, and half as much is sent.
-        fresh_every: rounds after which the correction is merged into W0 and a new one begins (FedLoRU); 0 means never.
-        transposed: selectors of matrices that are stored as `inputs x outputs`, such as those of GPT-2.
+        redraw_every: rounds after which the correction is merged into W0 and a new one begins (FedLoRU); 0 means never.
+        fan_in_fan_out: selectors of matrices that are stored as `inputs x outputs`, such as those of GPT-2.
 
     >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
     >>> space = LoRA(rank=1, alpha=2)
@@ -58,20 +58,20 @@ class LoRA:
 
     rank: int = 8
     alpha: float = 16.0
-    layers: tuple[str, ...] = ("*",)
-    dense: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
     freeze_a: bool = False
-    fresh_every: int = 0
-    transposed: tuple[str, ...] = ()
+    redraw_every: int = 0
+    fan_in_fan_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ConfigError(f"rank must be 1 or more, not {self.rank}; write for example rank = 8")
         if not 0 < self.alpha < math.inf:
             raise ConfigError(f"alpha must be above 0, not {self.alpha}; write for example alpha = 16.0")
-        if self.fresh_every < 0:
-            raise ConfigError(f"fresh_every must be 0 (never merge) or a number of rounds, not {self.fresh_every}")
-        if not self.layers:
+        if self.redraw_every < 0:
+            raise ConfigError(f"redraw_every must be 0 (never merge) or a number of rounds, not {self.redraw_every}")
+        if not self.target_modules:
             raise ConfigError('layers selects nothing; write for example layers = ["*"]')
 
     def check(self, spec: Spec) -> None:
@@ -85,7 +85,7 @@ class LoRA:
                     f'or train it as it is (dense = ["{name}"])'
                 )
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """The frozen A of each matrix, or nothing where A is trained."""
         if not self.freeze_a:
             return {}
@@ -93,7 +93,7 @@ class LoRA:
         kinds = {block.name: _at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._first_a(name, side[1], kinds[name], key, device) for name, side in sides.items()}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """A random, B zero: a correction of nothing; and the dense weights as the base has them."""
         sides, dense = self._choose(Spec.of(base))
         out: Tree = {}
@@ -108,7 +108,7 @@ class LoRA:
                 out[name] = weight.to(kind)
         return out
 
-    def adopt(self, base: Tree, weights: Tree, key: Key) -> Tree:
+    def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
         """Coordinates whose weights come as close to the given ones as the rank allows.
 
             W - W0 = U S V^T,    B = U_r sqrt(S_r / s),    A = sqrt(S_r / s) V_r^T,    s = alpha / rank
@@ -133,10 +133,10 @@ class LoRA:
                 out[name] = torch.where(there, u * root, 0.0).to(block)
         return out
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The base plus all corrections; merging is keeping what this gives."""
-        turned = self._turned(Spec.of(base)) if self.transposed else frozenset()
-        parts = {**frame, **coords}
+        turned = self._turned(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        parts = {**basis, **coords}
         out: Tree = {}
         for name, weight in base.items():
             if f"{name}/b" in coords:
@@ -147,10 +147,10 @@ class LoRA:
                 out[name] = coords.get(name, weight).to(weight.dtype)
         return out
 
-    def patches(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def patches(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The base, with the corrections beside it instead of in it: see `beside`."""
-        turned = self._turned(Spec.of(base)) if self.transposed else frozenset()
-        parts = {**frame, **coords}
+        turned = self._turned(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        parts = {**basis, **coords}
         out = {name: coords.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
             if f"{name}/b" in coords:
@@ -161,11 +161,11 @@ class LoRA:
 
     def _choose(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
         """The chosen matrices with their outputs and inputs, and the names of the dense weights."""
-        dense = frozenset(select(spec.names, self.dense, what="dense") if self.dense else ())
+        dense = frozenset(select(spec.names, self.modules_to_save, what="dense") if self.modules_to_save else ())
         shapes = {block.name: block.shape for block in spec if len(block.shape) > 1}
         if not shapes:
             raise ConfigError("the model has no matrix to correct, only vectors; take the space 'full'")
-        chosen = [name for name in select(tuple(shapes), self.layers, what="layers") if name not in dense]
+        chosen = [name for name in select(tuple(shapes), self.target_modules, what="layers") if name not in dense]
         if not chosen:
             raise ConfigError("layers leaves no matrix to correct: dense takes all of them; take the space 'full'")
         turned = self._turned(spec)
@@ -177,10 +177,10 @@ class LoRA:
 
     def _turned(self, spec: Spec) -> frozenset[str]:
         """The matrices that are stored as inputs x outputs."""
-        if not self.transposed:
+        if not self.fan_in_fan_out:
             return frozenset()
         flat = tuple(block.name for block in spec if len(block.shape) == 2)
-        return frozenset(select(flat, self.transposed, what="transposed"))
+        return frozenset(select(flat, self.fan_in_fan_out, what="transposed"))
 
     def _first_a(self, name: str, inputs: int, dtype: torch.dtype, key: Key, device: Device) -> torch.Tensor:
         """(rank, inputs) uniform in ±1 / sqrt(inputs): 2 u - 1 is exact, so one rounded product is all there is."""

@@ -81,8 +81,8 @@ class LowRank:
         start: as in `FedPara`, so that the two can be compared: `factor_he`, each factor by its own size;
             `composed_he`, W at He's size; `composed`, W at the standard deviation of the dense weight; `auto`, the
             first for convolutions of a model with norms, the third for the gates of recurrent layers, else the second.
-        layers: selectors of weights to take apart.
-        dense: selectors of weights to leave as they are.
+        target_modules: selectors of weights to take apart.
+        modules_to_save: selectors of weights to leave as they are.
 
     >>> import torch
     >>> space, base = LowRank(rank=3), {"fc.weight": torch.zeros(8, 6)}
@@ -94,8 +94,8 @@ class LowRank:
 
     rank: int = 0
     like_gamma: float = 0.1
-    layers: tuple[str, ...] = ("*",)
-    dense: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
     start: Start = "auto"
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class LowRank:
         check_start(self.start)
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Never: the factors live as long as the run."""
         return 0
 
@@ -114,14 +114,14 @@ class LowRank:
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """The rank of every weight that is taken apart, by name."""
-        picked = pick(spec, self.layers, self.dense, "LowRank")
+        picked = pick(spec, self.target_modules, self.modules_to_save, "LowRank")
         return choose_ranks("LowRank", picked, self.rank, lambda shape: lowrank_rank(shape, self.like_gamma))
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn: the factors themselves are the start."""
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Normal factors from the key; dense weights from the base."""
         spec = Spec.of(base)
         ranks = self.ranks(spec)
@@ -141,7 +141,7 @@ class LowRank:
             coords[f"{name}/y"] = drawn(key, name, "y", (w.shape[1], rank), stds["y"], w)
         return coords
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Every weight, composed."""
         return {name: coords[name] if name in coords else _lowrank(name, w, coords) for name, w in base.items()}
 
@@ -166,8 +166,8 @@ class Pufferfish:
     Args:
         ratio: r as a share of the outputs.
         first_dense: how many of the convolutions, from the input on, stay as they are.
-        layers: selectors of weights to take apart.
-        dense: selectors of weights to leave as they are.
+        target_modules: selectors of weights to take apart.
+        modules_to_save: selectors of weights to leave as they are.
 
     >>> import torch
     >>> base = {f"conv{i}.weight": torch.zeros(8, 8, 3, 3) for i in (1, 2)}
@@ -179,8 +179,8 @@ class Pufferfish:
 
     ratio: float = 0.25
     first_dense: int = 5
-    layers: tuple[str, ...] = ("*",)
-    dense: tuple[str, ...] = ()
+    target_modules: tuple[str, ...] = ("*",)
+    modules_to_save: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_share(ratio=self.ratio)
@@ -190,7 +190,7 @@ class Pufferfish:
             raise ConfigError(f"first_dense must be a whole number from 0 on, not {self.first_dense!r}")
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Never: the factors live as long as the run."""
         return 0
 
@@ -200,7 +200,7 @@ class Pufferfish:
 
     def ranks(self, spec: Spec) -> dict[str, int]:
         """The rank of every weight that is taken apart, by name."""
-        picked = pick(spec, self.layers, self.dense, "Pufferfish")
+        picked = pick(spec, self.target_modules, self.modules_to_save, "Pufferfish")
         picked = tuple(block for block in picked if not is_matrix(block.shape)) or picked[:-1] or picked
         late = picked[self.first_dense :]
         if not late:
@@ -218,11 +218,11 @@ class Pufferfish:
             raise none_smaller("Pufferfish", late)
         return ranks
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Nothing is drawn: the factors themselves are the start."""
         return {}
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Normal factors from the key; dense weights from the base."""
         ranks = self.ranks(Spec.of(base))
         coords: Tree = {}
@@ -236,7 +236,7 @@ class Pufferfish:
             coords[f"{name}/v"] = draw_sized(key, name, "v", (rank, *w.shape[1:]), std, w)
         return coords
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Every weight, composed."""
         out: Tree = {}
         for name, w in base.items():

@@ -12,7 +12,7 @@ up the weights before the last segments: for d = 11,274 and k = 8,192 there woul
 
     MAPA(p): k = 1.    MAPO(k): p = 1.    MAPAX(k, p): both.
 
-With `fresh_every=R` the update is merged and A is drawn anew after R rounds; within those rounds B adds up, so a client
+With `redraw_every=R` the update is merged and A is drawn anew after R rounds; within those rounds B adds up, so a client
 that missed some of them downloads one vector of k p numbers.
 """
 
@@ -59,14 +59,16 @@ class _Projection:
     entries: Entries = "sign"
     normalise: Normalise = "row"
     layout: Layout = "permuted"
-    fresh_every: int = 1
+    redraw_every: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("entries", Entries), ("normalise", Normalise), ("layout", Layout)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
-        if self.fresh_every < 0:
-            raise ConfigError(f"fresh_every must be 0 (a frame for ever) or a number of rounds, not {self.fresh_every}")
+        if self.redraw_every < 0:
+            raise ConfigError(
+                f"redraw_every must be 0 (a basis for ever) or a number of rounds, not {self.redraw_every}"
+            )
 
     def sizes(self, d: int) -> Sizes:
         """k, p and e for a model of d weights, or a ConfigError."""
@@ -77,11 +79,11 @@ class _Projection:
         _, p, e = self.sizes(spec.size)
         if self.normalise == "orthonormal" and p * e > STORED:
             raise ConfigError(
-                f"normalise = 'orthonormal' needs the whole frame of {p * e:,} numbers in memory, the limit is "
+                f"normalise = 'orthonormal' needs the whole basis of {p * e:,} numbers in memory, the limit is "
                 f"{STORED:,}; write normalise = 'row'"
             )
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """A itself where it is small; the key that draws it where it is large; and the fixed permutation, if any."""
         _, p, e = self.sizes(spec.size)
         out: Tree = {}
@@ -95,29 +97,29 @@ class _Projection:
             out["place"], out["weight"] = _permutation(spec.size, str(device or "cpu"))
         return out
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """B = 0: the model as it is."""
         k, p, _ = self.sizes(sum(block.numel() for block in base.values()))
         first = next(iter(base.values()))
         return {"model/b": first.new_zeros(k, p, dtype=torch.float32)}
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The base plus U(B)."""
         d = sum(block.numel() for block in base.values())
         k, p, e = self.sizes(d)
         b = coords["model/b"]
-        if "a" in frame:
-            update = b @ frame["a"]
+        if "a" in basis:
+            update = b @ basis["a"]
         else:
             signs = self.entries == "sign" and self.normalise == "row"  # their rows all have the same length
-            b = b * frame["scale"] if "scale" in frame else b
-            update = multiply_generated(b, frame["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
+            b = b * basis["scale"] if "scale" in basis else b
+            update = multiply_generated(b, basis["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
             vector = update.transpose(-1, -2).flatten(-2)[..., :d]
         else:
             vector = _rows(update, d - k * (e - 1))
         if self.layout == "permuted":
-            vector = _Permute.apply(vector, frame["place"], frame["weight"])  # type: ignore[no-untyped-call]
+            vector = _Permute.apply(vector, basis["place"], basis["weight"])  # type: ignore[no-untyped-call]
         moved = unflatten(vector, base)
         return {name: block + moved[name].to(block.dtype) for name, block in base.items()}
 
@@ -136,12 +138,12 @@ class MAPO(_Projection):
         entries: random signs (exact everywhere and cheap) or nearly Gaussian numbers (the paper).
         normalise: rows of A of length one, orthonormal rows, or as drawn.
         layout: how weights are dealt to segments: neighbours together (the paper), every k-th, or a fixed random order.
-        fresh_every: rounds for which a frame is kept; 1 is the paper, 0 means for ever.
+        redraw_every: rounds for which a basis is kept; 1 is the paper, 0 means for ever.
 
     >>> import torch
     >>> space, base = MAPO(k=2), {"w": torch.zeros(5)}
-    >>> frame = space.frame(Spec.of(base), Key(1), "cpu")
-    >>> frame["a"].shape, space.expand(base, frame, {"model/b": torch.ones(2, 1)})["w"].abs().unique().tolist()
+    >>> basis = space.basis(Spec.of(base), Key(1), "cpu")
+    >>> basis["a"].shape, space.expand(base, basis, {"model/b": torch.ones(2, 1)})["w"].abs().unique().tolist()
     (torch.Size([1, 3]), [0.5773502588272095])
 
     Not MAPA, which moves the whole model along many directions and must draw each of them in full length.
@@ -166,7 +168,7 @@ class MAPA(_Projection):
         entries: random signs or nearly Gaussian numbers (the paper).
         normalise: rows of A of length one, orthonormal rows, or as drawn.
         layout: has no effect on one segment but a fixed renaming of weights.
-        fresh_every: rounds for which a frame is kept; 1 is the paper, 0 means for ever.
+        redraw_every: rounds for which a basis is kept; 1 is the paper, 0 means for ever.
 
     >>> MAPA(p=3).sizes(10)
     Sizes(k=1, p=3, e=10)
@@ -198,7 +200,7 @@ class MAPAX(_Projection):
         entries: random signs or nearly Gaussian numbers (the paper).
         normalise: rows of A of length one, orthonormal rows, or as drawn.
         layout: how weights are dealt to segments.
-        fresh_every: rounds for which a frame is kept; 1 is the paper, 0 means for ever.
+        redraw_every: rounds for which a basis is kept; 1 is the paper, 0 means for ever.
 
     >>> MAPAX(k=4, p=2).sizes(10), MAPAX(segment=64, budget=1000).sizes(11274)
     (Sizes(k=4, p=2, e=3), Sizes(k=177, p=6, e=64))

@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space, in_use
 from thinwire.spaces.frozen import Frozen
 from thinwire.spaces.full import Full
-from thinwire.spaces.unmerged import beside
+from thinwire.spaces.unmerged import unmerged
 
 _WHOLE = "model/"  # how a space names coordinates that belong to no single weight
 
@@ -45,14 +45,14 @@ class Route:
     >>> from thinwire.spaces import LoRA
     >>> space = Route((("*attn*.weight", LoRA(rank=2)), ("head.*", Full()), ("*", Frozen())))
     >>> base = {"attn.weight": torch.ones(4, 4), "fc.weight": torch.ones(4, 4), "head.weight": torch.ones(2, 4)}
-    >>> list(space.init(base, space.frame(Spec.of(base), Key(0), None), Key(0)))
+    >>> list(space.init(base, space.basis(Spec.of(base), Key(0), None), Key(0)))
     ['attn.weight/a', 'attn.weight/b', 'head.weight']
 
     The blocks of a rule are all that its space sees: a space that draws one direction for a whole model draws one for
     them. Its coordinates keep their names; those of no single weight (`model/b`) get the number of their rule in front
     (`model/0/b`). A route over one rule is the space of that rule, bit for bit but for such names.
 
-    Spaces that merge (`fresh_every`) must do it in the same rounds; beside them only `Full` and `Frozen`, to which a
+    Spaces that merge (`redraw_every`) must do it in the same rounds; beside them only `Full` and `Frozen`, to which a
     merge makes no difference, may stand.
 
     Not a schedule: every coordinate here is trained in every round; `Every(private=...)` says what is sent.
@@ -73,21 +73,21 @@ class Route:
         if not rules:
             raise ConfigError("Route needs at least one rule, for example ('*', Full())")
         object.__setattr__(self, "rules", tuple(rules))  # one way to write it, so that equal routes are equal
-        merging = [rule.space for rule in rules if rule.space.fresh_every]
+        merging = [rule.space for rule in rules if rule.space.redraw_every]
         for rule in rules:
             if not merging or isinstance(rule.space, Full | Frozen):
                 continue
-            if rule.space.fresh_every != merging[0].fresh_every:
+            if rule.space.redraw_every != merging[0].redraw_every:
                 raise ConfigError(
-                    f"{merging[0]!r} merges after {merging[0].fresh_every} rounds, {rule.space!r} "
-                    f"{f'after {rule.space.fresh_every}' if rule.space.fresh_every else 'never'}; "
-                    "all spaces of a Route but Full and Frozen need the same fresh_every"
+                    f"{merging[0]!r} merges after {merging[0].redraw_every} rounds, {rule.space!r} "
+                    f"{f'after {rule.space.redraw_every}' if rule.space.redraw_every else 'never'}; "
+                    "all spaces of a Route but Full and Frozen need the same redraw_every"
                 )
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """Rounds after which all spaces merge and begin anew; 0 means never."""
-        return max(space.fresh_every for space in self._spaces())
+        return max(space.redraw_every for space in self._spaces())
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError when a block has no rule, a rule no block, or a space cannot hold its blocks."""
@@ -95,43 +95,43 @@ class Route:
             if names:
                 space.check(spec.restrict(names))
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """The frames of all spaces, each name behind the number of its rule."""
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """The bases of all spaces, each name behind the number of its rule."""
         out: Tree = {}
         for i, (space, names) in enumerate(self._shares(spec.names)):
             if names:
-                part = space.frame(spec.restrict(names), _key(key, i), device)
+                part = space.basis(spec.restrict(names), _key(key, i), device)
                 out.update({f"{i}/{name}": block for name, block in part.items()})
         return out
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """The first coordinates of all spaces."""
         out: Tree = {}
         for i, (space, names) in enumerate(self._shares(tuple(base))):
             if names:
-                part = space.init(restrict(base, names), _own_frame(frame, i), _key(key, i))
+                part = space.init(restrict(base, names), _own_frame(basis, i), _key(key, i))
                 out.update({_outside(name, i): block for name, block in part.items()})
         return out
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The weights of all spaces, in the order of the model."""
-        return self._make(base, frame, coords, lambda space, *trees: space.expand(*trees))
+        return self._make(base, basis, coords, lambda space, *trees: space.expand(*trees))
 
-    def patches(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
-        """The weights of all spaces, corrections beside them where a space has such: see `beside`."""
-        return self._make(base, frame, coords, lambda space, *trees: beside(space).expand(*trees))
+    def patches(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """The weights of all spaces, corrections beside them where a space has such: see `unmerged`."""
+        return self._make(base, basis, coords, lambda space, *trees: unmerged(space).expand(*trees))
 
-    def trim(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def trim(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The same, with what each space leaves out of a trained model left out."""
-        return self._make(base, frame, coords, in_use)
+        return self._make(base, basis, coords, in_use)
 
-    def _make(self, base: Tree, frame: Tree, coords: Tree, how: Callable[[Space, Tree, Tree, Tree], Tree]) -> Tree:
+    def _make(self, base: Tree, basis: Tree, coords: Tree, how: Callable[[Space, Tree, Tree, Tree], Tree]) -> Tree:
         made: Tree = {}
         for i, (space, names) in enumerate(self._shares(tuple(base))):
             if names:
                 own = frozenset(names)
                 part = {_inside(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
-                made.update(how(space, restrict(base, names), _own_frame(frame, i), part))
+                made.update(how(space, restrict(base, names), _own_frame(basis, i), part))
         corrections = {name: block for name, block in made.items() if name not in base}
         return {name: made[name] for name in base} | corrections
 
@@ -162,8 +162,8 @@ def _key(key: Key, i: int) -> Key:
     return key.fold("rule", i) if i else key
 
 
-def _own_frame(frame: Tree, i: int) -> Tree:
-    return {name.removeprefix(f"{i}/"): block for name, block in frame.items() if name.startswith(f"{i}/")}
+def _own_frame(basis: Tree, i: int) -> Tree:
+    return {name.removeprefix(f"{i}/"): block for name, block in basis.items() if name.startswith(f"{i}/")}
 
 
 def _outside(name: str, i: int) -> str:

@@ -24,13 +24,13 @@ TURNED_A, TURNED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x ou
 
 
 @dataclass(frozen=True)
-class Beside:
+class Unmerged:
     """A space that hands its corrections on beside the weights; in all else the space that it is made of.
 
     >>> import torch
     >>> from thinwire.spaces import LoRA
     >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
-    >>> space = Beside(LoRA(rank=1))
+    >>> space = Unmerged(LoRA(rank=1))
     >>> list(space.expand(base, {}, space.init(base, {}, Key(0))))
     ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
     """
@@ -38,33 +38,33 @@ class Beside:
     inner: Any
 
     @property
-    def fresh_every(self) -> int:
+    def redraw_every(self) -> int:
         """As the inner space."""
-        return int(self.inner.fresh_every)
+        return int(self.inner.redraw_every)
 
     def check(self, spec: Spec) -> None:
         """As the inner space."""
         self.inner.check(spec)
 
-    def frame(self, spec: Spec, key: Key, device: Device) -> Tree:
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """As the inner space."""
-        frame: Tree = self.inner.frame(spec, key, device)
-        return frame
+        basis: Tree = self.inner.basis(spec, key, device)
+        return basis
 
-    def init(self, base: Tree, frame: Tree, key: Key) -> Tree:
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """As the inner space."""
-        coords: Tree = self.inner.init(base, frame, key)
+        coords: Tree = self.inner.init(base, basis, key)
         return coords
 
-    def expand(self, base: Tree, frame: Tree, coords: Tree) -> Tree:
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The weights, and the corrections beside them."""
-        weights: Tree = self.inner.patches(base, frame, coords)
+        weights: Tree = self.inner.patches(base, basis, coords)
         return weights
 
 
-def beside(space: Space) -> Space:
+def unmerged(space: Space) -> Space:
     """The space to train in: one that keeps corrections beside the weights, where the given one can."""
-    return Beside(space) if hasattr(space, "patches") else space
+    return Unmerged(space) if hasattr(space, "patches") else space
 
 
 def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool]]]:

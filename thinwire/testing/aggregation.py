@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from thinwire.aggregators.base import Mean
+from thinwire.aggregators.base import Aggregator
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, restrict, tmap, weighted_mean
 from thinwire.privacy.base import Privacy
@@ -64,8 +64,8 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
         schedule: the part.
         coords: the blocks; by default some of a small model, so give your own where selectors name blocks.
 
-    >>> from thinwire.schedules import Every
-    >>> check_schedule(Every(private=("head.*",)))
+    >>> from thinwire.schedules import AllBlocks
+    >>> check_schedule(AllBlocks(private=("head.*",)))
     """
     check_part(schedule)
     spec = coords if coords is not None else Spec.of(numbers(SHAPES, KEY))
@@ -120,14 +120,14 @@ def check_privacy(privacy: Privacy) -> None:
                 assert bool(torch.isfinite(block).all()), f"{what} made a number in {name!r} that is not finite"
 
 
-def check_mean(mean: Mean) -> None:
+def check_aggregator(mean: Aggregator) -> None:
     """Check that a mean makes one tree of many, whatever these are and in whichever order clients come.
 
     Clients that all say the same are repeated; trees without blocks, and blocks without numbers, are borne; weights
     that `admit` gives are finite, not negative and not all 0.
 
     >>> from thinwire.aggregators import Median
-    >>> check_mean(Median())
+    >>> check_aggregator(Median())
     """
     check_part(mean)
     shapes = {**COORDS, "none": (0, 3)}

@@ -8,8 +8,8 @@ from torch.func import vmap
 
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, repeat, restrict, same, stack, unstack
-from thinwire.optimizers.base import Correction, Optimiser
-from thinwire.optimizers.lr_schedules import Rate
+from thinwire.optimizers.base import Correction, Optimizer
+from thinwire.optimizers.lr_schedules import LRSchedule
 from thinwire.testing.common import (
     COORDS,
     KEY,
@@ -24,13 +24,13 @@ from thinwire.testing.common import (
 )
 
 
-def check_optimiser(opt: Optimiser) -> None:
+def check_optimizer(opt: Optimizer) -> None:
     """Check that an optimiser is a pure function which serves one client, many under vmap, and a part of the blocks.
 
     Names in its state end in the name of a block (`momentum/fc.weight`), or hold no '/' where they belong to all.
 
     >>> from thinwire.optimizers import SGD
-    >>> check_optimiser(SGD(0.1, momentum=0.9, nesterov=True))
+    >>> check_optimizer(SGD(0.1, momentum=0.9, nesterov=True))
     """
     check_part(opt)
     assert opt.lr > 0, f"lr must be above 0, not {opt.lr}"
@@ -67,11 +67,11 @@ def check_optimiser(opt: Optimiser) -> None:
     check_spec("the state after an update of some blocks", after, Spec.of(part))
 
 
-def check_rate(rate: Rate) -> None:
+def check_lr_schedule(rate: LRSchedule) -> None:
     """Check that a rate is a pure function of the round, finite and above 0 for ever.
 
-    >>> from thinwire.optimizers import Cosine
-    >>> check_rate(Cosine(rounds=5))
+    >>> from thinwire.optimizers import CosineLR
+    >>> check_lr_schedule(CosineLR(rounds=5))
     """
     check_part(rate)
     for version in (0, 1, 2, 10, 99, 100, 10**6):

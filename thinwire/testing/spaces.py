@@ -29,13 +29,13 @@ from thinwire.testing.common import (
 def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bool = True) -> None:
     """Check that a space turns coordinates into weights as the rounds expect.
 
-    The frame and the first coordinates are functions of the key; `expand` is pure, gives every weight its name, shape
+    The basis and the first coordinates are functions of the key; `expand` is pure, gives every weight its name, shape
     and type, has the gradient that finite differences show, and under vmap does what it does alone.
 
     Args:
         space: the part.
         weights: the weights of a model; by default a small one with a convolution, a norm, two matrices and a scalar.
-        starts_at_base: whether the first coordinates make the base itself; a space that redraws its frame must.
+        starts_at_base: whether the first coordinates make the base itself; a space that redraws its basis must.
 
     >>> from thinwire.spaces import Full
     >>> check_space(Full())
@@ -43,13 +43,13 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     check_part(space)
     base = weights if weights is not None else numbers(SHAPES, KEY.fold("weights"))
     spec = Spec.of(base)
-    every = space.fresh_every
-    assert type(every) is int, f"fresh_every must be a number of rounds, not {every!r}"
-    assert every >= 0, f"fresh_every must be 0 (never) or a number of rounds, not {every!r}"
-    with hands_off("check, frame and init", base):
+    every = space.redraw_every
+    assert type(every) is int, f"redraw_every must be a number of rounds, not {every!r}"
+    assert every >= 0, f"redraw_every must be 0 (never) or a number of rounds, not {every!r}"
+    with hands_off("check, basis and init", base):
         space.check(spec)
-        frame = repeatable("frame", lambda: space.frame(spec, KEY.fold("frame"), "cpu"))
-        coords = repeatable("init", lambda: space.init(base, frame, KEY.fold("init")))
+        basis = repeatable("basis", lambda: space.basis(spec, KEY.fold("frame"), "cpu"))
+        coords = repeatable("init", lambda: space.init(base, basis, KEY.fold("init")))
     check_tree("init", coords)
     for name, block in coords.items():
         owner = name.split("/", 1)[0]
@@ -59,32 +59,32 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
         assert block.is_floating_point(), (
             f"coordinates {name!r} are of type {block.dtype}; only real numbers are trained"
         )
-    if space.fresh_every:
-        assert starts_at_base, "a space that redraws its frame must start at the base: it merges and starts anew"
-        other = space.frame(spec, KEY.fold("other frame"), "cpu")
+    if space.redraw_every:
+        assert starts_at_base, "a space that redraws its basis must start at the base: it merges and starts anew"
+        other = space.basis(spec, KEY.fold("other basis"), "cpu")
         again = space.init(base, other, KEY.fold("init"))
-        assert same(coords, again), "init of a space that redraws its frame must not depend on the numbers in it"
+        assert same(coords, again), "init of a space that redraws its basis must not depend on the numbers in it"
 
-    with hands_off("expand", base, frame, coords):
-        made = repeatable("expand", lambda: space.expand(base, frame, coords))
-        used = in_use(space, base, frame, coords)
+    with hands_off("expand", base, basis, coords):
+        made = repeatable("expand", lambda: space.expand(base, basis, coords))
+        used = in_use(space, base, basis, coords)
     check_spec("expand", made, spec)
     check_spec("trim", used, spec)
     if starts_at_base:
         for name in base:
             assert torch.equal(made[name], base[name]), (
-                f"expand(base, frame, init(...)) differs from the base in {name!r}"
+                f"expand(base, basis, init(...)) differs from the base in {name!r}"
             )
     if coords:
-        _check_gradient(space, base, frame, coords)
+        _check_gradient(space, base, basis, coords)
 
 
-def _check_gradient(space: Space, base: Tree, frame: Tree, coords: Tree) -> None:
+def _check_gradient(space: Space, base: Tree, basis: Tree, coords: Tree) -> None:
     """Gradient against finite differences, and vmap against a loop."""
     look = numbers({name: tuple(block.shape) for name, block in base.items()}, KEY.fold("look"))
 
     def value(point: Tree) -> Tensor:
-        made = space.expand(base, frame, point)
+        made = space.expand(base, basis, point)
         return torch.stack([(made[name].double() * look[name].double()).sum() for name in base]).sum()
 
     points = [nudge(coords, KEY.fold("point", i), 0.1) for i in range(3)]
@@ -101,7 +101,7 @@ def _check_gradient(space: Space, base: Tree, frame: Tree, coords: Tree) -> None
             f"the gradient of expand gives a slope of {said:.5g} where finite differences give {rise:.5g}"
         )
     together: Tree = vmap(grad(value))(stack(points))
-    weights: Tree = vmap(partial(space.expand, base, frame))(stack(points))
+    weights: Tree = vmap(partial(space.expand, base, basis))(stack(points))
     for i, point in enumerate(points):
         check_close("the gradient of expand under vmap", unstack(together, i), slopes[i])
-        check_close("expand under vmap", unstack(weights, i), space.expand(base, frame, point))
+        check_close("expand under vmap", unstack(weights, i), space.expand(base, basis, point))

@@ -21,7 +21,7 @@ import numpy as np
 
 from thinwire.data.cache import agree_on
 from thinwire.errors import Diverged
-from thinwire.training.local import Unsuited, Vectorise
+from thinwire.training.local import Backend, UnsupportedModel
 
 CLIENTS, STEPS = (2, 16), 3  # of a heat
 FAR = 4.0  # whoever takes so many times as long as the first is not asked again
@@ -34,7 +34,7 @@ Run = Callable[["Way", int], Any]
 class Way(NamedTuple):
     """How to train clients, and whether to use oneDNN."""
 
-    how: Vectorise
+    how: Backend
     onednn: bool
 
 
@@ -53,7 +53,7 @@ def wanted() -> bool:
     return os.environ.get("THINWIRE_PROBE", "").lower() not in ("0", "off")
 
 
-def choose(what: Sequence[object], hows: Sequence[Vectorise], onednn: bool, clients: int, run: Run) -> Choice:
+def choose(what: Sequence[object], hows: Sequence[Backend], onednn: bool, clients: int, run: Run) -> Choice:
     """The fastest way, from memory if it was found before; vmap where it could not be remembered.
 
     Args:
@@ -81,7 +81,7 @@ def choose(what: Sequence[object], hows: Sequence[Vectorise], onednn: bool, clie
 
 def _fits(kept: dict[str, np.ndarray]) -> bool:
     right = set(kept) == {"how", "onednn", "why"} and all(array.ndim == 0 for array in kept.values())
-    return right and str(kept["how"]) in get_args(Vectorise) and kept["onednn"].dtype == bool
+    return right and str(kept["how"]) in get_args(Backend) and kept["onednn"].dtype == bool
 
 
 def _race(ways: list[Way], clients: int, run: Run) -> Choice:
@@ -101,7 +101,7 @@ def _race(ways: list[Way], clients: int, run: Run) -> Choice:
                 raise
             except Exception as error:
                 said.append(f"{way.how} failed: {first_line(error)}")
-                if isinstance(error, Unsuited) and way.how == "threads":
+                if isinstance(error, UnsupportedModel) and way.how == "threads":
                     # ways that draw random numbers differ by more than rounding: no race may decide between them
                     return Choice(Way("vmap", way.onednn), said[-1])
         if not took:

@@ -2,7 +2,7 @@
 
 A small model's step is a hundred short kernels, and starting them one by one from Python takes far longer than running
 them. A graph starts all of them at once. What it reads and writes must always lie in the same place: coordinates,
-optimiser state, buffers, the correction's memories, base and frame are copied there when a round begins, and so are the
+optimiser state, buffers, the correction's memories, base and basis are copied there when a round begins, and so are the
 numbers of the examples of all batches; a graph counts the steps, and fetches the examples of the next one.
 
 There are two recordings of a step: one for batches that count in full, and one with a mask, for short batches and for
@@ -20,21 +20,29 @@ import torch
 from thinwire.core.pinned import sent
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, repeat, tmap, unstack
-from thinwire.optimizers.lr_schedules import Constant
+from thinwire.optimizers.lr_schedules import ConstantLR
 from thinwire.protocol.state import Public
-from thinwire.training.local import Lesson, Trained, Unsuited, make_step, no_chance, together, where
+from thinwire.training.local import (
+    TrainingInputs,
+    TrainingOutcome,
+    UnsupportedModel,
+    make_step,
+    no_chance,
+    together,
+    where,
+)
 
 KEPT = 8  # recordings for so many different shapes of a chunk; the one that was not used for longest makes room
 WARM = 3  # steps before a recording, in which libraries choose their kernels and take their memory
 
 
-class Recorder:
+class CudaGraphCache:
     """The recordings of a simulation, kept from round to round."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple, _Recording] = {}
 
-    def train(self, lesson: Lesson) -> Trained:
+    def train(self, lesson: TrainingInputs) -> TrainingOutcome:
         """As `local_train`, by replaying."""
         work = lesson.work
         clients, _, width = work.index.shape
@@ -55,18 +63,18 @@ class Recorder:
 class _Recording:
     """The places that a step reads and writes, and its recordings."""
 
-    def __init__(self, lesson: Lesson) -> None:
-        method, public, frame, start, work = lesson.method, lesson.public, lesson.frame, lesson.start, lesson.work
+    def __init__(self, lesson: TrainingInputs) -> None:
+        method, public, basis, start, work = lesson.method, lesson.public, lesson.basis, lesson.start, lesson.work
         self.method, self.learner, self.gather = method, lesson.learner, work.gather  # held, so that ids stay theirs
         self.device = device = work.index.device
         clients, steps, width = work.index.shape
-        if any(block.device != device for tree in (frame, public.base) for block in tree.values()):
-            raise Unsuited(f"{method.space!r} looks at numbers on the host in every step")
-        changing = method.rate != Constant()
+        if any(block.device != device for tree in (basis, public.base) for block in tree.values()):
+            raise UnsupportedModel(f"{method.space!r} looks at numbers on the host in every step")
+        changing = method.lr_schedule != ConstantLR()
         if changing and method.penalty.active:
-            raise Unsuited(f"{method.penalty!r} depends on a step size that changes from round to round")
-        self.base, self.frame, self.shared, self.only = (
-            _places(tree) for tree in (public.base, frame, public.shared, lesson.only)
+            raise UnsupportedModel(f"{method.penalty!r} depends on a step size that changes from round to round")
+        self.base, self.basis, self.shared, self.only = (
+            _places(tree) for tree in (public.base, basis, public.shared, lesson.only)
         )
         self.first_opt = repeat(method.client_opt.init(unstack(start, 0)), clients)
         self.coords, self.start, self.mine, self.opt, self.buffers = (
@@ -80,13 +88,13 @@ class _Recording:
         known = Public(0, self.base, {}, self.shared, {})
         # what a rate does to a step is multiplied onto it, since a number of the program cannot change in a recording
         self.factor = torch.ones((), device=device) if changing else None
-        steady = replace(method, rate=Constant())
-        self.step = together(make_step(steady, self.learner, known, self.frame, private, self.factor, self.only))
+        steady = replace(method, lr_schedule=ConstantLR())
+        self.step = together(make_step(steady, self.learner, known, self.basis, private, self.factor, self.only))
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.replay: dict[bool, Callable[[], None]] = {}
         self.loaded: dict[str, Tree] = {}
 
-    def train(self, lesson: Lesson) -> Trained:
+    def train(self, lesson: TrainingInputs) -> TrainingOutcome:
         """All steps of a workload."""
         public, start, work = lesson.public, lesson.start, lesson.work
         clients, steps, width = work.index.shape
@@ -95,7 +103,7 @@ class _Recording:
             if kind not in self.replay:
                 self.replay[kind] = self._record(kind)
         self._load_once("base", self.base, public.base)
-        self._load_once("frame", self.frame, lesson.frame)
+        self._load_once("basis", self.basis, lesson.basis)
         _copy(
             (self.shared, self.only, self.coords, self.start, self.mine, self.opt, self.buffers),
             (
@@ -104,7 +112,7 @@ class _Recording:
             ),
         )
         if self.factor is not None:
-            self.factor.fill_(self.method.rate.factor(public.version))
+            self.factor.fill_(self.method.lr_schedule.factor(public.version))
         self.loss.zero_()
         rows = sent(work.rows, self.device)
         batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1)
@@ -115,7 +123,7 @@ class _Recording:
             for kind in masked[first : first + len(part)]:
                 self.replay[kind]()
         coords, buffers, opt = (tmap(torch.clone, tree) for tree in (self.coords, self.buffers, self.opt))
-        return Trained(coords, buffers, self.loss / rows.sum(1), work.steps, opt)
+        return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, opt)
 
     def _load_once(self, name: str, places: Tree, tree: Tree) -> None:
         """Copy a tree that seldom changes, unless it is the one that was copied last; blocks are never changed."""

@@ -1,6 +1,6 @@
 """Training on clients: one pure step for one client, run for many at once (vmap) or for one after another (loop).
 
-    g = gradient of loss(expand(base, frame, coords));   g <- correction;   coords <- coords + optimiser(g)
+    g = gradient of loss(expand(base, basis, coords));   g <- correction;   coords <- coords + optimiser(g)
 
 Both ways call the same step with the same batches, so they differ by rounding only. Two more build on them: `graphed`
 replays a recording of the first, `threaded` goes the second way with several clients side by side.
@@ -25,7 +25,7 @@ from thinwire.errors import ConfigError
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import Public
 
-Vectorise = Literal["graph", "threads", "vmap", "loop"]
+Backend = Literal["graph", "threads", "vmap", "loop"]
 Mask: TypeAlias = "Tensor | None"
 Step: TypeAlias = Callable[..., tuple[Tree, Tree, Tree, Tensor]]
 
@@ -34,7 +34,7 @@ RECOMPUTES = "the model runs layers again in the backward pass (gradient checkpo
 OLD_FUNCTION = "the model has an autograd.Function that torch.func cannot follow, such as reentrant checkpointing"
 
 
-class Unsuited(ConfigError):
+class UnsupportedModel(ConfigError):
     """This way of training would not do what the others do; says why."""
 
 
@@ -94,7 +94,7 @@ class Workload:
         )
 
 
-class Trained(NamedTuple):
+class TrainingOutcome(NamedTuple):
     """What local training leaves, stacked by client."""
 
     coords: Tree
@@ -105,14 +105,14 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TrainingInputs:
     """All that the training of some clients in a round depends on.
 
     Args:
         method: the space, the optimiser and the correction to use.
         learner: the model.
         public: what everybody knows; not changed.
-        frame: the frame of this round.
+        basis: the basis of this round.
         start: stacked coordinates to start from.
         mine: stacked memory of the correction.
         work: which examples in which order.
@@ -123,7 +123,7 @@ class Lesson:
     method: Method
     learner: Learner
     public: Public
-    frame: Tree
+    basis: Tree
     start: Tree
     mine: Tree
     work: Workload
@@ -133,7 +133,7 @@ class Lesson:
     def step(self, *, alone: bool = False) -> Step:
         """One step of one client."""
         private = self.method.schedule.never(Spec.of(self.public.coords))
-        return make_step(self.method, self.learner, self.public, self.frame, private, only=self.only, alone=alone)
+        return make_step(self.method, self.learner, self.public, self.basis, private, only=self.only, alone=alone)
 
     def first_opt(self) -> Tree:
         """The stacked optimisers that training begins with."""
@@ -143,7 +143,7 @@ class Lesson:
         return repeat(fresh, len(self.work))
 
 
-def local_train(lesson: Lesson, how: Literal["vmap", "loop"]) -> Trained:
+def local_train(lesson: TrainingInputs, how: Literal["vmap", "loop"]) -> TrainingOutcome:
     """Train some clients, all in one program or one after another."""
     work, buffers = lesson.work, lesson.public.buffers
     step, opt = lesson.step(alone=how == "loop"), lesson.first_opt()
@@ -157,15 +157,15 @@ def local_train(lesson: Lesson, how: Literal["vmap", "loop"]) -> Trained:
     return gathered(runs)
 
 
-def train_one(lesson: Lesson, step: Step, opt: Tree, i: int) -> Trained:
+def train_one(lesson: TrainingInputs, step: Step, opt: Tree, i: int) -> TrainingOutcome:
     """Train client i alone."""
     start, opt, mine = (unstack(tree, i) for tree in (lesson.start, opt, lesson.mine))
     return _train(_alone(step), start, opt, lesson.public.buffers, mine, lesson.work.client(i))
 
 
-def gathered(runs: Sequence[Trained]) -> Trained:
+def gathered(runs: Sequence[TrainingOutcome]) -> TrainingOutcome:
     """What clients that were trained alone leave, stacked."""
-    return Trained(
+    return TrainingOutcome(
         stack([run.coords for run in runs]),
         stack([run.buffers for run in runs]),
         torch.cat([run.loss for run in runs]),
@@ -185,7 +185,7 @@ def chance(work: Workload) -> Iterator[None]:
 
 @contextmanager
 def no_chance(device: torch.device) -> Iterator[None]:
-    """Raise Unsuited if random numbers were drawn inside: there they would come in an order of nobody's choice."""
+    """Raise UnsupportedModel if random numbers were drawn inside: there they would come in an order of nobody's choice."""
     cuda = device.type == "cuda"
 
     def states() -> list[Tensor]:
@@ -195,14 +195,14 @@ def no_chance(device: torch.device) -> Iterator[None]:
         before = states()
         yield
         if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
-            raise Unsuited("the model draws random numbers while it trains")
+            raise UnsupportedModel("the model draws random numbers while it trains")
 
 
 def make_step(
     method: Method,
     learner: Learner,
     public: Public,
-    frame: Tree,
+    basis: Tree,
     private: frozenset[str],
     factor: Tensor | None = None,
     only: Tree | None = None,
@@ -217,7 +217,7 @@ def make_step(
     optimiser = method.client_opt_at(public.version)
 
     def expand(point: Tree) -> Tree:
-        return method.space.expand(public.base, frame, point)
+        return method.space.expand(public.base, basis, point)
 
     def spoken(tree: Tree) -> Tree:
         return {name: block for name, block in tree.items() if name not in private}
@@ -257,7 +257,7 @@ def make_step(
 
 @contextmanager
 def _followed() -> Iterator[None]:
-    """Raise Unsuited, with a reason, for a model whose backward pass torch.func cannot follow."""
+    """Raise UnsupportedModel, with a reason, for a model whose backward pass torch.func cannot follow."""
     try:
         yield
     except RuntimeError as error:
@@ -265,7 +265,7 @@ def _followed() -> Iterator[None]:
         signs |= {"setup_context staticmethod": OLD_FUNCTION, "does not have vmap support": OLD_FUNCTION}
         for sign, reason in signs.items():
             if sign in str(error):
-                raise Unsuited(reason) from error
+                raise UnsupportedModel(reason) from error
         raise
 
 
@@ -320,7 +320,7 @@ def _alone(step: Step) -> Step:
     return call
 
 
-def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: Workload) -> Trained:
+def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: Workload) -> TrainingOutcome:
     """All steps of a workload; clients that are done before others stand still."""
     device = work.index.device
     width = work.index.shape[-1]
@@ -341,7 +341,7 @@ def _train(step: Step, start: Tree, opt: Tree, buffers: Tree, mine: Tree, work: 
         else:
             coords, opt, buffers = new[:3]
         loss_sum = loss_sum + new[3].detach() * rows[:, s]
-    return Trained(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
+    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
 
 
 def where(alive: Tensor, new: Tree, old: Tree) -> Tree:

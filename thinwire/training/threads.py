@@ -16,10 +16,10 @@ from queue import SimpleQueue
 import torch
 
 from thinwire.core import threads
-from thinwire.training.local import Learner, Lesson, Trained, gathered, no_chance, train_one
+from thinwire.training.local import Learner, TrainingInputs, TrainingOutcome, gathered, no_chance, train_one
 
 
-class Crew:
+class ThreadPoolTrainer:
     """The threads of a simulation and their models, kept from round to round.
 
     As many threads as torch may use (`torch.get_num_threads()`, `OMP_NUM_THREADS`); if that is one, none is started.
@@ -30,11 +30,11 @@ class Crew:
         self._pool: ThreadPoolExecutor | None = None
         self._copied: tuple[Learner, SimpleQueue[Learner]] | None = None
 
-    def train(self, lesson: Lesson) -> Trained:
-        """As `local_train`, several clients at a time. Raises Unsuited for a model that draws random numbers."""
+    def train(self, lesson: TrainingInputs) -> TrainingOutcome:
+        """As `local_train`, several clients at a time. Raises UnsupportedModel for a model that draws random numbers."""
         idle, clients = self._copies(lesson.learner), len(lesson.work)
 
-        def one(i: int) -> Trained:
+        def one(i: int) -> TrainingOutcome:
             model = idle.get()
             try:
                 return train_one(lesson, replace(lesson, learner=model).step(alone=True), lesson.first_opt(), i)
@@ -46,7 +46,7 @@ class Crew:
                 return gathered([one(i) for i in range(clients)])
             return gathered(self._all(one, clients))
 
-    def _all(self, one: Callable[[int], Trained], clients: int) -> list[Trained]:
+    def _all(self, one: Callable[[int], TrainingOutcome], clients: int) -> list[TrainingOutcome]:
         """The results of all clients in their order, whoever is done first."""
         if self._pool is None:
             self._pool = threads.start(self.workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thinwire.protocol.state import Contract
-from thinwire.spaces.unmerged import beside
+from thinwire.spaces.unmerged import unmerged
 
 
 def for_training(contract: Contract) -> Contract:
@@ -17,6 +17,6 @@ def for_training(contract: Contract) -> Contract:
         later = for_training(contract.later)
         return replace(for_training(replace(contract, later=None)), later=later)
     method = contract.method
-    if method.penalty.active or beside(method.space) is method.space:
+    if method.penalty.active or unmerged(method.space) is method.space:
         return contract
-    return replace(contract, method=replace(method, space=beside(method.space)))
+    return replace(contract, method=replace(method, space=unmerged(method.space)))

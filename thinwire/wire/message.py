@@ -2,8 +2,8 @@
 
     message                                        body
       2  magic "TW"                                  1  plan: 0 all blocks; 1 a bitmap of ceil(blocks / 8) bytes follows
-      1  format, now 2                               v  number of lanes
-      1  kind: 1 up, 2 steps, 3 state, 4 lost           per lane, ids ascending: 1 id, v length, payload
+      1  format, now 2                               v  number of fields
+      1  kind: 1 up, 2 steps, 3 state, 4 lost           per field, ids ascending: 1 id, v length, payload
       4  schema: method and model, hashed
       v  version                                   v = unsigned LEB128 in its shortest form, at most 5 bytes;
       v  behind (steps and state only)             block i of the plan is bit i % 8 of byte i // 8;
@@ -19,21 +19,21 @@ and buffers, and the seed.
 **steps** and **state**, to a client that holds version `version - behind`, and to no other: they bring it to `version`.
 Their last body is the *ask*; what stands before it is the way.
 
-- steps: each body leads on from where the one before it ended, the last to `version`. With lane 1 it is the *entry* of
-  one version. With lane 7 it is a *stretch*: the blocks of its plan as they are at the end of the window that it begins
+- steps: each body leads on from where the one before it ended, the last to `version`. With field 1 it is the *entry* of
+  one version. With field 7 it is a *stretch*: the blocks of its plan as they are at the end of the window that it begins
   in, or at `version`, whichever comes first, and before any merge. A window is the rounds of one frame, from a multiple
-  of `fresh_every` up to the next (one window for ever if that is 0). Where a window ends, the receiver merges. There is
+  of `redraw_every` up to the next (one window for ever if that is 0). Where a window ends, the receiver merges. There is
   no such body for a client that is up to date (behind = 0), and there are at most 512: each may cost the receiver as
   much work as the model is large, however short it is. A longer way is sent as a stretch or a state.
 - state: one body, the whole public state. Its plan names the blocks that were synchronised since the client's version;
-  its lanes hold them all.
-- the ask: its plan says which blocks the round wants to hear of. Its lanes are what is new besides coordinates.
+  its fields hold them all.
+- the ask: its plan says which blocks the round wants to hear of. Its fields are what is new besides coordinates.
 
 **lost**, from a client that holds `version` and found that it is not the server's: no body. The answer is a state.
 
-    lane           in               payload
+    field           in               payload
     1  coords      up, entry        the code of the plan's blocks, through the codec of that direction
-                   state            all blocks that are ever sent: raw; on link 'snapshot', through the down codec
+                   state            all blocks that are ever sent: raw; on full download, through the down codec
     2  weight      up               how much the client counts in the mean, float32, where the weighing sends it
     3  buffers     up               all buffers after training, raw, if the model has any
                    ask              those of `version`, in a state or if behind > 0
@@ -42,7 +42,7 @@ Their last body is the *ask*; what stands before it is the way.
     5  report      up               what the schedule wants to know, raw, if anything
     6  base        state            the base, raw, if it was ever merged into (`version` is in a later window than 0)
     7  values      stretch          the plan's blocks, raw; where a window ends, by the codec `settle`
-    8  guard       ask              float32, on link 'ledger' unless guard = false: see `protocol/drift_check.py`
+    8  guard       ask              float32, on incremental download unless drift_check = false: see `protocol/drift_check.py`
 
 Every length is checked against the bytes that are there before anything is made, the kind and the length of the whole
 message before its bodies are read; each message has exactly one encoding, and whatever else arrives is refused with a
@@ -75,20 +75,20 @@ FROM_CLIENTS = frozenset({UP, LOST})
 LONGEST_WAY = 512  # bodies of steps before the ask
 
 # Lanes: payloads of different meaning in one body. Their ids are part of the format.
-COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, GUARD = 1, 2, 3, 4, 5, 6, 7, 8
+COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, DRIFT_CHECK = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 @dataclass(frozen=True)
 class Body:
-    """One entry of a message: which blocks it covers, and its lanes.
+    """One entry of a message: which blocks it covers, and its fields.
 
     Args:
         plan: names of the blocks, or None for all of them.
-        lanes: payload of each lane by id.
+        fields: payload of each field by id.
     """
 
     plan: frozenset[str] | None = None
-    lanes: Mapping[int, Bytes] = field(default_factory=dict)
+    fields: Mapping[int, Bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,27 +157,27 @@ def body_parts(body: Body, schema: Schema) -> list[Bytes]:
     everything = body.plan is None or body.plan == schema.everything
     out: list[Bytes] = [
         b"\0" if everything else b"\1" + _bitmap(body.plan or frozenset(), schema.blocks),
-        varint(len(body.lanes)),
+        varint(len(body.fields)),
     ]
-    for lane, payload in sorted(body.lanes.items()):
-        out += [bytes([lane]), varint(len(payload)), payload]
+    for number, payload in sorted(body.fields.items()):
+        out += [bytes([number]), varint(len(payload)), payload]
     return out
 
 
 def unpack_body(data: Bytes, schema: Schema) -> Body:
-    """A body from exactly these bytes; its lanes are views of them."""
-    plan, lanes, end = _read_body(memoryview(data), 0, schema)
+    """A body from exactly these bytes; its fields are views of them."""
+    plan, fields, end = _read_body(memoryview(data), 0, schema)
     if end != len(data):
         raise WireError(f"{len(data) - end} bytes follow the end of a body")
-    return Body(plan, lanes)
+    return Body(plan, fields)
 
 
 def pack(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behind: int = 0) -> bytes:
     """A whole message as bytes.
 
     >>> schema = Schema(b"12345678", ("w",))
-    >>> data = pack(UP, 3, [pack_body(Body(lanes={COORDS: b"abcd"}), schema)], schema.sent_by(0))
-    >>> len(data), bytes(unpack_body(unpack(data, schema.sent_by(0)).bodies[0], schema).lanes[COORDS])
+    >>> data = pack(UP, 3, [pack_body(Body(fields={COORDS: b"abcd"}), schema)], schema.sent_by(0))
+    >>> len(data), bytes(unpack_body(unpack(data, schema.sent_by(0)).bodies[0], schema).fields[COORDS])
     (21, b'abcd')
     """
     return b"".join(pack_pieces(kind, version, bodies, schema, behind))
@@ -211,12 +211,12 @@ def length(pieces: Pieces) -> int:
     return sum(map(len, pieces))
 
 
-def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray] | None = None) -> Bytes:
+def laid_out(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None) -> Bytes:
     """A message in one piece; of a long one, a view.
 
     Args:
         pieces: of the message.
-        room: for messages of megabytes: gives so many bytes to write it to, at an address that 8 divides.
+        allocate: for messages of megabytes: gives so many bytes to write it to, at an address that 8 divides.
 
     The longest piece, which holds the numbers, is put where they can be read without another copy. numpy lets other
     threads work while it copies; Python's `join`, which is quick to begin, does not.
@@ -225,9 +225,9 @@ def laid_out(pieces: Pieces, room: Callable[[int], np.ndarray] | None = None) ->
         return b"".join(pieces)
     longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
     position = -length(pieces[:longest]) % 8
-    if room is None:
+    if allocate is None:
         return memoryview(bytearray().join((bytes(position), *pieces)))[position:]
-    message = room(position + length(pieces))
+    message = allocate(position + length(pieces))
     start = position
     for piece in pieces:
         np.copyto(message[position : position + len(piece)], np.frombuffer(piece, np.uint8))
@@ -260,8 +260,8 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     ends = array("I" if len(payload) < 1 << 32 else "Q", [position])
     first = None
     while position < len(payload) and len(ends) - 1 <= most:  # one too many is enough to know
-        plan, lanes, position = _read_body(payload, position, schema)
-        first = first or Body(plan, lanes)
+        plan, fields, position = _read_body(payload, position, schema)
+        first = first or Body(plan, fields)
         ends.append(position)
     bodies = _Bodies(payload, ends)
     if not least <= len(bodies) <= most:
@@ -298,7 +298,7 @@ def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
 def _read_body(
     data: memoryview, position: int, schema: Schema
 ) -> tuple[frozenset[str] | None, dict[int, memoryview], int]:
-    """Plan, lanes as views of the data, and where the body ends."""
+    """Plan, fields as views of the data, and where the body ends."""
     if position >= len(data):
         raise WireError("message ends where a body should begin")
     flag, position = data[position], position + 1
@@ -309,20 +309,20 @@ def _read_body(
     elif flag != 0:
         raise WireError(f"plan flag {flag} is not known, expected 0 or 1")
     count, position = read_varint(data, position)
-    lanes: dict[int, memoryview] = {}
+    fields: dict[int, memoryview] = {}
     last = -1
     for _ in range(count):
         if position >= len(data):
-            raise WireError("message ends where a lane should begin")
-        lane, position = data[position], position + 1
-        if lane <= last:
-            raise WireError(f"lane {lane} follows lane {last}: lanes must ascend")
+            raise WireError("message ends where a field should begin")
+        field, position = data[position], position + 1
+        if field <= last:
+            raise WireError(f"field {field} follows field {last}: fields must ascend")
         length, position = read_varint(data, position)
         if length > len(data) - position:
-            raise WireError(f"lane {lane} announces {length} bytes, {len(data) - position} are left")
-        lanes[lane], position = data[position : position + length], position + length
-        last = lane
-    return plan, lanes, position
+            raise WireError(f"field {field} announces {length} bytes, {len(data) - position} are left")
+        fields[field], position = data[position : position + length], position + length
+        last = field
+    return plan, fields, position
 
 
 def _merged(parts: Sequence[Bytes]) -> list[Bytes]:

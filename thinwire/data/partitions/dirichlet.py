@@ -23,7 +23,7 @@ _AT_ONCE = 1 << 15  # numbers drawn together: small splits examine many tries at
 
 
 @register(
-    "split",
+    "partition",
     "dirichlet",
     doc="Deal each class in random shares, redrawn until every client has `min_size` examples.",
     paper="He et al., FedML: a research library and benchmark for federated machine learning, 2020",
@@ -103,7 +103,7 @@ class Dirichlet:
 
 
 @register(
-    "split",
+    "partition",
     "dirichlet-flasc",
     doc="Draw each client's mixture of classes; clients that end up empty are left out.",
     paper="Kuo et al., Federated LoRA with sparse communication (FLASC), 2024, public code",

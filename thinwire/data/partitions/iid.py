@@ -12,7 +12,7 @@ from thinwire.errors import ConfigError
 from thinwire.data.partitions.base import Assignment, check_clients, near_equal, offsets_of
 
 
-@register("split", "iid", doc="Shuffle all examples and cut them into near-equal parts.")
+@register("partition", "iid", doc="Shuffle all examples and cut them into near-equal parts.")
 @dataclass(frozen=True)
 class IID:
     """Shuffle all examples and cut them into near-equal parts: every client sees the same mixture.
@@ -29,7 +29,7 @@ class IID:
 
 
 @register(
-    "split",
+    "partition",
     "natural",
     doc="One client a person who wrote the data, those with most examples first.",
     paper="Caldas et al., LEAF: a benchmark for federated settings, 2018",

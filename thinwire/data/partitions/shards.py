@@ -21,7 +21,7 @@ from thinwire.data.partitions.base import (
 
 
 @register(
-    "split",
+    "partition",
     "shards",
     doc="Sort by class, cut into equal blocks, deal `per_client` random blocks to each client.",
     paper="McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017",
@@ -63,14 +63,14 @@ class Shards:
 
 
 @register(
-    "split",
+    "partition",
     "class-shards",
-    doc="Cut each class into equally many shards, deal `per_client` random shards, `min_classes` classes at least.",
+    doc="FlatTree each class into equally many shards, deal `per_client` random shards, `min_classes` classes at least.",
     paper="MAPA (model-agnostic projection adaptation), partition of the experiments",
 )
 @dataclass(frozen=True)
 class ClassShards:
-    """Cut each class into equally many shards, deal them at random, and swap until nobody has too few classes.
+    """FlatTree each class into equally many shards, deal them at random, and swap until nobody has too few classes.
 
     Args:
         per_client: shards a client gets.
@@ -119,7 +119,7 @@ class ClassShards:
 
 
 @register(
-    "split",
+    "partition",
     "classes",
     doc="Give every client exactly `per_client` different classes; all data is used.",
     paper="MAPO, partition of the experiments",
@@ -203,7 +203,7 @@ def _worth(hand: list[int], least: int) -> int:
 
 
 def _serve(hands: np.ndarray, number: np.ndarray, counts: np.ndarray, key: Key) -> Assignment:
-    """Cut each class, shuffled, into as many parts as hands hold it, and give each hand its parts."""
+    """FlatTree each class, shuffled, into as many parts as hands hold it, and give each hand its parts."""
     flat = hands.reshape(-1)
     slot = np.argsort(flat, kind="stable")  # the slots of class 0, then those of class 1, ...
     cut = _cut(counts, np.bincount(flat, minlength=len(counts)))

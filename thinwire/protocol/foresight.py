@@ -21,7 +21,7 @@ from thinwire.optimizers.corrections import FedProx, NoCorrection
 from thinwire.privacy.base import NoPrivacy
 from thinwire.protocol.fields import heard_weight
 from thinwire.protocol.state import Contract, Public, ServerState
-from thinwire.schedules.base import Every, Plan
+from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.sketches.base import Identity
 
 
@@ -41,19 +41,19 @@ def foreseeable(contract: Contract, server: ServerState, plan: Plan) -> bool:
     """Whether the next version is a plain mean of plain numbers, and nobody remembers anything else."""
     method, version = contract.method, server.public.version
     plain: tuple[tuple[object, type], ...] = (
-        *((codec, Raw) for codec in (*method.ups, method.down, method.settle)),
+        *((codec, Raw) for codec in (*method.ups, method.down, method.merge_codec)),
         (method.sketch, Identity),
         (method.privacy, NoPrivacy),
         (method.mask, NoMask),
-        (method.mean, WeightedMean),
-        (method.schedule, Every),
+        (method.aggregator, WeightedMean),
+        (method.schedule, AllBlocks),
     )
     return (
         all(type(part) is kind for part, kind in plain)
         and type(method.correction) in (NoCorrection, FedProx)
-        and method.link == "ledger"
-        and method.say == "delta"
-        and not (method.secure or method.budget.tiers or method.then)
+        and method.download == "incremental"
+        and method.upload == "delta"
+        and not (method.secure_aggregation or method.budget.tiers or method.next_stage)
         and not (server.opt or contract.buffers.blocks or contract.remembers)
         and plan.names == contract.coords.named
         and contract.window(version) == contract.window(version + 1)
