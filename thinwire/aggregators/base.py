@@ -33,6 +33,7 @@ class Aggregator(Protocol):
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError if the aggregator cannot be used with so many clients in a round."""
+        return
 
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Return the updates and weights to use, one of each for every client; a weight of 0 excludes a client."""

@@ -34,6 +34,7 @@ class Penalty(Protocol):
 
     def check(self, weights: Spec, coords: Spec) -> None:
         """Raise a ConfigError if the model and the space lack the blocks that are penalized."""
+        return
 
     @abstractmethod
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:

@@ -37,6 +37,7 @@ class Space(Protocol):
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
+        return
 
     @abstractmethod
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
