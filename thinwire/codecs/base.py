@@ -40,17 +40,57 @@ class Peer:
 
 
 class Codec(Protocol):
-    """Turns a tree into bytes and bytes into a tree.
+    """Encodes a tree of tensors as bytes and decodes it again.
 
-    A codec that can tell before the first message that it does not suit some blocks, because a selector matches none
-    of them for example, has a method `check(spec)`, too, which raises a ConfigError: see `check_fits`. A codec whose
-    bytes are plain numbers at the same places for all clients of a round has `adds = True`: such messages can be added
-    up as they are.
+    A codec subclasses this contract and implements `encode` and `decode`. Everything else has a default, which declares
+    a codec without state, without a fixed size and without special properties.
     """
 
+    @property
+    def exact(self) -> bool:
+        """Whether `decode(encode(x))` is x, bit for bit."""
+        return False
+
+    @property
+    def summable(self) -> bool:
+        """Whether payloads can be summed element by element, as secure aggregation does.
+
+        The payload must be float32 values, at the same positions for all clients of a round.
+        """
+        return False
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros decode to zeros and all other values are decoded exactly, so that pruned weights stay zero."""
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether decoded values are scaled up so that their expectation is x.
+
+        The error of such a codec can be larger than x, so `ErrorFeedback` refuses it.
+        """
+        return False
+
+    @property
+    def adds(self) -> bool:
+        """Former name of `summable`."""
+        return self.summable
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError, before training starts, if these blocks cannot be sent.
+
+        For example because a selector matches none of them. Called through `check_fits`.
+        """
+        return
+
+    def block_bytes(self, spec: Spec) -> dict[str, int] | None:
+        """The number of payload bytes of each block, or None if the codec mixes blocks or the sizes vary."""
+        return None
+
     def init(self, spec: Spec) -> Tree:
-        """State that the sender keeps between messages (error feedback); often empty."""
-        ...
+        """The initial state of the sender, kept between its messages (error feedback); empty by default."""
+        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Bytes, or a view of them if they are there already, and the sender's next state."""
@@ -64,24 +104,22 @@ class Codec(Protocol):
         ...
 
     def size(self, spec: Spec) -> int | None:
-        """How many bytes `encode` makes, if it is always the same number."""
-        ...
+        """The number of bytes that `encode` returns, or None if it depends on the values."""
+        return None
 
 
 def check_fits(codec: Codec, spec: Spec) -> None:
-    """Raise a ConfigError, before anything is trained, if a codec cannot send these blocks.
+    """Raise a ConfigError, before training starts, if a codec cannot send these blocks.
 
-    Codecs with others inside them ask those in turn.
+    Codecs that contain others check those in turn.
     """
-    check = getattr(codec, "check", None)
-    if check is not None:
-        check(spec)
+    codec.check(spec)
     codec.init(spec)
 
 
 @register("codec", "raw")
 @dataclass(frozen=True)
-class Raw:
+class Raw(Codec):
     """Send every number as it is: the blocks one after another, little endian.
 
     >>> import torch
@@ -92,13 +130,19 @@ class Raw:
     """
 
     @property
-    def adds(self) -> bool:
-        """Yes."""
+    def exact(self) -> bool:
+        """True: values are sent as they are stored."""
         return True
 
-    def init(self, spec: Spec) -> Tree:
-        """No state."""
-        return {}
+    @property
+    def summable(self) -> bool:
+        """True: each value has a fixed position."""
+        return True
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """True, as for every exact codec."""
+        return True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """All blocks, joined; where they are already, as they lie."""
@@ -128,9 +172,11 @@ class Raw:
         """The size of the numbers."""
         return spec.nbytes
 
-    def shares(self, spec: Spec) -> dict[str, int]:
-        """Where `encode` cuts: the bytes of each block. Codecs that mix blocks have no such method."""
+    def block_bytes(self, spec: Spec) -> dict[str, int]:
+        """The size of each block's values."""
         return {block.name: block.nbytes for block in spec}
+
+    shares = block_bytes  # former name
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

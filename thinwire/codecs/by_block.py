@@ -26,7 +26,7 @@ Pair: TypeAlias = tuple[str | tuple[str, ...], Codec]
 
 @register("codec", "route")
 @dataclass(frozen=True)
-class ByBlock:
+class ByBlock(Codec):
     """Send some blocks with one codec and others with another; the first rule that matches a block has it.
 
         bytes = v length, codec_0(blocks of rule 0); v length, codec_1(...); ...; codec_last(...)

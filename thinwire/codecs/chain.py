@@ -16,7 +16,7 @@ from thinwire.wire.bits import Bytes
 
 @register("codec", "chain")
 @dataclass(frozen=True)
-class Chain:
+class Chain(Codec):
     """Apply codecs one after another, and undo them in reverse.
 
         Chain((a, b, c)) = a(inner=b(inner=c))
@@ -66,9 +66,19 @@ class Chain:
         return out
 
     @property
-    def adds(self) -> bool:
+    def exact(self) -> bool:
         """As the nested codec."""
-        return getattr(self.codec, "adds", False)
+        return self.codec.exact
+
+    @property
+    def summable(self) -> bool:
+        """As the nested codec."""
+        return self.codec.summable
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """As the nested codec."""
+        return self.codec.keeps_zeros
 
     def check(self, spec: Spec) -> None:
         """Ask all of them."""

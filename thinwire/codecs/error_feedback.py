@@ -21,7 +21,7 @@ _REST = "rest/"
 
 @register("codec", "error-feedback", paper="Karimireddy et al., ICML 2019")
 @dataclass(frozen=True)
-class ErrorFeedback:
+class ErrorFeedback(Codec):
     """Add to each message what the ones before it lost, so that nothing is lost for good.
 
         send C(x + e),    e <- x + e - C(x + e)
@@ -48,16 +48,16 @@ class ErrorFeedback:
 
     def __post_init__(self) -> None:
         refuse_memory(self, self.inner)
-        if getattr(self.inner, "unbiased", False):
+        if self.inner.unbiased:
             raise ConfigError(
                 f"{type(self.inner).__name__} overshoots to be right on average, and what it overshoots by would grow "
                 "in the memory of ErrorFeedback; write unbiased = False"
             )
 
     @property
-    def adds(self) -> bool:
+    def summable(self) -> bool:
         """As the inner codec: what was lost before is part of the numbers."""
-        return getattr(self.inner, "adds", False)
+        return self.inner.summable
 
     def check(self, spec: Spec) -> None:
         """Ask the inner codec."""

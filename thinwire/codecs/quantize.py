@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Peer
+from thinwire.codecs.base import Codec, Peer
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
@@ -34,7 +34,7 @@ _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @register("codec", "quantize", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
 @dataclass(frozen=True)
-class Quantize:
+class Quantize(Codec):
     """Round every number to one of a few levels, and send which.
 
         block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` numbers
@@ -150,10 +150,6 @@ class Quantize:
             np.multiply(rows, wide[: len(rows), None], out=rows)
             np.multiply(x[end:], wide[-1], out=x[end:])
         return _finite_cut(x, spec)
-
-    def size(self, spec: Spec) -> int | None:
-        """Not known before: it depends on how often each level is used."""
-        return None
 
     @property
     def _levels(self) -> int:

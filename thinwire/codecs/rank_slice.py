@@ -18,7 +18,7 @@ from thinwire.wire.bits import Bytes
 
 @register("codec", "rank-slice", paper="Cho et al., EMNLP 2024")
 @dataclass(frozen=True)
-class RankSlice:
+class RankSlice(Codec):
     """Send the first ranks of each pair of factors and the other blocks whole; the ranks left out arrive as zero.
 
         A[:rank], B[:, :rank]
@@ -52,9 +52,9 @@ class RankSlice:
         refuse_memory(self, self.inner)
 
     @property
-    def adds(self) -> bool:
+    def summable(self) -> bool:
         """As the inner codec: all send the same ranks."""
-        return getattr(self.inner, "adds", False)
+        return self.inner.summable
 
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError when a selector matches no block, or one that is no matrix."""

@@ -28,7 +28,7 @@ Rounding = Literal["down", "up"]
 
 @register("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
 @dataclass(frozen=True)
-class TopK:
+class TopK(Codec):
     """Send the largest numbers only, and where they are; all others arrive as zero.
 
         x_i if |x_i| is among the k largest, else 0,    k = max(1, floor(density d))  or  ceil(density d)
@@ -85,10 +85,6 @@ class TopK:
         """The values at their positions, zeros elsewhere."""
         return _unpack(data, spec, self._shares(spec), self.inner, peer)
 
-    def size(self, spec: Spec) -> int | None:
-        """Not known before: positions take as many bytes as they need."""
-        return None
-
     def _shares(self, spec: Spec) -> list[tuple[int, int, int]]:
         """Start, size and number of values of each stretch in which the largest are looked for."""
         sizes = [spec.size] if self.by == "tree" else [block.numel for block in spec]
@@ -99,7 +95,7 @@ class TopK:
 
 @register("codec", "threshold", paper="Strom, Interspeech 2015")
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Codec):
     """Send the numbers that are large enough, and where they are; all others arrive as zero.
 
         x_i if |x_i| >= value, else 0
@@ -123,6 +119,11 @@ class Threshold:
             raise ConfigError(f"value must be 0 or more, not {self.value}")
         refuse_memory(self, self.inner)
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether all values except zeros are sent, by an exact codec."""
+        return self.value == 0 and self.inner.exact
+
     def check(self, spec: Spec) -> None:
         """Ask the inner codec, which sees one block called `values`."""
         check_fits(self.inner, as_one_block(spec, spec.size))
@@ -145,14 +146,10 @@ class Threshold:
             raise WireError(f"{k} values of {spec.size} numbers cannot be")
         return _unpack(data[position:], spec, [(0, spec.size, k)], self.inner, peer)
 
-    def size(self, spec: Spec) -> int | None:
-        """Not known before."""
-        return None
-
 
 @register("codec", "masked")
 @dataclass(frozen=True)
-class Masked:
+class Masked(Codec):
     """Send the numbers that the mask of the round lets clients train; both ends know where they are.
 
         x_i if i is under the mask, else 0
@@ -194,14 +191,10 @@ class Masked:
         at = _under(spec, peer)
         return _spread(at, self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"], spec)
 
-    def size(self, spec: Spec) -> int | None:
-        """Not known before: masks change."""
-        return None
-
 
 @register("codec", "randomk", paper="Konecny et al., 2016")
 @dataclass(frozen=True)
-class RandomK:
+class RandomK(Codec):
     """Send some numbers picked at random; both ends draw the same positions, so none are sent.
 
         c x_i if i is drawn, else 0,    k = max(1, floor(density d)) drawn without repetition,    c = 1 or d / k
@@ -231,9 +224,9 @@ class RandomK:
         refuse_memory(self, self.inner)
 
     @property
-    def adds(self) -> bool:
+    def summable(self) -> bool:
         """If all clients send the numbers at the same places."""
-        return self.shared and getattr(self.inner, "adds", False)
+        return self.shared and self.inner.summable
 
     def check(self, spec: Spec) -> None:
         """Ask the inner codec, which sees one block called `values`."""
