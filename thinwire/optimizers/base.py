@@ -7,7 +7,7 @@ mean update. Both contracts are pure: state goes in and comes out, and everythin
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from thinwire.core.tree import Tree
 
@@ -47,6 +47,8 @@ class Correction(Protocol):
 
     The three states are trees by block. All methods have a default that corrects nothing.
     """
+
+    active: ClassVar[bool] = True  # False: no method of the correction needs to be called
 
     def init_client(self, coords: Tree) -> Tree:
         """Return the initial state of a client; it is never sent."""

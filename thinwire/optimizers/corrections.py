@@ -21,6 +21,8 @@ class NoCorrection(Correction):
     [1.0]
     """
 
+    active = False
+
 
 @register("correction", "fedprox", paper="Li et al., MLSys 2020")
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
@@ -21,6 +21,8 @@ _LEAST = 1e-9  # a rate of 0 is no rate: SCAFFOLD divides by it
 class LRSchedule(Protocol):
     """A factor on the step size, by round."""
 
+    constant: ClassVar[bool] = False  # True: the factor is 1 in every round
+
     def factor(self, version: int) -> float:
         """The factor of the round that starts from this version (0 is the first); above 0."""
         ...
@@ -30,6 +32,8 @@ class LRSchedule(Protocol):
 @dataclass(frozen=True)
 class ConstantLR(LRSchedule):
     """The same step size in every round."""
+
+    constant = True
 
     def factor(self, version: int) -> float:
         """One."""

@@ -40,7 +40,9 @@ class RoundOpening:
         self._full: dict[int, Bytes] = {}  # coordinates by tier
         self._snapshots: dict[frozenset[str], bytes] = {}  # by the blocks in them
         self._requests: dict[bool, bytes] = {}  # with news or without
-        self._crcs: dict[int, tuple[Bytes, int]] = {}  # by the id of a body, which is referenced so that the id stays its
+        self._crcs: dict[
+            int, tuple[Bytes, int]
+        ] = {}  # by the id of a body, which is referenced so that the id stays its
 
     def messages(self, versions: Mapping[int, int]) -> dict[int, wire.Pieces]:
         """One message to each client, in pieces; see `open_round`."""

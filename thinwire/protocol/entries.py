@@ -52,9 +52,7 @@ def pack_window_end(contract: Contract, snapshot: WindowSnapshot, version: int) 
     return wire.pack_body(wire.Body(snapshot.names, {wire.VALUES: payload}), contract.schema)
 
 
-def read_snapshot(
-    contract: Contract, body: wire.Body, device: torch.device, end: int | None = None
-) -> WindowSnapshot:
+def read_snapshot(contract: Contract, body: wire.Body, device: torch.device, end: int | None = None) -> WindowSnapshot:
     """A snapshot, from a body that is not trusted.
 
     Args:

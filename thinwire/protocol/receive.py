@@ -108,9 +108,7 @@ def _take_steps(
     return public, synced
 
 
-def _take_body(
-    contract: Contract, public: PublicState, body: wire.Body, last: int
-) -> tuple[frozenset[str], Tree, int]:
+def _take_body(contract: Contract, public: PublicState, body: wire.Body, last: int) -> tuple[frozenset[str], Tree, int]:
     """The blocks of one entry or snapshot, the coordinates after it, and their version."""
     if wire.VALUES not in body.fields:
         step = read_step(contract, body, public.version, public.device)

@@ -30,7 +30,9 @@ from thinwire.training.inputs import (
 Step: TypeAlias = Callable[..., tuple[Tree, State, Tree, Tensor]]
 Gradients: TypeAlias = tuple[Tree, Tree, tuple[Tensor, Tree]]  # by coordinates, by weights; loss and buffers
 
-RECOMPUTES = "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
+RECOMPUTES = (
+    "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
+)
 OLD_FUNCTION = "the model has an autograd.Function that torch.func does not support, such as reentrant checkpointing"
 
 
