@@ -31,6 +31,11 @@ class Space(Protocol):
         return 0
 
     @property
+    def unaffected_by_merging(self) -> bool:
+        """Whether the initial coordinates after a merge are the coordinates before it, so that merging does nothing."""
+        return False
+
+    @property
     def starts_from_weights(self) -> bool:
         """Whether `from_weights` is available: only then can the space be that of a next stage."""
         return False

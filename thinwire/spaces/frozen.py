@@ -28,6 +28,11 @@ class Frozen(Space):
     Not `AllBlocks(private=...)`, which trains a block without sending it.
     """
 
+    @property
+    def unaffected_by_merging(self) -> bool:
+        """True: there are no coordinates."""
+        return True
+
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return an empty basis."""
         return {}

@@ -25,6 +25,11 @@ class Full(Space):
     """
 
     @property
+    def unaffected_by_merging(self) -> bool:
+        """True: after a merge the base is the coordinates."""
+        return True
+
+    @property
     def starts_from_weights(self) -> bool:
         """True: any weights are coordinates."""
         return True
