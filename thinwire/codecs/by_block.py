@@ -32,8 +32,8 @@ class ByBlock(Codec):
         bytes = v length, codec_0(blocks of rule 0); v length, codec_1(...); ...; codec_last(...)
 
     Args:
-        rules: pairs `(selector or selectors, codec)`; the last selector is `*`, so that each block has a codec. In a
-            configuration file: `rules = [{ on = ["*.weight"], codec = { kind = "quantize" } }, { on = ["*"], codec = "raw" }]`.
+        rules: pairs `(selector or selectors, codec)`; the last selector is `*`, so that each block has a codec. In
+            TOML: `rules = [{ on = ["*.weight"], codec = { kind = "quantize" } }, { on = ["*"], codec = "raw" }]`.
 
     >>> import torch
     >>> from thinwire.core.key import Key
