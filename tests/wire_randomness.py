@@ -1,5 +1,8 @@
-"""Shared randomness of the wire format, written from docs/wire.md: it imports neither thinwire, numpy nor torch."""
+"""Shared randomness and drift check of the wire format, written from docs/wire.md in plain Python."""
 
+import math
+import struct
+from fractions import Fraction
 from hashlib import blake2b
 
 
@@ -29,3 +32,14 @@ def signs(key, n):
     """n signs: bit i % 32 of word i // 32, 1 for plus."""
     words = philox(key, -(-n // 32))
     return [2 * (words[i // 32] >> i % 32 & 1) - 1 for i in range(n)]
+
+
+def drift_check(trees, key):
+    """The drift check of some trees: the exact sum of all values with random signs, rounded to float32."""
+    values = [value for tree in trees for block in tree.values() for value in block]
+    drawn = signs(key, 4096 + -(-len(values) // 4096))
+    exponent, bits = max(math.frexp(value)[1] for value in values if value), (len(values) - 1).bit_length()
+    digits = min(40, 62 - bits)
+    whole = [round(Fraction(value) * Fraction(2) ** (digits - exponent)) for value in values]
+    total = sum(value * drawn[i % 4096] * drawn[4096 + i // 4096] for i, value in enumerate(whole))
+    return struct.unpack("<f", struct.pack("<f", math.ldexp(float(total), exponent - digits - bits - 1)))[0]

@@ -7,9 +7,9 @@ import math
 import struct
 import zlib
 from fnmatch import fnmatchcase
-from fractions import Fraction
 
-from tests.wire_randomness import fold, philox, signs
+from tests.wire_randomness import drift_check as drift_check
+from tests.wire_randomness import fold, philox
 
 MAX = {"f2": 65504.0, "b2": 255 * 2.0**120, "f4": (2 - 2.0**-23) * 2.0**127, "f8": (2 - 2.0**-52) * 2.0**1023}
 SIZE = {"f4": 4, "f8": 8, "f2": 2, "b2": 2, "i8": 8, "i4": 4, "i2": 2, "i1": 1, "u1": 1, "t1": 1}
@@ -338,17 +338,3 @@ def _read_quantize(codec, data, blocks, key):
         highest = (1 << bits - 1) - 1
         levels = [level - highest for level in read_levels(c.take(), n, bits)]
     return _split([level * scales[i // length] for i, level in enumerate(levels)], blocks)
-
-
-# -- drift check -------------------------------------------------------------------------------------------------------
-
-
-def drift_check(trees, key):
-    """The drift check of some trees: the exact sum of all values with random signs, rounded to float32."""
-    values = [value for tree in trees for block in tree.values() for value in block]
-    drawn = signs(key, 4096 + -(-len(values) // 4096))
-    exponent, bits = max(math.frexp(value)[1] for value in values if value), (len(values) - 1).bit_length()
-    digits = min(40, 62 - bits)
-    whole = [round(Fraction(value) * Fraction(2) ** (digits - exponent)) for value in values]
-    total = sum(value * drawn[i % 4096] * drawn[4096 + i // 4096] for i, value in enumerate(whole))
-    return struct.unpack("<f", struct.pack("<f", math.ldexp(float(total), exponent - digits - bits - 1)))[0]
