@@ -1,7 +1,7 @@
-"""Numbers to bytes and back: the contract of a codec, and the plainest one.
+"""The contract of a codec, and the simplest one: `Raw`.
 
-Both ends know the `Spec` of what travels, so names and shapes are never sent, and a decoder knows how much memory the
-result may take before it looks at a single byte.
+Sender and receiver know the `Spec` of the tree, so names and shapes are never sent, and a decoder knows the size of the
+result before it reads the first byte.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import FlatTree, Tree, cut
-from thinwire.errors import WireError
+from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What both ends know of one client in one round, and a codec may use without sending it.
+    """What server and client both know of one client in one round; a codec may use it without sending it.
 
-    What a client can afford is known, too, but no codec asks: each tier of a `Budget` has codecs of its own.
+    The bandwidth of a client is not part of it: each tier of a `Budget` has its own codecs.
 
     Args:
         key: shared randomness of this client in this round.
         everyone: shared randomness of all clients in this round.
-        mask: by block, which numbers this client may have changed; a block without one may have changed everywhere.
+        mask: by block, which values this client may have changed; a block without a mask may have changed anywhere.
     """
 
     key: Key
@@ -43,7 +43,18 @@ class Codec(Protocol):
     """Encodes a tree of tensors as bytes and decodes it again.
 
     A codec subclasses this contract and implements `encode` and `decode`. Everything else has a default, which declares
-    a codec without state, without a fixed size and without special properties.
+    a codec without state, without a fixed size and without special properties. `thinwire.testing.check_codec` checks
+    the laws below.
+
+    >>> from thinwire.core.key import Key
+    >>> class Negated(Codec):
+    ...     def encode(self, tree, state, peer):
+    ...         return Raw().encode({name: -block for name, block in tree.items()}, {}, peer)[0], state
+    ...     def decode(self, data, spec, peer):
+    ...         return {name: -block for name, block in Raw().decode(data, spec, peer).items()}
+    >>> tree, peer = {"w": torch.tensor([1.0, 2.0])}, Peer(Key(0))
+    >>> Negated().decode(Negated().encode(tree, {}, peer)[0], Spec.of(tree), peer)["w"].tolist()
+    [1.0, 2.0]
     """
 
     @property
@@ -84,27 +95,36 @@ class Codec(Protocol):
         """
         return
 
-    def block_bytes(self, spec: Spec) -> dict[str, int] | None:
-        """The number of payload bytes of each block, or None if the codec mixes blocks or the sizes vary."""
-        return None
-
     def init(self, spec: Spec) -> Tree:
         """The initial state of the sender, kept between its messages (error feedback); empty by default."""
         return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """Bytes, or a view of them if they are there already, and the sender's next state."""
+        """Encode a tree.
+
+        Args:
+            tree: the blocks to send; they may be fewer than those that `init` was given.
+            state: the state of the sender.
+            peer: shared randomness and mask of the client.
+
+        Returns:
+            The payload, which may be a view of the tree, and the next state of the sender.
+        """
         ...
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The tree, on the CPU. Anything but bytes that `encode` can make raises WireError.
+        """Decode a tree to the CPU. Bytes that `encode` cannot return raise a WireError.
 
-        The bytes may be a view of a message, and the tree a view of the bytes.
+        The payload may be a view of a message, and the tree a view of the payload.
         """
         ...
 
     def size(self, spec: Spec) -> int | None:
         """The number of bytes that `encode` returns, or None if it depends on the values."""
+        return None
+
+    def block_bytes(self, spec: Spec) -> dict[str, int] | None:
+        """The number of payload bytes of each block, or None if the codec mixes blocks or the sizes vary."""
         return None
 
 
@@ -117,10 +137,20 @@ def check_fits(codec: Codec, spec: Spec) -> None:
     codec.init(spec)
 
 
+def refuse_stateful(outer: object, inner: Codec) -> None:
+    """Raise a ConfigError if an inner codec has state: the positions of the values it encodes change every message."""
+    if inner.init(Spec((Block("values", (1,)),))):
+        name, within = type(outer).__name__, type(inner).__name__
+        raise ConfigError(
+            f"{within} inside {name} would keep state for values whose positions change; "
+            f"write it the other way round: {within}({name}(...))"
+        )
+
+
 @register("codec", "raw")
 @dataclass(frozen=True)
 class Raw(Codec):
-    """Send every number as it is: the blocks one after another, little endian.
+    """Send all values unchanged: the blocks in order, little endian.
 
     >>> import torch
     >>> tree, peer = {"w": torch.tensor([1.0, -2.0])}, Peer(Key(0))
@@ -131,7 +161,7 @@ class Raw(Codec):
 
     @property
     def exact(self) -> bool:
-        """True: values are sent as they are stored."""
+        """True: the payload holds the bits of all values."""
         return True
 
     @property
@@ -145,22 +175,22 @@ class Raw(Codec):
         return True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """All blocks, joined; where they are already, as they lie."""
+        """Join all blocks; a `FlatTree` is one vector already and is not copied."""
         if isinstance(tree, FlatTree):
             return _as_bytes(tree.vector), state
         return b"".join([_as_bytes(block) for block in tree.values()]), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """FlatTree the bytes at the sizes that the specification gives."""
+        """Split the payload into blocks; the result is a view of it where alignment allows."""
         if len(data) != spec.nbytes:
-            raise WireError(f"expected {spec.nbytes} bytes of raw numbers, got {len(data)}")
-        there = np.frombuffer(data, np.uint8)
-        # bytes that nobody may write to, or that lie at odd places, cannot be numbers of torch
-        place, fixed = there.__array_interface__["data"]
-        whole = torch.from_numpy(there.copy() if fixed or place % 8 else there)
-        kind = spec.dtype
-        if kind not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: cut once
-            return cut(whole.view(kind), spec.names, spec.like)
+            raise WireError(f"expected {spec.nbytes} bytes of raw values, got {len(data)}")
+        payload = np.frombuffer(data, np.uint8)
+        # torch needs writable, aligned memory
+        address, readonly = payload.__array_interface__["data"]
+        whole = torch.from_numpy(payload.copy() if readonly or address % 8 else payload)
+        dtype = spec.dtype
+        if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
+            return cut(whole.view(dtype), spec.names, spec.like)
         out: Tree = {}
         position = 0
         for block in spec:
@@ -169,11 +199,11 @@ class Raw(Codec):
         return out
 
     def size(self, spec: Spec) -> int:
-        """The size of the numbers."""
+        """The size of all values."""
         return spec.nbytes
 
     def block_bytes(self, spec: Spec) -> dict[str, int]:
-        """The size of each block's values."""
+        """The size of the values of each block."""
         return {block.name: block.nbytes for block in spec}
 
     shares = block_bytes  # former name
@@ -184,7 +214,7 @@ def _as_bytes(tensor: Tensor) -> memoryview:
     if raw.dtype is torch.bfloat16:  # numpy has no such type
         raw = raw.view(torch.int16)
     array = np.ascontiguousarray(raw.numpy())
-    if sys.byteorder == "big":  # pragma: no cover - the wire is little endian everywhere
+    if sys.byteorder == "big":  # pragma: no cover - the wire format is little endian
         array = array.byteswap()
     return array.reshape(-1).view(np.uint8).data
 
@@ -197,6 +227,6 @@ def _from_bytes(raw: Tensor, block: Block) -> Tensor:
     width = block.nbytes // max(1, block.numel)
     if sys.byteorder == "big":  # pragma: no cover
         raw = raw.view(-1, width).flip(1).reshape(-1)
-    if raw.storage_offset() % width:  # behind a block of a shorter type
+    if raw.storage_offset() % width:  # misaligned, after a block of a shorter type
         raw = raw.clone()
     return raw.view(block.dtype).view(block.shape)

@@ -1,4 +1,4 @@
-"""The random numbers that two machines share: published vectors, random access, distributions, pinned values."""
+"""Tests of shared randomness: published vectors, random access, distributions, fixed values."""
 
 import hashlib
 import math
@@ -8,7 +8,9 @@ import pytest
 import torch
 from scipy import stats
 
-from thinwire.core.key import Key, SecretKey, _sorted_places, permutations, philox_numpy, philox_torch
+from thinwire.core.key import Key, _argsort, permutations
+from thinwire.core.philox import philox_numpy, philox_torch
+from thinwire.core.secret_key import SecretKey
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ONES = 0xFFFFFFFF
@@ -48,26 +50,26 @@ def test_numpy_and_torch_give_the_same_words(start, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("far", [0, 4 * (1 << 32) - 40, 1 << 37])
 @pytest.mark.parametrize("draw", ["words", "uniform", "signs", "normal"])
-def test_a_draw_from_the_middle_is_a_slice_of_the_whole(draw, far, device):
+def test_a_draw_with_start_is_a_slice_of_the_stream(draw, far, device):
     fn = getattr(Key(9).fold(draw), draw)
     whole = fn(200, start=far, device=device)
     for lo, hi in ((0, 7), (3, 40), (31, 33), (64, 200), (199, 200), (50, 50)):
         assert torch.equal(fn(hi - lo, start=far + lo, device=device), whole[lo:hi])
 
 
-def test_streams_longer_than_the_working_chunk_have_no_seam():
+def test_streams_are_continuous_across_chunks():
     key, seam = Key(5), 4 * (1 << 15)
     whole = key.words_numpy(seam + 50)
     assert np.array_equal(whole[seam - 10 :], key.words_numpy(60, seam - 10))
 
 
-def test_the_upper_half_of_the_counter_counts():
+def test_the_upper_half_of_the_counter_is_used():
     key = Key(1)
     assert key.words(4).tolist() != key.words(4, start=4 << 32).tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_first_numbers_of_a_key_never_change(device):
+def test_first_draws_of_a_key_are_fixed(device):
     key = Key(7).fold("golden", 3)
     assert key.value == 0x5E3F987445034896
     assert key.words(6, device=device).tolist() == [
@@ -91,7 +93,7 @@ def test_normals_have_the_moments_of_a_gaussian():
     assert stats.kstest(x[:100_000], "norm").pvalue > 1e-3
 
 
-def test_uniforms_fill_the_unit_interval_evenly():
+def test_uniforms_are_uniform_on_the_unit_interval():
     x = Key(12).uniform(100_000)
     assert float(x.min()) >= 0
     assert float(x.max()) < 1
@@ -108,7 +110,7 @@ def test_signs_are_fair_and_uncorrelated():
     assert abs(float((x[1:] * x[:-1]).mean())) < 4 / math.sqrt(len(x))
 
 
-def test_shapes_are_those_asked_for():
+def test_draws_have_the_requested_shape():
     key = Key(0)
     assert key.normal(2, 3).shape == (2, 3)
     assert key.uniform().shape == ()
@@ -117,12 +119,12 @@ def test_shapes_are_those_asked_for():
     assert key.permutation(0).tolist() == []
 
 
-def test_a_permutation_holds_every_number_once():
+def test_a_permutation_contains_each_index_once():
     for n in (1, 2, 17, 1000):
         assert sorted(Key(n).permutation(n).tolist()) == list(range(n))
 
 
-def test_permutations_put_every_number_everywhere_equally_often():
+def test_permutations_are_uniform():
     counts = np.zeros((5, 5))
     for i in range(3000):
         counts[np.arange(5), Key(3).fold(i).permutation(5).numpy()] += 1
@@ -130,7 +132,7 @@ def test_permutations_put_every_number_everywhere_equally_often():
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 10), (10, 3), (10, 0), (0, 0), (10**9, 20), (300, 100), (7, 1)])
-def test_chosen_numbers_are_distinct_and_in_range(n, k):
+def test_chosen_indices_are_distinct_and_in_range(n, k):
     for i in range(20):
         chosen = Key(i).choice(n, k)
         assert len(chosen) == len(set(chosen)) == k
@@ -152,7 +154,7 @@ def test_integers_are_uniform_and_below_their_bound():
     assert 0 <= int(Key(5).integers(1000, 1 << 31).max()) < 1 << 31
 
 
-def test_folds_separate_words_numbers_order_and_grouping():
+def test_folds_depend_on_types_order_and_grouping_of_labels():
     key = Key(1)
     folds = [
         key,
@@ -177,7 +179,7 @@ def test_streams_of_different_keys_are_uncorrelated():
     assert abs(float((x * y).mean())) < 5 / math.sqrt(20_000)
 
 
-def test_draws_leave_the_generator_of_torch_alone():
+def test_draws_do_not_change_the_generator_of_torch():
     before = torch.get_rng_state()
     Key(0).normal(10)
     Key(0).permutation(10)
@@ -190,7 +192,7 @@ def test_a_key_out_of_range_is_refused(value):
         Key(value)
 
 
-def test_impossible_draws_are_refused():
+def test_invalid_draws_are_refused():
     with pytest.raises(ValueError, match="cannot choose 4 of 3"):
         Key(0).choice(3, 4)
     with pytest.raises(ValueError, match="below"):
@@ -200,19 +202,19 @@ def test_impossible_draws_are_refused():
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 2, 3, 600, 17], [5] * 4, [33_000, 70_000]], ids=str)
-def test_many_permutations_at_once_are_those_of_each_key(sizes):
+def test_permutations_equal_those_of_single_keys(sizes):
     keys = [Key(i).fold("order") for i in range(len(sizes))]
-    for key, n, made in zip(keys, sizes, permutations(keys, sizes), strict=True):
-        assert made.tolist() == key.permutation(n).tolist()
+    for key, n, order in zip(keys, sizes, permutations(keys, sizes), strict=True):
+        assert order.tolist() == key.permutation(n).tolist()
 
 
-def test_equal_numbers_are_sorted_by_their_place_also_among_many():
-    numbers = np.array([[7 << 40, 7 << 40, 3, 1 << 62], [5, 4, 4, 5]])
-    assert _sorted_places(numbers).tolist() == np.argsort(numbers, kind="stable").tolist()
+def test_argsort_is_stable_for_equal_values():
+    words = np.array([[7 << 40, 7 << 40, 3, 1 << 62], [5, 4, 4, 5]])
+    assert _argsort(words).tolist() == np.argsort(words, kind="stable").tolist()
 
 
 def test_a_secret_key_is_a_key_of_256_bits():
-    """Its words are those of SHAKE-256; all else a key can do follows from them."""
+    """Its words are those of SHAKE-256; all other draws derive from them."""
     key = SecretKey(1 << 255)
     words = np.frombuffer(hashlib.shake_256(key.value.to_bytes(32, "little")).digest(40), "<u4")
     assert np.array_equal(key.words_numpy(10), words)
