@@ -23,7 +23,7 @@ from thinwire.core.key import Key
 from thinwire.core.threads import on_one_core
 from thinwire.core.tree import Tree, add, to_device
 from thinwire.data.examples import Examples
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.errors import ConfigError, Diverged, ThinwireError
 from thinwire.kernels.conv_cpu import by_columns
 from thinwire.kernels.support import has_triton

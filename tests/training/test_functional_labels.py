@@ -10,7 +10,7 @@ import thinwire as tw
 from thinwire.runtime.sampler import Sampler
 from thinwire.errors import ConfigError
 from thinwire.data.task import as_examples, pool_clients
-from thinwire.data.functional import Functional, cross_entropy
+from thinwire.training.functional import Functional, cross_entropy
 
 LENGTH, CLASSES = 5, 4
 

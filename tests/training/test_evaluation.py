@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.data import functional
+from thinwire.training import functional
 from thinwire.data.task import as_examples
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 
 LENGTH, WORDS = 16, 500
 

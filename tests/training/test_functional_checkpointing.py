@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import thinwire as tw
 from thinwire.errors import ConfigError
 from thinwire.optimizers.penalties import L1L2
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 
 
 class Perceptron(nn.Module):
