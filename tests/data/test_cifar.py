@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.errors import DataError
 from thinwire.data import cache
 from thinwire.data.datasets.cifar import cifar10, cifar100
+from thinwire.errors import DataError
 
 BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 

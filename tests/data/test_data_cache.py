@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinwire.errors import DataError
 from thinwire.data import cache
+from thinwire.errors import DataError
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.data.examples import Arrays, Images, Shifted, Source
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import prepared
 from thinwire.experiments.config import resolve
-from thinwire.data.task import Task
-from thinwire.data.examples import Arrays, Images, Shifted, Source
-from thinwire.data.partitions.base import Assignment
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
 
 
 def pictures(n: int = 6, side: int = 8) -> Images:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.errors import DataError
 from thinwire.data.datasets.mnist import fashion_mnist, mnist, read_idx
+from thinwire.errors import DataError
 
 
 def idx3(pixels: np.ndarray) -> bytes:

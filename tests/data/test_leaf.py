@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from thinwire.core.key import Key
-from thinwire.errors import DataError
 from thinwire.data.datasets.leaf import femnist, sent140, shakespeare_leaf
 from thinwire.data.partitions.iid import Natural
+from thinwire.errors import DataError
 
 
 def write(folder: Path, half: str, name: str, data: dict) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.core.registry import lookup
 from thinwire.core.key import Key
-from thinwire.data.examples import Source
+from thinwire.core.registry import lookup
 from thinwire.data.datasets.newsgroups import bare
 from thinwire.data.datasets.shakespeare import ALPHABET
+from thinwire.data.examples import Source
 from thinwire.data.partitions.iid import Natural
 from thinwire.data.vocabulary import IDS, PAD
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.core.registry import entries
 from thinwire.core.key import Key
-from thinwire.errors import ConfigError
-from thinwire.data.partitions.dirichlet import Dirichlet, DirichletFlasc, log_gamma_draws
+from thinwire.core.registry import entries
 from thinwire.data.partitions.base import Assignment, near_equal
-from thinwire.data.partitions.shards import Classes, ClassShards, Shards, swap_until
+from thinwire.data.partitions.dirichlet import Dirichlet, DirichletFlasc, log_gamma_draws
 from thinwire.data.partitions.iid import IID, Natural
+from thinwire.data.partitions.shards import Classes, ClassShards, Shards, swap_until
+from thinwire.errors import ConfigError
 
 KEYS = st.integers(0, 2**64 - 1).map(Key)
 SOME = settings(max_examples=40, deadline=None)

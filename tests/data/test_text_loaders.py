@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.errors import DataError
 from thinwire.data.datasets.glue import cola, mrpc, rte, sst2
 from thinwire.data.datasets.newsgroups import bare, newsgroups
 from thinwire.data.datasets.shakespeare import ALPHABET, shakespeare
 from thinwire.data.vocabulary import BETWEEN, IDS, PAD, UNKNOWN, Vocabulary, words
+from thinwire.errors import DataError
 
 # -- words -----------------------------------------------------------------------------------------------------------
 

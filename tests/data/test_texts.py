@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.checkpoints import write_checkpoint, write_sheets
-from thinwire.errors import ConfigError, DataError, ThinwireError, UnknownName
-from thinwire.data.datasets import text_classification as module
 from thinwire.data import tokens as kept
+from thinwire.data.datasets import text_classification as module
 from thinwire.data.datasets.text_classification import checkpoint_folder, text_classification
+from thinwire.errors import ConfigError, DataError, ThinwireError, UnknownName
 
 pytest.importorskip("transformers")
 

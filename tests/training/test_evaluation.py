@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.training import functional
 from thinwire.data.task import as_examples
+from thinwire.training import evaluation
 from thinwire.training.functional import Functional
 
 LENGTH, WORDS = 16, 500
@@ -48,7 +48,7 @@ def test_outputs_of_a_language_model_are_made_for_as_many_examples_as_there_is_r
     one = LENGTH * WORDS * 4  # bytes of the outputs of an example
     loss, accuracy, largest = evaluated(model, examples)
     assert largest == 300 * one  # there is room for all
-    monkeypatch.setitem(functional.ROOM, "cpu", 20 * one + 5)
+    monkeypatch.setitem(evaluation.MAX_TENSOR_BYTES, "cpu", 20 * one + 5)
     again, same, small = evaluated(model, examples)
     assert small == 20 * one
     assert (again, same) == (pytest.approx(loss, rel=1e-7), accuracy)
@@ -65,10 +65,10 @@ def test_a_gpt2_at_length_256_needs_no_48_gibibytes():
     """Its 50,257 outputs at each of 256 places are 51 MB for one example."""
     one = 256 * 50_257 * 4
     for device, room in (("cpu", 1 << 28), ("cuda", 1 << 31)):
-        batch = functional._at_a_time(torch.zeros(1, 256, dtype=torch.int64), one, torch.device(device))
+        batch = evaluation._at_once(torch.zeros(1, 256, dtype=torch.int64), one, torch.device(device))
         assert batch >= 1
         assert batch * one <= room
-    assert functional._at_a_time(torch.zeros(1, 256), 1 << 40, torch.device("cpu")) == 1
+    assert evaluation._at_once(torch.zeros(1, 256), 1 << 40, torch.device("cpu")) == 1
 
 
 def test_layers_inside_count_as_outputs_do():
@@ -77,11 +77,11 @@ def test_layers_inside_count_as_outputs_do():
     model = Functional.of(wide)
     examples = as_examples((torch.randn(30, 1, 64, 64), torch.zeros(30, dtype=torch.int64)))
     model.evaluate(model.weights(), {}, examples)
-    assert list(model.sizes.values()) == [64 * 64 * 64 * 4]
+    assert list(model.example_bytes.values()) == [64 * 64 * 64 * 4]
 
 
 def test_large_weights_do_not_make_tests_slow():
     """Only what grows with the number of examples counts."""
     model = Functional.of(nn.Sequential(nn.Linear(4, 40_000), nn.ReLU(), nn.Linear(40_000, 2)))
     model.evaluate(model.weights(), {}, as_examples((torch.randn(3, 4), torch.tensor([0, 1, 1]))))
-    assert list(model.sizes.values()) == [40_000 * 4]
+    assert list(model.example_bytes.values()) == [40_000 * 4]

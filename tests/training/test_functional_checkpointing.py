@@ -41,9 +41,7 @@ class Perceptron(nn.Module):
 def train(net, clients, space=None, how="loop", **settings):
     """Five epochs of four batches: 20 steps for each client."""
     method = tw.Method(space or tw.Full(), client_opt=tw.SGD(0.05, momentum=0.5), **settings)
-    return tw.simulate(
-        net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), backend=how, test=clients[0]
-    )
+    return tw.simulate(net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), backend=how, test=clients[0])
 
 
 def rows(clients=2):

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import thinwire as tw
-from thinwire.runtime.sampler import Sampler
-from thinwire.errors import ConfigError
+from thinwire.data.losses import cross_entropy
 from thinwire.data.task import as_examples, pool_clients
-from thinwire.training.functional import Functional, cross_entropy
+from thinwire.errors import ConfigError
+from thinwire.runtime.sampler import Sampler
+from thinwire.training.functional import Functional
 
 LENGTH, CLASSES = 5, 4
 
@@ -94,8 +95,7 @@ def test_labels_in_a_column_are_labels(how):
     torch.manual_seed(0)
     net, x, y = nn.Linear(3, CLASSES), torch.randn(9, 3), torch.arange(9) % CLASSES
     runs = [
-        tw.simulate(net, [(x, y)], rounds=2, local=tw.Local(batch=4), test=(x, y), backend=how)
-        for y in (y, y[:, None])
+        tw.simulate(net, [(x, y)], rounds=2, local=tw.Local(batch=4), test=(x, y), backend=how) for y in (y, y[:, None])
     ]
     assert runs[0].history[-1].accuracy == runs[1].history[-1].accuracy is not None
     assert runs[0].history[-1].test_loss == pytest.approx(runs[1].history[-1].test_loss, rel=1e-6)

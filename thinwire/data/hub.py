@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.errors import DataError
 from thinwire.data.examples import Images, Source
 from thinwire.data.folder import VARIABLE
 from thinwire.data.reading import class_tensor, one_line
+from thinwire.errors import DataError
 
 
 def missing(task: str, layout: str) -> DataError:

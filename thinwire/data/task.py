@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.key import Key, permutations
-from thinwire.errors import ConfigError
 from thinwire.data.examples import Arrays, Examples, Inputs
-from thinwire.training.functional import Loss, cross_entropy
+from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.partitions.base import Assignment, offsets_of
+from thinwire.errors import ConfigError
 
 _AT_ONCE = 1 << 14  # clients whose examples are shuffled together
 

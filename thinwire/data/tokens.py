@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.errors import ConfigError, DataError
 from thinwire.data.cache import load, remember
 from thinwire.data.examples import Arrays, Half, Texts
 from thinwire.data.reading import class_tensor, one_line
+from thinwire.errors import ConfigError, DataError
 
 _HALVES = ("train", "test")
 _WORD_FILES = (

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
 from thinwire.data.cache import remember
 from thinwire.data.examples import Images, Source
 from thinwire.data.folder import find, pick
 from thinwire.data.reading import class_tensor, one_line, unpacked
+from thinwire.errors import DataError
 
 _PIXELS = 3 * 32 * 32
 _BATCH = 10_000

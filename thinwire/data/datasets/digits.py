@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
+from thinwire.core.registry import register
 from thinwire.data.examples import Arrays, Source
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
 from thinwire.data.examples import Arrays, Half, Source, Texts
 from thinwire.data.folder import find, pick
 from thinwire.data.reading import class_tensor, utf8
 from thinwire.data.vocabulary import Vocabulary, words
+from thinwire.errors import DataError
 
 _LIMIT = 1 << 28
 _NOTE = "Test data is the dev split: GLUE does not publish the labels of its test split."

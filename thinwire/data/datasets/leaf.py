@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
+from thinwire.data.datasets.leaf_json import halves, people, samples
+from thinwire.data.datasets.shakespeare import ALPHABET, Half, Text
 from thinwire.data.examples import Arrays, Images, Source, Windows
 from thinwire.data.folder import find
-from thinwire.data.datasets.leaf_json import halves, people, samples
 from thinwire.data.reading import class_tensor
-from thinwire.data.datasets.shakespeare import ALPHABET, Half, Text
 from thinwire.data.vocabulary import Vocabulary, words
+from thinwire.errors import DataError
 
 _PAPER = "Caldas et al., LEAF: a benchmark for federated settings, 2018"
 _TWEET = 4  # the column of a tweet's text, after its number, date, query and writer

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import DataError
 from thinwire.data.reading import json_object
+from thinwire.errors import DataError
 
 _LIMIT = 1 << 31  # bytes of one file
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
 from thinwire.data.examples import Images, Source
 from thinwire.data.folder import find, pick
 from thinwire.data.reading import class_tensor, unpacked
+from thinwire.errors import DataError
 
 _SIDE = 28
 _MOST = 100_000  # pictures; the sets have 60,000

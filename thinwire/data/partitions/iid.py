@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
-from thinwire.errors import ConfigError
+from thinwire.core.registry import register
 from thinwire.data.partitions.base import Assignment, check_clients, near_equal, offsets_of
+from thinwire.errors import ConfigError
 
 
 @register("partition", "iid", doc="Shuffle all examples and cut them into near-equal parts.")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
-from thinwire.errors import ConfigError
+from thinwire.core.registry import register
 from thinwire.data.partitions.base import (
     Assignment,
     by_class,
@@ -18,6 +17,7 @@ from thinwire.data.partitions.base import (
     near_equal,
     offsets_of,
 )
+from thinwire.errors import ConfigError
 
 
 @register(
@@ -65,12 +65,12 @@ class Shards:
 @register(
     "partition",
     "class-shards",
-    doc="FlatTree each class into equally many shards, deal `per_client` random shards, `min_classes` classes at least.",
+    doc="Divide each class into equally many shards, deal `per_client` random shards, `min_classes` classes at least.",
     paper="MAPA (model-agnostic projection adaptation), partition of the experiments",
 )
 @dataclass(frozen=True)
 class ClassShards:
-    """FlatTree each class into equally many shards, deal them at random, and swap until nobody has too few classes.
+    """Divide each class into equally many shards, deal them at random, and swap until nobody has too few classes.
 
     Args:
         per_client: shards a client gets.
@@ -203,7 +203,7 @@ def _worth(hand: list[int], least: int) -> int:
 
 
 def _serve(hands: np.ndarray, number: np.ndarray, counts: np.ndarray, key: Key) -> Assignment:
-    """FlatTree each class, shuffled, into as many parts as hands hold it, and give each hand its parts."""
+    """Divide each class, shuffled, into as many parts as hands hold it, and give each hand its parts."""
     flat = hands.reshape(-1)
     slot = np.argsort(flat, kind="stable")  # the slots of class 0, then those of class 1, ...
     cut = _cut(counts, np.bincount(flat, minlength=len(counts)))
