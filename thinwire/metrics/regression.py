@@ -55,5 +55,5 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _sums(values: Tensor) -> Tensor:
-    """Their sum and their number, (2,)."""
+    """The sum and the number of values, (2,)."""
     return torch.stack((values.sum(), torch.tensor(values.numel(), dtype=values.dtype, device=values.device)))

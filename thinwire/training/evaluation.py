@@ -100,7 +100,7 @@ def _correct(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor,
 def _batch_size(model: Functional, weights: Tree, buffers: Tree, examples: Examples, one: Tensor) -> int:
     """The number of examples to evaluate at once, from the largest tensor that one example needs.
 
-    The bytes of that tensor are kept in `model.example_bytes`, by the shapes of an example.
+    The bytes of that tensor are cached in `model.example_bytes`, by the shapes of an example.
     """
     if not len(one):
         return 1
