@@ -25,7 +25,7 @@ from tests.federation import Federation, digits_task, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import entries
 from thinwire.core.spec import Spec
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import SLOTS

@@ -10,7 +10,8 @@ from torch import nn
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, same
 from thinwire.data.examples import Arrays
-from thinwire.data.functional import Functional, Loss, cross_entropy
+from thinwire.data.losses import Loss, cross_entropy
+from thinwire.training.functional import Functional
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted

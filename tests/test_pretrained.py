@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import thinwire as tw
 from tests.checkpoints import WORDS, make, write_checkpoint, write_sheets
 from thinwire.core.tree import stack, unstack
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import from_table, resolve, to_table

@@ -8,7 +8,7 @@ from torch.func import grad, vmap
 
 import thinwire as tw
 from thinwire.core.tree import Tree, stack, unstack
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.route import Route
 from thinwire.spaces.unmerged import Unmerged

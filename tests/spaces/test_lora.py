@@ -15,7 +15,7 @@ from tests.federation import Federation, digits_task, perceptron, same_public
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, same, scale, sub, weighted_mean
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.build import build_job

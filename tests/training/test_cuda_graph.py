@@ -10,7 +10,7 @@ from torch import nn
 from tests.federation import SIZES, digits_task, same_public, workload
 from thinwire.core.key import Key
 from thinwire.core.tree import repeat
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.errors import ConfigError
 from thinwire.optimizers import SGD, Adam
 from thinwire.protocol import Method

@@ -10,7 +10,7 @@ from tests.parts import Drift, Product
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, repeat, stack, unstack
 from thinwire.data.examples import Arrays
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from thinwire.data.task import Task
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method

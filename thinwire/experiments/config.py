@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from thinwire.core.registry import lookup
 from thinwire.core.text import unfit_for_a_name, visible
-from thinwire.data.partitions.base import Split
+from thinwire.data.partitions.base import Partition
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.combine import join
 from thinwire.experiments.combine import named as named_methods
@@ -86,7 +86,7 @@ class TaskChoice:
 
     kind: str
     clients: int
-    partition: Split
+    partition: Partition
     model: ModelChoice
     validation_fraction: float = 0.0
     participating_clients: int = 0

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.data.functional import Loss, cross_entropy
+from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.experiments.chance import chance_of

@@ -1,19 +1,19 @@
-"""How many examples are tested at once: as many as memory has room for, with the same result."""
+"""Batches of an evaluation: as large as fits into memory, with the same result."""
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.data import functional
 from thinwire.data.task import as_examples
-from thinwire.data.functional import Functional
+from thinwire.training import evaluation
+from thinwire.training.functional import Functional
 
 LENGTH, WORDS = 16, 500
 
 
 class Language(nn.Module):
-    """Words in, scores of every word out at every place, with one matrix for both."""
+    """A language model of one tied embedding matrix."""
 
     def __init__(self, words: int = WORDS) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class Language(nn.Module):
         return nn.functional.linear(self.words(codes), self.words.weight)
 
 
-class Watch(TorchDispatchMode):
-    """The largest tensor that anything inside makes, in bytes."""
+class LargestTensor(TorchDispatchMode):
+    """Records the largest tensor that an operation returns, in bytes."""
 
     largest = 0
 
@@ -36,19 +36,19 @@ class Watch(TorchDispatchMode):
 
 
 def evaluated(model, examples, batch=0):
-    with Watch() as watch:
+    with LargestTensor() as watch:
         loss, accuracy = model.evaluate(model.weights(), {}, examples, batch=batch)
     return loss, accuracy, watch.largest
 
 
-def test_outputs_of_a_language_model_are_made_for_as_many_examples_as_there_is_room(monkeypatch):
+def test_outputs_of_a_language_model_fit_into_the_memory_limit(monkeypatch):
     torch.manual_seed(0)
     codes = torch.randint(0, WORDS, (300, LENGTH))
     examples, model = as_examples((codes, codes.roll(1, 1))), Functional.of(Language())
     one = LENGTH * WORDS * 4  # bytes of the outputs of an example
     loss, accuracy, largest = evaluated(model, examples)
-    assert largest == 300 * one  # there is room for all
-    monkeypatch.setitem(functional.ROOM, "cpu", 20 * one + 5)
+    assert largest == 300 * one  # all fit at once
+    monkeypatch.setitem(evaluation.MAX_TENSOR_BYTES, "cpu", 20 * one + 5)
     again, same, small = evaluated(model, examples)
     assert small == 20 * one
     assert (again, same) == (pytest.approx(loss, rel=1e-7), accuracy)
@@ -61,27 +61,27 @@ def test_by_default_no_tensor_takes_more_than_256_mebibytes():
     assert 1 << 27 < largest <= 1 << 28
 
 
-def test_a_gpt2_at_length_256_needs_no_48_gibibytes():
-    """Its 50,257 outputs at each of 256 places are 51 MB for one example."""
+def test_gpt2_of_length_256_is_evaluated_within_the_memory_limit():
+    """Its 50,257 outputs at each of 256 positions are 51 MB for one example."""
     one = 256 * 50_257 * 4
-    for device, room in (("cpu", 1 << 28), ("cuda", 1 << 31)):
-        batch = functional._at_a_time(torch.zeros(1, 256, dtype=torch.int64), one, torch.device(device))
+    for device, limit in (("cpu", 1 << 28), ("cuda", 1 << 31)):
+        batch = evaluation._at_once(torch.zeros(1, 256, dtype=torch.int64), one, torch.device(device))
         assert batch >= 1
-        assert batch * one <= room
-    assert functional._at_a_time(torch.zeros(1, 256), 1 << 40, torch.device("cpu")) == 1
+        assert batch * one <= limit
+    assert evaluation._at_once(torch.zeros(1, 256), 1 << 40, torch.device("cpu")) == 1
 
 
-def test_layers_inside_count_as_outputs_do():
-    """Pictures that are many times as large between two layers as at either end."""
+def test_hidden_layers_count_as_outputs_do():
+    """Feature maps are many times as large as the images and the outputs."""
     wide = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))
     model = Functional.of(wide)
     examples = as_examples((torch.randn(30, 1, 64, 64), torch.zeros(30, dtype=torch.int64)))
     model.evaluate(model.weights(), {}, examples)
-    assert list(model.sizes.values()) == [64 * 64 * 64 * 4]
+    assert list(model.example_bytes.values()) == [64 * 64 * 64 * 4]
 
 
-def test_large_weights_do_not_make_tests_slow():
-    """Only what grows with the number of examples counts."""
+def test_large_weights_do_not_make_batches_small():
+    """Only tensors that grow with the number of examples count."""
     model = Functional.of(nn.Sequential(nn.Linear(4, 40_000), nn.ReLU(), nn.Linear(40_000, 2)))
     model.evaluate(model.weights(), {}, as_examples((torch.randn(3, 4), torch.tensor([0, 1, 1]))))
-    assert list(model.sizes.values()) == [40_000 * 4]
+    assert list(model.example_bytes.values()) == [40_000 * 4]

@@ -1,3 +1,5 @@
+"""MNIST and Fashion-MNIST from IDX files; damaged files."""
+
 import gzip
 import struct
 from pathlib import Path
@@ -8,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.errors import DataError
 from thinwire.data.datasets.mnist import fashion_mnist, mnist, read_idx
+from thinwire.errors import DataError
 
 
 def idx3(pixels: np.ndarray) -> bytes:
@@ -24,21 +26,21 @@ PIXELS = (np.arange(7 * 784) % 256).astype(np.uint8).reshape(7, 28, 28)
 LABELS = np.arange(7)
 
 
-def write_set(folder: Path, packed: bool = True) -> Path:
+def write_set(folder: Path, compressed: bool = True) -> Path:
     folder.mkdir(parents=True)
-    for half in ("train", "t10k"):
-        for name, data in ((f"{half}-images-idx3-ubyte", idx3(PIXELS)), (f"{half}-labels-idx1-ubyte", idx1(LABELS))):
-            (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(data) if packed else data)
+    for split in ("train", "t10k"):
+        for name, data in ((f"{split}-images-idx3-ubyte", idx3(PIXELS)), (f"{split}-labels-idx1-ubyte", idx1(LABELS))):
+            (folder / (name + ".gz" * compressed)).write_bytes(gzip.compress(data) if compressed else data)
     return folder
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize(
     ("load", "layout"),
     [(mnist, "mnist"), (mnist, "MNIST/raw"), (fashion_mnist, "fashion-mnist"), (fashion_mnist, "FashionMNIST/raw")],
 )
-def test_idx_files_are_read_in_both_layouts_packed_or_not(tmp_path, load, layout, packed) -> None:
-    write_set(tmp_path / layout, packed)
+def test_idx_files_are_read_in_both_layouts_compressed_or_not(tmp_path, load, layout, compressed) -> None:
+    write_set(tmp_path / layout, compressed)
     source = load(tmp_path)
     x, y = source.train.gather(torch.arange(7))
     assert x.shape == (7, 1, 28, 28)
@@ -47,14 +49,14 @@ def test_idx_files_are_read_in_both_layouts_packed_or_not(tmp_path, load, layout
     assert len(source.test) == 7
 
 
-def test_the_folder_of_the_environment_is_used_where_none_is_given(tmp_path, monkeypatch) -> None:
+def test_the_folder_in_the_environment_variable_is_the_default(tmp_path, monkeypatch) -> None:
     write_set(tmp_path / "mnist")
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
     assert len(mnist(None).train) == 7
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "says"),
+    ("name", "data", "message"),
     [
         ("train-images-idx3-ubyte", b"\0\0\0\1" + idx3(PIXELS)[4:], "begins with 1, expected the IDX number 2051"),
         ("train-images-idx3-ubyte", idx3(PIXELS)[:-1], "5487 bytes follow the header, expected 5488 for 7"),
@@ -68,17 +70,17 @@ def test_the_folder_of_the_environment_is_used_where_none_is_given(tmp_path, mon
         ("train-labels-idx1-ubyte", idx3(PIXELS), "begins with 2051, expected the IDX number 2049"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line_that_names_it(tmp_path, name, data, says) -> None:
-    folder = write_set(tmp_path / "mnist", packed=False)
+def test_an_invalid_file_is_an_error_of_one_line_that_names_it(tmp_path, name, data, message) -> None:
+    folder = write_set(tmp_path / "mnist", compressed=False)
     (folder / name).write_bytes(data)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         mnist(tmp_path)
-    assert says in str(refused.value)
-    assert name in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(caught.value)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_gzip_is_refused(tmp_path) -> None:
+def test_a_truncated_gzip_file_is_an_error(tmp_path) -> None:
     folder = write_set(tmp_path / "mnist")
     path = folder / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])
@@ -86,21 +88,21 @@ def test_a_truncated_gzip_is_refused(tmp_path) -> None:
         mnist(tmp_path)
 
 
-def test_a_gzip_that_unpacks_without_end_is_left_when_it_passes_the_bound(tmp_path) -> None:
+def test_decompression_stops_at_the_size_limit(tmp_path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\0" * 3_000_000))
-    with pytest.raises(DataError, match="more than the 100008 bytes"):
+    with pytest.raises(DataError, match="more than 100008 bytes"):
         read_idx(path, 2049, ())
 
 
-def test_a_missing_file_of_a_set_is_named(tmp_path) -> None:
+def test_a_missing_file_is_named(tmp_path) -> None:
     folder = write_set(tmp_path / "mnist")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte"):
         mnist(tmp_path)
 
 
-def test_a_data_folder_that_does_not_exist_is_named(tmp_path, monkeypatch) -> None:
+def test_a_missing_data_folder_is_named(tmp_path, monkeypatch) -> None:
     with pytest.raises(DataError, match="--data-dir names it"):
         mnist(tmp_path / "nowhere")
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path / "nowhere"))
@@ -110,17 +112,17 @@ def test_a_data_folder_that_does_not_exist_is_named(tmp_path, monkeypatch) -> No
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.booleans())
-def test_any_damage_ends_in_a_data_error_or_in_an_array(tmp_path_factory, data, packed) -> None:
-    good = bytearray(gzip.compress(idx3(PIXELS[:2]))) if packed else bytearray(idx3(PIXELS[:2]))
+def test_any_damage_gives_a_data_error_or_an_array(tmp_path_factory, data, compressed) -> None:
+    good = bytearray(gzip.compress(idx3(PIXELS[:2]))) if compressed else bytearray(idx3(PIXELS[:2]))
     for _ in range(data.draw(st.integers(0, 3))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(good)))
-    path = tmp_path_factory.getbasetemp() / f"damaged{'.gz' if packed else ''}"
+    path = tmp_path_factory.getbasetemp() / f"damaged{'.gz' if compressed else ''}"
     path.write_bytes(bytes(good[:cut]))
     try:
         assert read_idx(path, 2051, (28, 28)).shape == (2, 28, 28)
-    except DataError as refused:
-        line = str(refused)
+    except DataError as caught:
+        line = str(caught)
     else:
         line = ""
     assert "\n" not in line

@@ -1,3 +1,5 @@
+"""Datasets of text: word vocabulary, GLUE, 20 Newsgroups, Shakespeare; damaged files."""
+
 import gzip
 import io
 import json
@@ -10,25 +12,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.errors import DataError
 from thinwire.data.datasets.glue import cola, mrpc, rte, sst2
-from thinwire.data.datasets.newsgroups import bare, newsgroups
+from thinwire.data.datasets.newsgroups import newsgroups, strip_message
 from thinwire.data.datasets.shakespeare import ALPHABET, shakespeare
-from thinwire.data.vocabulary import BETWEEN, IDS, PAD, UNKNOWN, Vocabulary, words
+from thinwire.data.vocabulary import IDS, PAD, SEPARATOR, UNKNOWN, Vocabulary, words
+from thinwire.errors import DataError
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_commonest_words_come_first_and_ties_go_by_alphabet() -> None:
-    vocabulary = Vocabulary.of([words("b a c b"), words("d b")], ids=6)
-    assert vocabulary.number == {"b": 3, "a": 4, "c": 5}
+def test_the_most_frequent_words_come_first_and_ties_are_alphabetical() -> None:
+    vocabulary = Vocabulary.of([words("b a c b"), words("d b")], size=6)
+    assert vocabulary.ids == {"b": 3, "a": 4, "c": 5}
 
 
-def test_a_pair_keeps_the_second_text_when_the_first_is_long() -> None:
+def test_a_pair_keeps_the_second_text_if_the_first_is_long() -> None:
     vocabulary = Vocabulary.of([["x"], ["y"]])
-    x, y = vocabulary.number["x"], vocabulary.number["y"]
-    assert vocabulary.rows([(["x"] * 50, ["y"] * 2)], 8).tolist() == [[x] * 5 + [BETWEEN, y, y]]
-    assert vocabulary.rows([(["x"], ["y"] * 50)], 8).tolist() == [[x, BETWEEN] + [y] * 4 + [PAD] * 2]
+    x, y = vocabulary.ids["x"], vocabulary.ids["y"]
+    assert vocabulary.rows([(["x"] * 50, ["y"] * 2)], 8).tolist() == [[x] * 5 + [SEPARATOR, y, y]]
+    assert vocabulary.rows([(["x"], ["y"] * 50)], 8).tolist() == [[x, SEPARATOR] + [y] * 4 + [PAD] * 2]
 
 
 def test_an_empty_text_becomes_one_unknown_word() -> None:
@@ -37,16 +39,16 @@ def test_an_empty_text_becomes_one_unknown_word() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=8), st.integers(4, 12), st.integers(2, 9))
-def test_rows_hold_only_numbers_below_the_size_of_the_vocabulary(texts, ids, length) -> None:
-    rows = Vocabulary.of(map(words, texts), ids).rows([(words(text),) for text in texts], length)
+def test_rows_have_only_ids_below_the_size_of_the_vocabulary(texts, size, length) -> None:
+    rows = Vocabulary.of(map(words, texts), size).rows([(words(text),) for text in texts], length)
     assert rows.shape == (len(texts), length)
-    assert ((rows >= 0) & (rows < ids)).all()
+    assert ((rows >= 0) & (rows < size)).all()
     assert IDS == 20_000
 
 
 # -- GLUE ------------------------------------------------------------------------------------------------------------
 
-SHEETS = {
+FILES = {
     "SST-2": 'sentence\tlabel\na fine "film\t1\nbad one\t0\n',
     "CoLA": "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThe rode.\n",
     "RTE": "index\tsentence1\tsentence2\tlabel\n0\tA b.\tB.\tentailment\n1\tA.\tC.\tnot_entailment\n",
@@ -54,11 +56,11 @@ SHEETS = {
 }
 
 
-def write_sheet(root: Path, name: str, train: str | bytes | None = None) -> Path:
+def write_files(root: Path, name: str, train: str | bytes | None = None) -> Path:
     folder = root / "glue" / name
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("train.tsv", "dev.tsv"):
-        (folder / file).write_bytes(SHEETS[name].encode())
+        (folder / file).write_bytes(FILES[name].encode())
     if train is not None:
         (folder / "train.tsv").write_bytes(train if isinstance(train, bytes) else train.encode())
     return folder
@@ -73,18 +75,18 @@ def write_sheet(root: Path, name: str, train: str | bytes | None = None) -> Path
         (mrpc, "MRPC", 128, [1, 0]),
     ],
 )
-def test_glue_sheets_are_read(tmp_path, load, name, length, labels) -> None:
-    write_sheet(tmp_path, name)
+def test_glue_files_are_read(tmp_path, load, name, length, labels) -> None:
+    write_files(tmp_path, name)
     source = load(tmp_path)
     x, y = source.train.gather(torch.arange(2))
     assert x.shape == (2, length)
     assert y.tolist() == labels
-    assert bool((x == BETWEEN).any()) == (length == 128)
+    assert bool((x == SEPARATOR).any()) == (length == 128)
     assert "dev" in source.note
 
 
 @pytest.mark.parametrize(
-    ("name", "load", "train", "says"),
+    ("name", "load", "train", "message"),
     [
         ("SST-2", sst2, "", "begins with '', expected the header"),
         ("SST-2", sst2, "sentence\tlabel\n", "no examples"),
@@ -96,13 +98,13 @@ def test_glue_sheets_are_read(tmp_path, load, name, length, labels) -> None:
         ("RTE", rte, "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", "expected entailment or not_entailment"),
     ],
 )
-def test_a_wrong_sheet_is_refused_in_one_line(tmp_path, name, load, train, says) -> None:
-    write_sheet(tmp_path, name, train)
-    with pytest.raises(DataError) as refused:
+def test_an_invalid_file_is_an_error_of_one_line(tmp_path, name, load, train, message) -> None:
+    write_files(tmp_path, name, train)
+    with pytest.raises(DataError) as caught:
         load(tmp_path)
-    assert says in str(refused.value)
-    assert "train.tsv" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(caught.value)
+    assert "train.tsv" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 # -- 20 Newsgroups ---------------------------------------------------------------------------------------------------
@@ -122,8 +124,8 @@ def archive(messages: dict[str, bytes], kind: str = "xz") -> bytes:
 
 def all_groups() -> dict[str, bytes]:
     return {
-        f"20news-bydate-{half}/{group}/{number}": f"Subject: {group}\n\nWord{i} caf\xe9\n".encode("latin-1")
-        for half in ("train", "test")
+        f"20news-bydate-{split}/{group}/{number}": f"Subject: {group}\n\nWord{i} caf\xe9\n".encode("latin-1")
+        for split in ("train", "test")
         for i, group in reversed(list(enumerate(GROUPS)))
         for number in (102, 101)
     }
@@ -135,7 +137,7 @@ def write_archive(root: Path, data: bytes, name: str = "20news-bydate.tar.xz") -
 
 
 @pytest.mark.parametrize("kind", ["xz", "gz"])
-def test_the_archive_is_read_in_the_order_of_names(tmp_path, kind) -> None:
+def test_the_archive_is_read_sorted_by_name(tmp_path, kind) -> None:
     write_archive(tmp_path, archive(all_groups(), kind), f"20news-bydate.tar.{kind}")
     for _ in range(2):  # the second time from the cache
         source = newsgroups(tmp_path)
@@ -143,7 +145,7 @@ def test_the_archive_is_read_in_the_order_of_names(tmp_path, kind) -> None:
         assert y.tolist() == [i // 2 for i in range(40)]
         assert x.shape == (40, 256)
         assert x.dtype == torch.int64
-        assert (x[:, 1] == 3).all()  # the word that all have
+        assert (x[:, 1] == 3).all()  # the word of all messages
         assert (x[:, 2:] == PAD).all()
 
 
@@ -152,36 +154,36 @@ def without(prefix: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
-        (b"", "not a whole tar archive"),
-        (b"plain text", "not a whole tar archive"),
-        (archive(all_groups())[:-60], "not a whole tar archive"),
+        (b"", "not a complete tar archive"),
+        (b"plain text", "not a complete tar archive"),
+        (archive(all_groups())[:-60], "not a complete tar archive"),
         (archive(without("20news-bydate-test/group.07")), "19 in 20news-bydate-test, expected the same 20"),
         (archive({}), "0 groups"),
         (archive(all_groups() | {"20news-bydate-train/group.00/9": bytes((1 << 22) + 1)}), "too large"),
     ],
 )
-def test_a_wrong_archive_is_refused_and_not_cached(tmp_path, monkeypatch, data, says) -> None:
+def test_an_invalid_archive_is_an_error_and_not_cached(tmp_path, monkeypatch, data, message) -> None:
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     write_archive(tmp_path, data)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         newsgroups(tmp_path)
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").glob("*"))
 
 
-def test_header_signature_and_quotes_are_taken_out() -> None:
+def test_header_signature_and_quotations_are_removed() -> None:
     message = "From: a\nSubject: b\n\nIn article <1> c writes:\n> old\n| older\nnew > kept\n\nmore\n\n----\nme"
-    assert bare(message).split("\n") == ["new > kept", "", "more", ""]
-    assert bare("no empty line: all header") == ""
-    assert bare("h\n\nonly paragraph") == "only paragraph"
+    assert strip_message(message).split("\n") == ["new > kept", "", "more", ""]
+    assert strip_message("no empty line: all header") == ""
+    assert strip_message("h\n\nonly paragraph") == "only paragraph"
 
 
 # -- Shakespeare -----------------------------------------------------------------------------------------------------
 
-SPOKEN = "".join(chr(97 + (i * i) % 26) for i in range(1000))
+TEXT = "".join(chr(97 + (i * i) % 26) for i in range(1000))
 
 
 def write_json(path: Path, found: object) -> None:
@@ -199,45 +201,45 @@ def by_role(data: dict) -> dict:
 
 
 def test_raw_text_becomes_windows_split_in_time(tmp_path) -> None:
-    roles = {"A": {"raw": SPOKEN[:500] + "\n" + SPOKEN[501:]}, "short": {"raw": "x" * 81}, "mute": {"raw": "x"}}
+    roles = {"A": {"raw": TEXT[:500] + "\n" + TEXT[501:]}, "short": {"raw": "x" * 81}, "mute": {"raw": "x"}}
     write_json(tmp_path / "shakespeare/all_data.json.gz", by_role(roles))
     source = shakespeare(tmp_path)
     assert source.users.tolist() == [0] * 736 + [1]
     assert source.test_users.tolist() == [0] * (920 - 736 - 80)
     x, y = source.train.gather(torch.tensor([5]))
-    assert decoded(x[0]) == SPOKEN[5:85]
-    assert decoded(y) == SPOKEN[85]
-    assert decoded(source.test.gather(torch.tensor([0]))[0][0]) == SPOKEN[816:896]
+    assert decoded(x[0]) == TEXT[5:85]
+    assert decoded(y) == TEXT[85]
+    assert decoded(source.test.gather(torch.tensor([0]))[0][0]) == TEXT[816:896]
     assert decoded(source.train.gather(torch.tensor([480]))[0][0])[20] == " "
 
 
 def test_several_spaces_are_one_and_foreign_characters_share_a_code(tmp_path) -> None:
-    write_json(tmp_path / "shakespeare/all_data.json", by_role({"A": {"raw": "a  b\n \nc$é—d" + SPOKEN}}))
+    write_json(tmp_path / "shakespeare/all_data.json", by_role({"A": {"raw": "a  b\n \nc$é—d" + TEXT}}))
     codes = shakespeare(tmp_path).train.codes
     assert decoded(codes[:9]) == "a b c\n\n\nd"
 
 
-def test_leafs_own_lists_of_windows_give_the_same_examples_in_a_fraction_of_the_room(tmp_path) -> None:
+def test_windows_of_leafs_files_are_stored_without_repetition(tmp_path) -> None:
     starts = [*range(600), *range(700, 900)]  # LEAF's file has gaps where a line was left out
-    data = {"x": [SPOKEN[i : i + 80] for i in starts], "y": [SPOKEN[i + 80] for i in starts]}
+    data = {"x": [TEXT[i : i + 80] for i in starts], "y": [TEXT[i + 80] for i in starts]}
     write_json(tmp_path / "shakespeare/data/all_data/all_data_0.json", by_role({"A": data}))
     source = shakespeare(tmp_path)
     for examples, wanted in ((source.train, starts[:640]), (source.test, starts[720:])):
         x, y = examples.gather(torch.arange(len(examples)))
-        assert [decoded(row) for row in x] == [SPOKEN[i : i + 80] for i in wanted]
-        assert decoded(y) == "".join(SPOKEN[i + 80] for i in wanted)
+        assert [decoded(row) for row in x] == [TEXT[i : i + 80] for i in wanted]
+        assert decoded(y) == "".join(TEXT[i + 80] for i in wanted)
     assert len(source.train.codes) == 680 + 280
     assert source.note == ""
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("found", "message"),
     [
         ([], "a JSON list, expected an object"),
         ({"users": ["A"]}, "no dict under 'user_data'"),
         ({"user_data": {}}, "no list under 'users'"),
-        (by_role({}), "text enough"),
-        (by_role({"A": {"raw": "x" * 90}}), "text enough"),
+        (by_role({}), "enough text"),
+        (by_role({"A": {"raw": "x" * 90}}), "enough text"),
         ({"users": ["B"], "user_data": {"A": {}}}, "'B'"),
         ({"users": [["A"]], "user_data": {"A": {}}}, "is listed twice or has no object"),
         (by_role({"A": {"raw": 7}}), "'raw' of user 'A' is a int"),
@@ -247,16 +249,16 @@ def test_leafs_own_lists_of_windows_give_the_same_examples_in_a_fraction_of_the_
         (by_role({"A": {"x": ["a" * 80], "y": [3]}}), "is not 80 characters and one more"),
     ],
 )
-def test_wrong_json_is_refused_in_one_line(tmp_path, found, says) -> None:
+def test_json_of_another_layout_is_an_error_of_one_line(tmp_path, found, message) -> None:
     write_json(tmp_path / "shakespeare/all_data.json", found)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         shakespeare(tmp_path)
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"\xff{}", "byte 0 is not UTF-8"),
         (b'{"users": [', "not JSON"),
@@ -264,14 +266,14 @@ def test_wrong_json_is_refused_in_one_line(tmp_path, found, says) -> None:
         (b"", "not JSON"),
     ],
 )
-def test_what_is_not_json_is_refused_in_one_line(tmp_path, data, says) -> None:
+def test_files_that_are_not_json_are_an_error_of_one_line(tmp_path, data, message) -> None:
     path = tmp_path / "shakespeare/all_data.json"
     path.parent.mkdir()
     path.write_bytes(data)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         shakespeare(tmp_path)
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 JSON = st.recursive(
@@ -283,13 +285,13 @@ JSON = st.recursive(
 
 @settings(max_examples=80, deadline=None)
 @given(JSON, JSON)
-def test_any_json_ends_in_a_data_error(tmp_path_factory, users, data) -> None:
+def test_any_other_json_is_a_data_error(tmp_path_factory, users, data) -> None:
     root = tmp_path_factory.getbasetemp() / "any-json"
     write_json(root / "shakespeare/all_data.json", {"users": users, "user_data": data})
     with pytest.raises(DataError):
         shakespeare(root)
 
 
-def test_codes_are_numbers_of_the_alphabet() -> None:
+def test_the_alphabet_has_80_ascii_characters() -> None:
     assert len(ALPHABET) == len(set(ALPHABET)) == 80
     assert np.all(np.frombuffer(ALPHABET.encode("ascii"), np.uint8) < 128)

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: a model that runs layers again in the backward pass trains as the same model without."""
+"""Gradient checkpointing: a model that runs layers again in the backward pass trains as the same model without it."""
 
 import copy
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import thinwire as tw
 from thinwire.errors import ConfigError
 from thinwire.optimizers.penalties import L1L2
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 
 
 class Perceptron(nn.Module):
@@ -38,11 +38,11 @@ class Perceptron(nn.Module):
         return self.last(self.tied(x))
 
 
-def train(net, clients, space=None, how="loop", **settings):
+def train(net, clients, space=None, backend="loop", **settings):
     """Five epochs of four batches: 20 steps for each client."""
     method = tw.Method(space or tw.Full(), client_opt=tw.SGD(0.05, momentum=0.5), **settings)
     return tw.simulate(
-        net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), backend=how, test=clients[0]
+        net, clients, method, rounds=1, local=tw.Local(epochs=5, batch=4), backend=backend, test=clients[0]
     )
 
 
@@ -59,7 +59,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("backend", ["loop", "threads", "auto"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("space", [tw.Full(), tw.LoRA(rank=2, alpha=2.0)], ids=["full", "lora"])
-def test_a_checkpointed_perceptron_learns_what_it_learns_without(space, reentrant, how):
+def test_a_checkpointed_perceptron_trains_as_without_checkpointing(space, reentrant, backend):
     torch.manual_seed(0)
     plain = Perceptron(None)
     net = copy.deepcopy(plain)
@@ -67,10 +67,10 @@ def test_a_checkpointed_perceptron_learns_what_it_learns_without(space, reentran
     expected = train(plain, rows(), space)
     moved = max(float((expected.weights[n] - p.detach()).abs().max()) for n, p in plain.named_parameters())
     assert moved > 0.01
-    assert_same(train(net, rows(), space, how), expected)
+    assert_same(train(net, rows(), space, backend), expected)
 
 
-def test_a_penalty_sees_the_right_gradient():
+def test_a_penalty_gets_the_gradient_of_the_loss():
     torch.manual_seed(0)
     plain = Perceptron(None)
     net = copy.deepcopy(plain)
@@ -80,9 +80,9 @@ def test_a_penalty_sees_the_right_gradient():
 
 @pytest.mark.parametrize("backend", ["vmap", "graph"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_ways_that_cannot_run_layers_again_refuse(how, reentrant):
+def test_vmap_and_graph_raise_an_error(backend, reentrant):
     with pytest.raises(ConfigError, match=r"checkpointing.*write backend = 'auto'"):
-        train(Perceptron(reentrant), rows(), how=how)
+        train(Perceptron(reentrant), rows(), backend=backend)
 
 
 def llama():
@@ -100,25 +100,25 @@ def texts(clients=2):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_llama_learns_what_it_learns_without(reentrant):
+def test_a_checkpointed_llama_trains_as_without_checkpointing(reentrant):
     plain, net = llama(), llama()
     net.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert_same(train(net, texts()), train(plain, texts()))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_llama_with_adapters_of_peft_learns_what_it_learns_without(reentrant):
+def test_a_checkpointed_llama_with_peft_adapters_trains_as_without_checkpointing(reentrant):
     peft = pytest.importorskip("peft")
     plain, net = (
         peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])) for _ in range(2)
     )
     net.load_state_dict(plain.state_dict())
-    net.enable_input_require_grads()  # what is frozen below an adapter has no gradient of its own
+    net.enable_input_require_grads()  # the frozen layers below an adapter have no gradient
     net.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert_same(train(net, texts()), train(plain, texts()))
 
 
-def test_statistics_are_those_of_one_pass():
+def test_running_statistics_are_updated_once():
     torch.manual_seed(0)
     plain = Perceptron(None)
     net = copy.deepcopy(plain)
