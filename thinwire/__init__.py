@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from thinwire.experiments.config import resolve as resolve
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
-    from thinwire.masks.masks import NoMask as NoMask
-    from thinwire.masks.masks import PruneMask as PruneMask
-    from thinwire.masks.masks import RandomMask as RandomMask
-    from thinwire.masks.masks import TopKMask as TopKMask
+    from thinwire.masks import NoMask as NoMask
+    from thinwire.masks import PruneMask as PruneMask
+    from thinwire.masks import RandomMask as RandomMask
+    from thinwire.masks import TopKMask as TopKMask
     from thinwire.optimizers.adaptive import Adagrad as Adagrad
     from thinwire.optimizers.adaptive import Adam as Adam
     from thinwire.optimizers.adaptive import AdamW as AdamW

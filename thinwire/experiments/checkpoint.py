@@ -26,10 +26,10 @@ from thinwire.errors import CheckpointError
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
 from thinwire.experiments.records import checkpoint_file, rounds_in
 from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RunState
-from thinwire.training.local import Backend
+from thinwire.training.inputs import Backend
 
 FORMAT = 2
 KEEP = 2
@@ -175,7 +175,7 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
     def tree(prefix: str) -> Tree:
         return {name.removeprefix(prefix): block for name, block in tensors.items() if name.startswith(prefix)}
 
-    public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
+    public = PublicState(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
     data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
     lengths = [*meta["ledger"]["lengths"], *(n for window in meta["ledger"]["past"] for n in window[2:])]
     if sum(lengths) != len(data):

@@ -30,7 +30,7 @@ from thinwire.experiments.parts import arguments, build, coerce, describe, named
 from thinwire.experiments.presets import layer, preset
 from thinwire.experiments.records import Accounting
 from thinwire.experiments.toml import Table, dumps, parse_value, read_toml
-from thinwire.masks.masks import NoMask
+from thinwire.masks import NoMask
 from thinwire.protocol.budget import Budget
 from thinwire.protocol.method import Method
 from thinwire.protocol.stage import Stage

@@ -21,7 +21,7 @@ from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.fields import EVERYONE
 from thinwire.protocol.secagg import secure_size
 from thinwire.protocol.server import append_entry
-from thinwire.protocol.setup import begin, plan_round
+from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import Contract, ServerState
 from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA

@@ -23,7 +23,7 @@ from thinwire.codecs.base import Codec
 from thinwire.core.registry import lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.toml import Table
-from thinwire.masks.masks import Mask
+from thinwire.masks import Mask
 from thinwire.optimizers.base import Correction, Optimizer
 from thinwire.optimizers.lr_schedules import LRSchedule
 from thinwire.optimizers.penalties import Penalty

@@ -114,7 +114,8 @@ class ClientStore(NamedTuple):
             public = PublicState(version, *(tree(f"{i}/public/{part}/", first.device) for part in _PUBLIC))
             public = public._replace(base=public.base or first.base)
             opt: State = {slot: tree(f"{i}/opt/{slot}/", "cpu") for slot in slots}
-            state = ClientState(own_version, *(tree(f"{i}/state/{part}/", "cpu") for part in _STATE), opt)
+            own = {part: tree(f"{i}/state/{part}/", "cpu") for part in _STATE}
+            state = ClientState(own_version, **own, opt=opt)
             positions.append(Position(public, state))
         response = None
         if meta["response"]:

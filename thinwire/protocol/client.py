@@ -96,9 +96,9 @@ class Updates(NamedTuple):
         """The update of the client at position i (views)."""
         code = cut(self.code[""][i], self.names, self.like) if self.names else unstack(self.code, i)
         trees = (self.schedule_report, self.unsent, self.moved, self.buffers)
-        parts = (unstack(tree, i) if tree else {} for tree in trees)
+        report, unsent, moved, buffers = (unstack(tree, i) if tree else {} for tree in trees)
         opt = {slot: unstack(tree, i) for slot, tree in self.opt.items()}
-        return ClientUpdate(code, *parts, opt, self.steps[i], self.finite)
+        return ClientUpdate(code, report, unsent, moved, buffers, opt, self.steps[i], self.finite)
 
 
 def initial_client_state(contract: Contract, public: PublicState, client: int = EVERYONE) -> ClientState:
@@ -182,11 +182,11 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     arrive = begin_to_bring(trees, "cpu")
 
     def wait() -> Updates:
-        code, *rest, sums = (arrived := arrive())[:7]
-        known = dict(zip(opt, arrived[7:], strict=True))
-        shape = (names, like) if matrix is not None else ((), ())
-        finite = math.isfinite(sums["all"].item())
-        return Updates(code, *shape, *rest, known, sums["loss"], outcome.steps, finite)
+        code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
+        return Updates(
+            *(code, names if matrix is not None else (), like, notes, kept, ways, buffers, shared),
+            *(dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps, math.isfinite(sums["all"].item())),
+        )
 
     return wait
 

@@ -102,8 +102,8 @@ class RoundOpening:
         if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
             return entries
         if touched not in self._snapshots:
-            snapshot = WindowSnapshot(touched, restrict(self.public.coords, touched))
-            self._snapshots[touched] = pack_snapshot(contract, snapshot)
+            values = restrict(self.public.coords, touched)
+            self._snapshots[touched] = pack_snapshot(contract, WindowSnapshot(touched, values))
         snapshot = self._snapshots[touched]
         return (snapshot,) if entries is None or len(snapshot) < sum(map(len, entries)) else entries
 

@@ -13,7 +13,7 @@ The decision depends on a norm in float32, whose last digits depend on the machi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.tree import Tree, add, norm, scale, sub
 from thinwire.protocol.upload import Upload
@@ -53,9 +53,13 @@ def bound_uploads(
     out, why = list(uploads), dict[int, list[str]]()
     if not limit or len(out) < 2:
         return Bounded(out, {})
-    parts = (("code", "update", start), ("report", "report of the correction", {}))
-    parts = (*parts, ("schedule_report", "report of the schedule", {}), ("buffers", "change of the buffers", buffers))
-    for field, words, origin in parts:
+    parts: dict[str, tuple[str, Tree]] = {
+        "code": ("update", start),
+        "report": ("report of the correction", {}),
+        "schedule_report": ("report of the schedule", {}),
+        "buffers": ("change of the buffers", buffers),
+    }
+    for field, (words, origin) in parts.items():
         trees: list[Tree] = [getattr(one, field) for one in out]
         if not trees[0]:
             continue
@@ -66,7 +70,8 @@ def bound_uploads(
             if factor < 1:
                 why.setdefault(clients[i], []).append(f"its {words} is {limit / factor:.3g} times as large")
                 change = scale(moved[i], factor)
-                out[i] = out[i]._replace(**{field: add(origin, change) if origin else change})
+                bounded: dict[str, Any] = {field: add(origin, change) if origin else change}
+                out[i] = out[i]._replace(**bounded)
     for i, factor in enumerate(factors([one.weight for one in out], WEIGHT_LIMIT)):
         if factor < 1:
             why.setdefault(clients[i], []).append(f"its weight is {WEIGHT_LIMIT / factor:.3g} times as large")

@@ -51,12 +51,11 @@ def receive(contract: Contract, public: PublicState, data: bytes, client: int = 
     request = _read_request(contract, message)
     take = _take_state if message.kind == wire.STATE else _take_steps
     after, synced = take(contract, public, message, client)
-    for number, spec, part in (
-        (wire.SHARED, contract.shared, "shared"),
-        (wire.BUFFERS, contract.buffers, "buffers"),
-    ):
-        if number in request.fields:
-            after = after._replace(**{part: to_device(unraw(request.fields[number], spec), public.device)})
+    news = {wire.SHARED: contract.shared, wire.BUFFERS: contract.buffers}
+    known = {
+        n: to_device(unraw(request.fields[n], news[n]), public.device) for n in request.fields.keys() & news.keys()
+    }
+    after = after._replace(shared=known.get(wire.SHARED, after.shared), buffers=known.get(wire.BUFFERS, after.buffers))
     for old, new in zip(public[1:], after[1:], strict=True):
         if new is not old and not all_finite(new):  # a server never sends these: it stops
             raise WireError(f"the message leads to values of version {after.version} that are not finite")

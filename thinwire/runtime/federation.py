@@ -11,8 +11,8 @@ import torch
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree
 from thinwire.data.examples import Examples
-from thinwire.data.functional import Functional
 from thinwire.errors import ConfigError, ThinwireError
+from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState
@@ -23,6 +23,7 @@ from thinwire.runtime.job import Job, RunState
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
 from thinwire.training.autotune import first_line
+from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.precision import compute_with
 
@@ -117,7 +118,7 @@ def show_messages(on_message: OnMessage, number: int, down: Mapping[int, bytes],
             on_message(number, direction, client, message)
 
 
-def _conv(engine: EngineSettings, device: torch.device) -> str | None:
+def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
     """How convolutions of many clients are computed; None for torch's grouped convolution."""
     conv = engine.conv
     if conv == "auto":

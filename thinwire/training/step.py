@@ -60,8 +60,8 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         if penalty.active:
             grads = add(grads, penalty.gradient(expand, coords, by_weights, optimizer.lr))
         if correction.active:
-            public = [{n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start)]
-            grads = {**grads, **correction.gradient(*public, own, inputs.shared)}
+            g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
+            grads = {**grads, **correction.gradient(g, w, w0, own, inputs.shared)}
         change, opt = optimizer.update(grads, opt, coords)
         if lr_factor is not None:
             change = tmap(lambda block: block * lr_factor, change)
