@@ -66,25 +66,25 @@ _MRPC = _Sheet(
 )
 
 
-@register("task", "sst2", doc="67,349 + 872 phrases of film reviews, good or bad; 40 words.", paper=_PAPER)
+@register("dataset", "sst2", doc="67,349 + 872 phrases of film reviews, good or bad; 40 words.", paper=_PAPER)
 def sst2(data_dir: Path | None = None) -> Source:
     """Is a phrase of a film review kind (1) or not (0)?"""
     return _source(_SST2, data_dir)
 
 
-@register("task", "cola", doc="8,551 + 1,043 sentences, grammatical or not; 40 words.", paper=_PAPER)
+@register("dataset", "cola", doc="8,551 + 1,043 sentences, grammatical or not; 40 words.", paper=_PAPER)
 def cola(data_dir: Path | None = None) -> Source:
     """Is a sentence good English (1) or not (0)?"""
     return _source(_COLA, data_dir)
 
 
-@register("task", "rte", doc="2,490 + 277 pairs: does the second follow from the first? 128 words.", paper=_PAPER)
+@register("dataset", "rte", doc="2,490 + 277 pairs: does the second follow from the first? 128 words.", paper=_PAPER)
 def rte(data_dir: Path | None = None) -> Source:
     """Does the second text follow from the first (0) or not (1)?"""
     return _source(_RTE, data_dir)
 
 
-@register("task", "mrpc", doc="3,668 + 408 pairs: do both say the same? 128 words.", paper=_PAPER)
+@register("dataset", "mrpc", doc="3,668 + 408 pairs: do both say the same? 128 words.", paper=_PAPER)
 def mrpc(data_dir: Path | None = None) -> Source:
     """Do two sentences say the same (1) or not (0)?"""
     return _source(_MRPC, data_dir)
