@@ -26,7 +26,7 @@ def test_every_method_preset_makes_an_experiment(method):
 
 
 def test_every_task_has_a_preset_and_every_preset_a_line():
-    assert set(presets("tasks")) == set(entries("task"))
+    assert set(presets("tasks")) == set(entries("dataset"))
     for kind in ("methods", "tasks"):
         for preset in presets(kind).values():
             assert preset.about.endswith(".")
@@ -34,7 +34,7 @@ def test_every_task_has_a_preset_and_every_preset_a_line():
 
 
 @pytest.mark.parametrize(
-    "kind", ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "mean"]
+    "kind", ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "aggregator"]
 )
 def test_every_part_survives_a_table(kind):
     for name in entries(kind):
@@ -51,7 +51,7 @@ def test_command_line_beats_method_beats_task():
 
 def test_an_override_of_a_kind_drops_the_options_of_the_other():
     experiment = resolve("fedavg", overrides={"task.partition.kind": "iid"})
-    assert describe("split", experiment.task.partition) == {"kind": "iid"}
+    assert describe("partition", experiment.task.partition) == {"kind": "iid"}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_right_one(overrides, near)
         ({"method.client_opt.lr": -1}, "lr must be above 0"),
         ({"method.client_opt": 3}, "must be a name or a table"),
         ({"cohort": 3}, "cohort must be a table"),
-        ({"method.download": "carrier-pigeon"}, "link must be one of"),
+        ({"method.download": "carrier-pigeon"}, "must be one of"),
         ({"engine.device": "tpu9"}, "device must be cpu or cuda"),
         ({"checkpoint.every": 0}, "checkpoint.every must be 1 or more"),
         ({"local.epochs": 0}, "epochs must be 1 or more"),

@@ -185,6 +185,11 @@ def name_of(kind: str, part: object) -> str | None:
     return None
 
 
+def registered(kind: str) -> list[Entry]:
+    """The parts of a kind that are registered so far, without any import."""
+    return list(_TABLE.get(kind, {}).values())
+
+
 def foreign() -> set[tuple[str, str]]:
     """Kind and name of every registered part that is not built in."""
     return {

@@ -35,7 +35,7 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
 
 def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Task:
     """Data, clients and initial weights, each a function of the seed alone."""
-    source: Source = lookup("task", choice.kind).make(data_dir, **dict(choice.options))
+    source: Source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
     users = None if source.users is None else source.users.numpy()
     labels = source.train.targets
     if labels.dim() != 1:
