@@ -34,7 +34,8 @@ def test_every_task_has_a_preset_and_every_preset_a_line():
 
 
 @pytest.mark.parametrize(
-    "kind", ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "aggregator"]
+    "kind",
+    ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "aggregator"],
 )
 def test_every_part_survives_a_table(kind):
     for name in entries(kind):

@@ -79,7 +79,7 @@ def test_what_breaks_down_makes_room_for_the_next_best_and_is_not_run_again(tmp_
     best = grid.line(0, {"method.client_opt.lr": 0.1})
     folder = RunFolder(default_folder(best.runs[0], tmp_path), best.runs[0])
     folder.path.mkdir()
-    folder.broke_down("round 3: the training loss is nan")
+    folder.record_diverged("round 3: the training loss is nan")
     run_grids([grid], tmp_path, on_run=told.append)
     assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.01}]
     assert broken(best, tmp_path) == [0]

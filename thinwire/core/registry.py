@@ -193,10 +193,7 @@ def registered(kind: str) -> list[Entry]:
 def foreign() -> set[tuple[str, str]]:
     """Kind and name of every registered part that is not built in."""
     return {
-        (kind, name)
-        for kind, table in _TABLE.items()
-        for name, entry in table.items()
-        if not _is_builtin(entry.make)
+        (kind, name) for kind, table in _TABLE.items() for name, entry in table.items() if not _is_builtin(entry.make)
     }
 
 
