@@ -6,8 +6,8 @@
     learned    accuracy >  p + max(3 error, (1 - p) / 10)        a tenth of the way from chance to 1
 
 A run is `collapsed` if it had learned and its latest accuracy is at chance. It is `at chance` if it never learned,
-after at least ten rounds or with a test loss above ten times that of a uniform prediction, ln(classes). It is `diverged`
-if a loss is not finite. Otherwise it is `finished`. Without an accuracy (regression) only the losses are checked.
+after at least ten rounds or with a test loss above ten times that of a uniform prediction, ln(classes). It is
+`diverged` if a loss is not finite. Otherwise it is `finished`. Without accuracy (regression) only losses are checked.
 
 >>> curve = [{"round": i, "accuracy": a} for i, a in ((10, 0.3), (20, 0.5), (30, 0.1), (40, 0.1))]
 >>> judge(curve, Chance(share=0.1, examples=10_000, classes=10))[:2]

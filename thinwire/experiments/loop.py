@@ -3,8 +3,8 @@
     for state, record in rounds(simulation, simulation.start(), Stop(rounds=10)):
         ...
 
-It yields after every round. The loop adds the change of status to the record (`alarm`, see `collapse.py`), ends early at
-a target accuracy, and saves checkpoints. A checkpoint is saved after the caller has handled the record.
+It yields after every round. The loop adds the change of status to the record (`alarm`, see `collapse.py`), ends early
+at a target accuracy, and saves checkpoints. A checkpoint is saved after the caller has handled the record.
 """
 
 from __future__ import annotations

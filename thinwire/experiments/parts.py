@@ -74,7 +74,7 @@ def describe(kind: str, part: Any) -> Table:
 
 
 def plain(value: Any, hint: Any = Any) -> Any:
-    """Dataclasses as tables, tuples as lists, parts as their tables; the type hint of a field tells whether it is a part."""
+    """Dataclasses as tables, tuples as lists, and fields whose type hint is a contract as the table of their part."""
     inner, kinds = get_args(hint), contract_kinds()
     if get_origin(hint) in (Union, types.UnionType):
         hint = next((h for h in inner if h is type(value) or (h in kinds and value is not None)), Any)

@@ -1,4 +1,4 @@
-"""Old names of settings and parts, with the names that replace them: a file with an old name gets the new one in one line.
+"""Old names of settings and parts, and their new names, for the error message about an old name.
 
 >>> str(unknown_key("method", "link", ["download", "upload"]))
 "unknown key 'link' in method: it was renamed; write method.download"

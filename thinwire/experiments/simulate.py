@@ -143,9 +143,10 @@ def simulate(
     simulation = settings.engine.prepare(job)
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
     with folder.replaced() if folder else nullcontext():
-        state, history = simulation.start(), []
+        history: list[RoundRecord] = []
         stop = Stop(job.rounds, settings.eval.target_accuracy)
-        for state, record in train_rounds(simulation, state, stop, on_message=on_message):
+        loop = train_rounds(simulation, simulation.start(), stop, on_message=on_message)
+        for state, record in loop:  # noqa: B007 - the last state is used below
             if record.alarm:
                 warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
             history.append(record)
