@@ -164,7 +164,7 @@ def test_invalid_totals_without_checksums_are_refused(copies, text):
     assert len(str(error.value)) < 600
 
 
-# -- resumed runs ------------------------------------------------------------------------------------------------
+# -- resumed runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["one line", "half a line", "all", "the file", "one bit", "other lines"])
@@ -286,7 +286,7 @@ def test_a_checkpoint_that_is_not_json_is_refused(copies, text):
         execute(quick(), copies / "0", resume=True)
 
 
-# -- the backend -------------------------------------------------------------------------------------------
+# -- the backend -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"backend": "loop"}', "[" * 9000])
@@ -297,7 +297,7 @@ def test_a_damaged_training_file_is_refused(tmp_path, text):
         execute(quick(**{"checkpoint.every": 4}), path, resume=True)
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------------------
 
 
 def test_write_all_writes_all_files_or_none(tmp_path):

@@ -95,7 +95,7 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-# -- JSON that may be damaged ------------------------------------------------------------------------------------------
+# -- JSON that may be damaged ----------------------------------------------------------------------------------------
 
 
 def read_json(file: Path) -> dict[str, Any]:

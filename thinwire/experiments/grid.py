@@ -230,7 +230,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = T
     return "\n".join(lines) + "\n"
 
 
-# -- running ------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------------------------
 
 
 class Progress(NamedTuple):

@@ -145,7 +145,7 @@ class RunFolder:
             self.write_environment({})
             yield
 
-    # -- rounds ---------------------------------------------------------------------------------------------
+    # -- rounds -------------------------------------------------------------------------------------------------------
 
     def history(self) -> list[RoundRecord]:
         """The records of all rounds; an incomplete last line of a killed process is left out."""
