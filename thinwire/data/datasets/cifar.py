@@ -31,7 +31,7 @@ _LOSSY = "Pixels come from JPEG sheets, not the original files: lossy, PSNR 41.7
 _PAPER = "Krizhevsky, Learning multiple layers of features from tiny images, 2009"
 
 
-@register("task", "cifar10", doc="50,000 + 10,000 color images of 32x32, 10 classes.", paper=_PAPER)
+@register("dataset", "cifar10", doc="50,000 + 10,000 color images of 32x32, 10 classes.", paper=_PAPER)
 def cifar10(data_dir: Path | None = None) -> Source:
     """Color images in 10 classes, with values in [0, 1]."""
     folder = find(data_dir, "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "cifar-10-batches-py")
@@ -50,7 +50,7 @@ def cifar10(data_dir: Path | None = None) -> Source:
 
 
 @register(
-    "task",
+    "dataset",
     "cifar100",
     doc="50,000 + 10,000 color images of 32x32, 100 classes (no result was measured with it).",
     paper=_PAPER,

@@ -14,7 +14,7 @@ from thinwire.data.examples import Arrays, Source
 
 
 @register(
-    "task",
+    "dataset",
     "digits",
     doc="1,797 handwritten digits of 8x8 from scikit-learn; needs no files.",
     paper="Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI repository, 1998",

@@ -66,25 +66,25 @@ _MRPC = _Layout(
 )
 
 
-@register("task", "sst2", doc="67,349 + 872 phrases of movie reviews, positive or negative; 40 words.", paper=_PAPER)
+@register("dataset", "sst2", doc="67,349 + 872 phrases of movie reviews, positive or negative; 40 words.", paper=_PAPER)
 def sst2(data_dir: Path | None = None) -> Source:
     """Sentiment of phrases of movie reviews: positive (1) or negative (0)."""
     return _source(_SST2, data_dir)
 
 
-@register("task", "cola", doc="8,551 + 1,043 sentences, grammatical or not; 40 words.", paper=_PAPER)
+@register("dataset", "cola", doc="8,551 + 1,043 sentences, grammatical or not; 40 words.", paper=_PAPER)
 def cola(data_dir: Path | None = None) -> Source:
     """Acceptability of English sentences: grammatical (1) or not (0)."""
     return _source(_COLA, data_dir)
 
 
-@register("task", "rte", doc="2,490 + 277 pairs of texts, entailment or not; 128 words.", paper=_PAPER)
+@register("dataset", "rte", doc="2,490 + 277 pairs of texts, entailment or not; 128 words.", paper=_PAPER)
 def rte(data_dir: Path | None = None) -> Source:
     """Textual entailment: the second text follows from the first (0) or not (1)."""
     return _source(_RTE, data_dir)
 
 
-@register("task", "mrpc", doc="3,668 + 408 pairs of sentences, paraphrases or not; 128 words.", paper=_PAPER)
+@register("dataset", "mrpc", doc="3,668 + 408 pairs of sentences, paraphrases or not; 128 words.", paper=_PAPER)
 def mrpc(data_dir: Path | None = None) -> Source:
     """Paraphrases: two sentences have the same meaning (1) or not (0)."""
     return _source(_MRPC, data_dir)

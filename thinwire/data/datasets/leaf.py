@@ -30,7 +30,7 @@ _TWEET = 4  # the column of a tweet's text, after id, date, query and user
 
 
 @register(
-    "task",
+    "dataset",
     "femnist",
     doc="Handwritten letters and digits of 28x28 by writer, 62 classes, LEAF layout (no result was measured).",
     paper=_PAPER,
@@ -56,7 +56,7 @@ def femnist(data_dir: Path | None = None) -> Source:
 
 
 @register(
-    "task",
+    "dataset",
     "sent140",
     doc="Tweets by user, positive or negative, 40 words, LEAF layout (no result was measured).",
     paper=_PAPER,
@@ -84,7 +84,7 @@ def sent140(data_dir: Path | None = None) -> Source:
 
 
 @register(
-    "task",
+    "dataset",
     "shakespeare-leaf",
     doc="Next character after 80, by role, in LEAF's train/test split and layout (no result was measured).",
     paper=_PAPER,

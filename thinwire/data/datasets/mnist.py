@@ -25,7 +25,7 @@ _MOST = 100_000  # images; the datasets have 60,000
 
 
 @register(
-    "task",
+    "dataset",
     "mnist",
     doc="60,000 + 10,000 handwritten digits of 28x28, 10 classes.",
     paper="LeCun et al., Gradient-based learning applied to document recognition, 1998",
@@ -36,7 +36,7 @@ def mnist(data_dir: Path | None = None) -> Source:
 
 
 @register(
-    "task",
+    "dataset",
     "fashion-mnist",
     doc="60,000 + 10,000 images of clothing of 28x28, 10 classes.",
     paper="Xiao et al., Fashion-MNIST, 2017",

@@ -37,7 +37,7 @@ _BEGINS = ("In article", "Quoted from", "|", ">")
 
 
 @register(
-    "task",
+    "dataset",
     "20newsgroups",
     doc="11,314 + 7,532 messages to 20 newsgroups, without headers, signatures and quotes; 256 words.",
     paper="Lang, NewsWeeder: learning to filter netnews, 1995",

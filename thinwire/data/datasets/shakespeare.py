@@ -34,7 +34,7 @@ _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
 @register(
-    "task",
+    "dataset",
     "shakespeare",
     doc="Next character after 80, by speaking role (1,074 of them); 80 characters.",
     paper="Caldas et al., LEAF, 2018; McMahan et al., AISTATS 2017",

@@ -33,7 +33,7 @@ READERS: dict[str, Callable[[Path | None], TextDataset]] = {
 
 
 @register(
-    "task",
+    "dataset",
     "text-classification",
     doc="Texts (20newsgroups, sst2, rte, cola, mrpc) for a pretrained Hugging Face model; MiniLM, 128 tokens.",
     paper="Lang, 1995; Wang et al., 2018",
