@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -111,6 +111,14 @@ class Method:
             raise ConfigError(f"norm_bound must be 0 (no bound) or 1 and more, not {self.norm_bound}")
         if self.evaluate not in get_args(Evaluate):
             raise ConfigError(f"evaluate must be one of {', '.join(get_args(Evaluate))}, not {self.evaluate!r}")
+
+    def replace(self, **slots: Any) -> Method:
+        """A copy with other values in some slots, as `dataclasses.replace`.
+
+        >>> Method().replace(download="full").download
+        'full'
+        """
+        return replace(self, **slots)
 
     def client_opt_at(self, version: int) -> Optimizer:
         """What moves the coordinates on a client in the round from `version`."""
