@@ -37,6 +37,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "partition": ("thinwire.data",),
     "task": ("thinwire.data",),
     "model": ("thinwire.models",),
+    "method": ("thinwire.methods",),
 }
 
 
