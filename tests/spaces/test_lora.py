@@ -81,7 +81,7 @@ def test_corrections_have_at_least_32_bits_and_weights_their_own_type(dtype, fre
     own = torch.float64 if dtype == torch.float64 else torch.float32
     assert {block.dtype for tree in (basis, coords) for block in tree.values()} == {own}
     assert {block.dtype for block in space.expand(base, basis, coords).values()} == {dtype}
-    patches = space.patches(base, basis, coords)
+    patches = space.expand_unmerged(base, basis, coords)
     assert {name: patches[name].dtype for name in base} == dict.fromkeys(base, dtype)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.aggregators.base import Median, Plain
+from thinwire.aggregators.base import Aggregator
+from thinwire.aggregators.coordinatewise import Median
 from thinwire.aggregators.distances import inner_products, squares_between, squares_from
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, weighted_mean
@@ -25,7 +26,7 @@ _ROUNDING = 1e-7  # distances below this share of a client's length are rounding
 
 @register("aggregator", "geometric-median", paper="RFA (Pillutla et al., IEEE TSP 2022)")
 @dataclass(frozen=True)
-class GeometricMedian(Plain):
+class GeometricMedian(Aggregator):
     """The point whose distances to the clients' updates, weighted, add up to least: the geometric median.
 
         z = argmin_z sum_i p_i |z - x_i|,    by Weiszfeld's iterations:
@@ -74,7 +75,7 @@ class GeometricMedian(Plain):
 
 @register("aggregator", "centered-clipping", paper="Karimireddy et al., ICML 2021")
 @dataclass(frozen=True)
-class CenteredClipping(Plain):
+class CenteredClipping(Aggregator):
     """The mean of updates whose distance to the middle is clipped.
 
         v <- v + mean_i (x_i - v) min(1, r / |x_i - v|),    starting from the coordinate-wise median
@@ -125,7 +126,7 @@ class CenteredClipping(Plain):
 
 @register("aggregator", "multi-krum", paper="Blanchard et al., NeurIPS 2017")
 @dataclass(frozen=True)
-class MultiKrum(Plain):
+class MultiKrum(Aggregator):
     """The mean of the clients that are closest to their neighbors; all others are left out.
 
         score_i = sum of |x_i - x_j|^2 over the clients - faulty - 2 closest j;    the mean of the lowest scores

@@ -28,7 +28,7 @@ class LRSchedule(Protocol):
 
 @register("lr_schedule", "constant")
 @dataclass(frozen=True)
-class ConstantLR:
+class ConstantLR(LRSchedule):
     """The same step size in every round."""
 
     def factor(self, version: int) -> float:
@@ -38,7 +38,7 @@ class ConstantLR:
 
 @register("lr_schedule", "exponential", paper="used by Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class ExponentialLR:
+class ExponentialLR(LRSchedule):
     """A step size that shrinks by the same factor in every round (as `torch.optim.lr_scheduler.ExponentialLR`).
 
         factor = tau^t,    t = 0, 1, 2, ...
@@ -60,7 +60,7 @@ class ExponentialLR:
 
 @register("lr_schedule", "multistep")
 @dataclass(frozen=True)
-class MultiStepLR:
+class MultiStepLR(LRSchedule):
     """A step size that falls at a few rounds (as `torch.optim.lr_scheduler.MultiStepLR`).
 
         factor = by^(number of entries of `at` that are t or less)
@@ -89,7 +89,7 @@ class MultiStepLR:
 
 @register("lr_schedule", "cosine", paper="Loshchilov and Hutter, ICLR 2017")
 @dataclass(frozen=True)
-class CosineLR:
+class CosineLR(LRSchedule):
     """A step size that falls along half a cosine (as `torch.optim.lr_scheduler.CosineAnnealingLR`).
 
         factor = floor + (1 - floor) (1 + cos(pi t / rounds)) / 2
@@ -119,7 +119,7 @@ class CosineLR:
 
 @register("lr_schedule", "warmup", paper="Goyal et al., 2017")
 @dataclass(frozen=True)
-class WarmupLR:
+class WarmupLR(LRSchedule):
     """A step size that grows to its full size over the first rounds, and then does something else.
 
         factor = min(1, (t + 1) / rounds) * then(t)

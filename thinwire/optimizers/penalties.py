@@ -7,6 +7,7 @@ gives the gradient of its own term by the coordinates.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -28,13 +29,14 @@ class Penalty(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to add; if not, a step costs what it costs without."""
-        ...
+        """Whether there is a term to add; if not, `gradient` is never called."""
+        return True
 
     def check(self, weights: Spec, coords: Spec) -> None:
-        """Raise a ConfigError, before anything is trained, if this model and space have not what is penalised."""
-        ...
+        """Raise a ConfigError if the model and the space lack the blocks that are penalized."""
+        return
 
+    @abstractmethod
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
         """The gradient of the term by the coordinates.
 
@@ -49,16 +51,13 @@ class Penalty(Protocol):
 
 @register("penalty", "none")
 @dataclass(frozen=True)
-class NoPenalty:
+class NoPenalty(Penalty):
     """Add nothing to the loss."""
 
     @property
     def active(self) -> bool:
         """No."""
         return False
-
-    def check(self, weights: Spec, coords: Spec) -> None:
-        """Fits all."""
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
         """Nothing."""
@@ -67,7 +66,7 @@ class NoPenalty:
 
 @register("penalty", "l1l2")
 @dataclass(frozen=True)
-class L1L2:
+class L1L2(Penalty):
     """Keep the weights that the coordinates make small, or sparse; or some of the coordinates themselves.
 
         l1 sum |w| + (l2 / 2) sum w^2        over the weights of the model, as MAPA and MAPO have it
@@ -127,7 +126,7 @@ class L1L2:
 
 @register("penalty", "jacobian", paper="Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class Jacobian:
+class Jacobian(Penalty):
     """Let a step of the coordinates move the weights as a step of the weights themselves would (FedPara, equation 9).
 
         (strength / 2) || W' - (W - lr J) ||,    W' = expand(coords - lr g),    J = dL/dW,    g = (dW/dcoords)^T J
@@ -156,9 +155,6 @@ class Jacobian:
     def active(self) -> bool:
         """Unless the strength is 0."""
         return self.strength > 0
-
-    def check(self, weights: Spec, coords: Spec) -> None:
-        """Fits all."""
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
         """By automatic differentiation through two steps of `expand`."""

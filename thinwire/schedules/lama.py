@@ -20,7 +20,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, layer_of, select, weight_of
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.schedules.base import Plan
+from thinwire.schedules.base import Plan, Schedule
 
 Rules = Literal["paper", "public"]
 PUBLIC_WAITS = 7  # rounds before the authors' program first adjusts anything
@@ -37,7 +37,7 @@ class Layer(NamedTuple):
 
 @register("schedule", "fedlama", paper="Layer-wise Adaptive Model Aggregation, 2021")
 @dataclass(frozen=True)
-class FedLAMA:
+class FedLAMA(Schedule):
     """Synchronise layers on which clients hardly differ once in `phi` rounds, the others in every round.
 
         cost of FedAvg at the same tau0:  1 - (share of numbers that wait) (1 - 1 / phi)

@@ -19,6 +19,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, unflatten
 from thinwire.errors import ConfigError
+from thinwire.sketches.base import Sketch
 
 Fitness = Literal["distance", "square"]
 Shaping = Literal["rank", "zscore", "none"]
@@ -29,7 +30,7 @@ _CODE = "fitness"
 
 @register("sketch", "evofed", paper="Rahimi et al., NeurIPS 2023")
 @dataclass(frozen=True)
-class EvoFed:
+class EvoFed(Sketch):
     """Say how close each of n random changes, which everybody can draw, comes to the change that was trained.
 
         z_1 .. z_(n/2) Gaussian from the shared key,  z_(n/2 + j) = -z_j

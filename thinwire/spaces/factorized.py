@@ -16,12 +16,13 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.spaces.base import Space
 from thinwire.spaces.factors import draw, first_std, is_matrix, pick, share_matrix, sides
 
 
 @register("space", "factorized-fl", paper="Jeong and Hwang, NeurIPS 2022")
 @dataclass(frozen=True)
-class FactorizedFL:
+class FactorizedFL(Space):
     """Train each weight as the product of two vectors, plus a rest of full size that is meant to be sparse.
 
         W[o, i] = v[o] u[i] + mu[o, i]
@@ -53,11 +54,6 @@ class FactorizedFL:
         if not 0 <= self.prune < math.inf:
             raise ConfigError(f"prune must be 0 or more, not {self.prune}")
 
-    @property
-    def redraw_every(self) -> int:
-        """Never: the factors live as long as the run."""
-        return 0
-
     def check(self, spec: Spec) -> None:
         """The model must have a matrix or a convolution."""
         self._names(spec)
@@ -87,7 +83,7 @@ class FactorizedFL:
         """Every weight, composed."""
         return {name: coords[name] if name in coords else _compose(name, w, coords) for name, w in base.items()}
 
-    def trim(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Every weight, composed without the numbers of `mu` below `prune`."""
         rests = [f"{name}/mu" for name in base if name not in coords]
         kept = {name: coords[name].masked_fill(coords[name].abs() < self.prune, 0.0) for name in rests}

@@ -19,6 +19,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.spaces.base import Space
 from thinwire.spaces.factors import (
     Start,
     by_factor,
@@ -82,7 +83,7 @@ def fedpara_rank(shape: Sequence[int], gamma: float) -> int:
 
 @register("space", "fedpara", paper="Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class FedPara:
+class FedPara(Space):
     """Train two small low-rank weights for each large one; their product, number by number, has full rank.
 
         W = f(W1) * f(W2),    Wj = Xj Yj^T               X: (O, R)   Y: (I, R)
@@ -131,11 +132,6 @@ class FedPara:
         check_start(self.start)
         if self.personal and self.activation != "none":
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
-
-    @property
-    def redraw_every(self) -> int:
-        """Never: the factors live as long as the run."""
-        return 0
 
     def check(self, spec: Spec) -> None:
         """At least one weight must become smaller."""

@@ -16,12 +16,13 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.unmerged import TURNED_A, TURNED_B, A, B
+from thinwire.spaces.base import Space
+from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, Unmerged
 
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")
 @dataclass(frozen=True)
-class LoRA:
+class LoRA(Space):
     """Leave the model as it is and train a small correction beside each of its matrices.
 
         W = W0 + (alpha / rank) B A,    A: rank x inputs, starts random;    B: outputs x rank, starts at 0
@@ -108,6 +109,11 @@ class LoRA:
                 out[name] = weight.to(kind)
         return out
 
+    @property
+    def starts_from_weights(self) -> bool:
+        """False if A is frozen: then the best B A of a rank cannot be represented."""
+        return not self.freeze_a
+
     def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
         """Coordinates whose weights come as close to the given ones as the rank allows.
 
@@ -147,14 +153,18 @@ class LoRA:
                 out[name] = coords.get(name, weight).to(weight.dtype)
         return out
 
-    def patches(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+    def unmerged(self) -> Space:
+        """Return a space that keeps A and B apart from the weights."""
+        return Unmerged(self)
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The base, with the corrections beside it instead of in it: see `beside`."""
         turned = self._turned(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = {**basis, **coords}
         out = {name: coords.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
             if f"{name}/b" in coords:
-                a, b = (TURNED_A, TURNED_B) if name in turned else (A, B)
+                a, b = (TRANSPOSED_A, TRANSPOSED_B) if name in turned else (A, B)
                 out[name + a] = parts[f"{name}/a"]
                 out[name + b] = (self.alpha / self.rank) * parts[f"{name}/b"]
         return out

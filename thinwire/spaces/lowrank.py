@@ -16,6 +16,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.spaces.base import Space
 from thinwire.spaces.factors import (
     Start,
     by_factor,
@@ -66,7 +67,7 @@ def lowrank_rank(shape: Sequence[int], gamma: float) -> int:
 
 @register("space", "lowrank", paper="compared with in Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(Space):
     """Train each weight as a product of thin factors, so that it never has more than a low rank.
 
         W = X Y^T             X: (O, r)   Y: (I, r)
@@ -102,11 +103,6 @@ class LowRank:
         check_rank(self.rank)
         check_share(like_gamma=self.like_gamma)
         check_start(self.start)
-
-    @property
-    def redraw_every(self) -> int:
-        """Never: the factors live as long as the run."""
-        return 0
 
     def check(self, spec: Spec) -> None:
         """At least one weight must become smaller."""
@@ -153,7 +149,7 @@ def _lowrank(name: str, weight: Tensor, coords: Tree) -> Tensor:
 
 @register("space", "pufferfish", paper="Wang et al., MLSys 2021")
 @dataclass(frozen=True)
-class Pufferfish:
+class Pufferfish(Space):
     """Train late convolutions as a thin one followed by a 1x1 one; early layers and linear ones stay as they are.
 
         W[o, i, k] = sum_r U[o, r] V[r, i, k],      r = ratio O       U: (O, r)   V: (r, I, K, K)
@@ -188,11 +184,6 @@ class Pufferfish:
             raise ConfigError("ratio must be above 0; write for example ratio = 0.25")
         if isinstance(self.first_dense, bool) or not isinstance(self.first_dense, int) or self.first_dense < 0:
             raise ConfigError(f"first_dense must be a whole number from 0 on, not {self.first_dense!r}")
-
-    @property
-    def redraw_every(self) -> int:
-        """Never: the factors live as long as the run."""
-        return 0
 
     def check(self, spec: Spec) -> None:
         """At least one weight must become smaller."""

@@ -32,6 +32,7 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, unflatten
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import key_words, multiply_generated, square_sums, unit_scales
+from thinwire.spaces.base import Space
 
 Entries = Literal["gaussian", "sign"]
 Normalise = Literal["row", "orthonormal", "none"]
@@ -53,7 +54,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Projection:
+class _Projection(Space):
     """What MAPA, MAPAX and MAPO share."""
 
     entries: Entries = "sign"

@@ -11,10 +11,10 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree, restrict
 from thinwire.errors import ConfigError
-from thinwire.spaces.base import Space, in_use
+from thinwire.spaces.base import Space
 from thinwire.spaces.frozen import Frozen
 from thinwire.spaces.full import Full
-from thinwire.spaces.unmerged import unmerged
+from thinwire.spaces.unmerged import Unmerged
 
 _WHOLE = "model/"  # how a space names coordinates that belong to no single weight
 
@@ -32,7 +32,7 @@ Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
 
 @register("space", "route")
 @dataclass(frozen=True)
-class Route:
+class Route(Space):
     """Train some blocks of a model in one way and others in another; the first rule that matches a block has it.
 
         weights[block] = space(block).expand(...)[block],    space(block): of the first rule that matches
@@ -117,13 +117,17 @@ class Route:
         """The weights of all spaces, in the order of the model."""
         return self._make(base, basis, coords, lambda space, *trees: space.expand(*trees))
 
-    def patches(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """The weights of all spaces, corrections beside them where a space has such: see `unmerged`."""
-        return self._make(base, basis, coords, lambda space, *trees: unmerged(space).expand(*trees))
+    def unmerged(self) -> Space:
+        """Return a route that keeps the adapters of its spaces apart from the weights."""
+        return Unmerged(self)
 
-    def trim(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """The weights of all spaces, corrections beside them where a space has such: see `unmerged`."""
+        return self._make(base, basis, coords, lambda space, *trees: space.unmerged().expand(*trees))
+
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """The same, with what each space leaves out of a trained model left out."""
-        return self._make(base, basis, coords, in_use)
+        return self._make(base, basis, coords, lambda space, *trees: space.evaluation_weights(*trees))
 
     def _make(self, base: Tree, basis: Tree, coords: Tree, how: Callable[[Space, Tree, Tree, Tree], Tree]) -> Tree:
         made: Tree = {}

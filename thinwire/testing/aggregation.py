@@ -21,9 +21,9 @@ from thinwire.testing.common import (
     check_spec,
     check_tree,
     close,
-    hands_off,
-    numbers,
+    random_tree,
     repeatable,
+    unchanged,
 )
 
 
@@ -37,15 +37,15 @@ def check_sketch(sketch: Sketch) -> None:
     >>> check_sketch(Identity())
     """
     check_part(sketch)
-    deltas = [numbers(COORDS, KEY.fold("delta", i)) for i in range(3)]
+    deltas = [random_tree(COORDS, KEY.fold("delta", i)) for i in range(3)]
     for names in (tuple(COORDS), tuple(COORDS)[1:3], ()):
         some = [restrict(delta, names) for delta in deltas]
         coords, key = Spec.of(some[0]), KEY.fold("sketch", len(names))
-        with hands_off("encode", *some):
+        with unchanged("encode", *some):
             codes = [repeatable("encode", partial(sketch.encode, delta, key)) for delta in some]
         check_spec("encode", codes[0], sketch.spec(coords))
         mean = weighted_mean(codes, [1.0, 2.0, 3.0])
-        with hands_off("decode", mean):
+        with unchanged("decode", mean):
             decoded = repeatable("decode", partial(sketch.decode, mean, coords, key))
         check_spec("decode", decoded, coords)
         direct = sketch.encode(weighted_mean(some, [1.0, 2.0, 3.0]), key)
@@ -68,13 +68,13 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
     >>> check_schedule(AllBlocks(private=("head.*",)))
     """
     check_part(schedule)
-    spec = coords if coords is not None else Spec.of(numbers(SHAPES, KEY))
+    spec = coords if coords is not None else Spec.of(random_tree(SHAPES, KEY))
     never = schedule.never(spec)
     assert isinstance(never, frozenset), f"never must give a frozenset, not {type(never).__name__}"
     assert never <= set(spec.names), f"never names blocks that do not exist: {sorted(never - set(spec.names))}"
     state = repeatable("init", lambda: schedule.init(spec))
     for version in range(20):
-        with hands_off("plan", state):
+        with unchanged("plan", state):
             plan = schedule.plan(state, spec, version)
             assert plan == schedule.plan(state, spec, version), f"version {version} has two different plans"
         assert isinstance(plan, Plan), f"plan must give a Plan, not {type(plan).__name__}"
@@ -87,12 +87,12 @@ def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
         assert plan.resample == foretold, f"the plan of version {version} and resamples({version}) do not agree"
         planned = spec.restrict(plan.names)
         shapes = {block.name: block.shape for block in planned}
-        deltas = [numbers(shapes, KEY.fold("delta", version, i)) for i in range(2)]
-        with hands_off("report", *deltas):
+        deltas = [random_tree(shapes, KEY.fold("delta", version, i)) for i in range(2)]
+        with unchanged("report", *deltas):
             reports = [repeatable("report", partial(schedule.report, delta, plan)) for delta in deltas]
         check_spec("report", reports[0], Spec.of(schedule.report(planned.shapes(), plan)))
         mean, noted = weighted_mean(deltas, [1.0, 1.0]), weighted_mean(reports, [1.0, 1.0])
-        with hands_off("observe", state, mean, noted):
+        with unchanged("observe", state, mean, noted):
             observe = partial(schedule.observe, state, plan, mean, noted)
             state = repeatable("observe", observe)
         check_tree("observe", state)
@@ -108,12 +108,12 @@ def check_privacy(privacy: Privacy) -> None:
     """
     check_part(privacy)
     mean = partial(weighted_mean, weights=[1.0, 1.0])
-    for code in (numbers(COORDS, KEY.fold("code")), tmap(torch.zeros_like, numbers(COORDS, KEY)), {}):
+    for code in (random_tree(COORDS, KEY.fold("code")), tmap(torch.zeros_like, random_tree(COORDS, KEY)), {}):
         for what, call in (
             ("bound", partial(privacy.bound, code, KEY.fold("bound"))),
             ("aggregate", partial(privacy.aggregate, [code, code], mean, 2, KEY.fold("release"))),
         ):
-            with hands_off(what, code):
+            with unchanged(what, code):
                 out = repeatable(what, call)
             check_spec(what, out, Spec.of(code))
             for name, block in out.items():
@@ -132,17 +132,17 @@ def check_aggregator(mean: Aggregator) -> None:
     check_part(mean)
     shapes = {**COORDS, "none": (0, 3)}
     for clients in (1, 2, 3, 5, 8):
-        said = [numbers(shapes, KEY.fold("client", i)) for i in range(clients)]
+        said = [random_tree(shapes, KEY.fold("client", i)) for i in range(clients)]
         alike = [said[0]] * clients
         cases: list[list[Tree]] = [said, alike, [tmap(torch.zeros_like, tree) for tree in said], [{}] * clients]
         for trees in cases:
             given = [float(1 + i % 3) for i in range(clients)]
-            with hands_off("admit", *trees):
+            with unchanged("admit", *trees):
                 codes, weights = mean.admit(trees, given)
             assert len(codes) == len(weights) == clients, "admit must give a tree and a weight for each client"
             assert all(0 <= weight < math.inf for weight in weights), f"admit gave the weights {weights}"
             assert any(weights), "admit let no client count"
-            with hands_off("of", *codes):
+            with unchanged("of", *codes):
                 out = repeatable("of", partial(mean.of, codes, weights))
             check_spec("of", out, Spec.of(trees[0]))
             if trees is alike and not mean.clips:

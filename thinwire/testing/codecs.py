@@ -17,10 +17,10 @@ from thinwire.testing.common import (
     KEY,
     check_part,
     check_spec,
-    hands_off,
-    numbers,
+    random_tree,
     repeatable,
     typed,
+    unchanged,
 )
 
 
@@ -41,13 +41,13 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
     check_part(codec)
     taken = []
     for dtype in DTYPES:
-        tree = {name: typed(block, dtype) for name, block in numbers(COORDS, KEY.fold("tree")).items()}
+        tree = {name: typed(block, dtype) for name, block in random_tree(COORDS, KEY.fold("tree")).items()}
         try:
             _check_round_trip(codec, tree, lossless)
             taken.append(dtype)
         except ConfigError:
             assert dtype is not torch.float32, "a codec must take float32"
-    whole = numbers(COORDS, KEY.fold("tree"))
+    whole = random_tree(COORDS, KEY.fold("tree"))
     turned = {**whole, "fc.weight/a": whole["fc.weight/a"].t().contiguous().t()}
     first, second = (codec.encode(tree, codec.init(Spec.of(tree)), Peer(KEY))[0] for tree in (whole, turned))
     assert first == second, "the bytes depend on how a block lies in memory; make it contiguous first"
@@ -71,7 +71,7 @@ def _check_round_trip(codec: Codec, tree: Tree, lossless: bool) -> None:
     spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
     state = repeatable("init", lambda: codec.init(spec))
     for _ in range(3):  # a codec with memory has one worth the name only after some messages
-        with hands_off("encode", tree, state):
+        with unchanged("encode", tree, state):
             (data, after), (again, _) = codec.encode(tree, state, peer), codec.encode(tree, state, peer)
         assert isinstance(data, (bytes, memoryview)), f"encode must give bytes, not {type(data).__name__}"
         assert data == again, "encode gives other bytes the second time"
@@ -94,7 +94,7 @@ def _check_some_blocks(codec: Codec, whole: Tree) -> None:
     peer = Peer(KEY.fold("some"))
     _, state = codec.encode(whole, codec.init(Spec.of(whole)), peer)
     some = restrict(whole, ("fc.weight/b", "scale"))
-    with hands_off("encode", some, state):
+    with unchanged("encode", some, state):
         data, after = codec.encode(some, state, peer)
     check_spec("decode", codec.decode(data, Spec.of(some), peer), Spec.of(some))
     check_spec("the state after a message of some blocks", after, Spec.of(state))
@@ -107,7 +107,7 @@ def _check_sums(codec: Codec, tree: Tree) -> None:
     """Messages of a codec that claims to add, added number by number, must decode to the sum for any client's peer."""
     if not getattr(codec, "adds", False):
         return
-    spec, other = Spec.of(tree), numbers({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
+    spec, other = Spec.of(tree), random_tree({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
     peers = [Peer(KEY.fold("client", i), KEY.fold("everyone")) for i in range(2)]
     data = [codec.encode(t, codec.init(spec), peer)[0] for t, peer in zip((tree, other), peers, strict=True)]
     total = sum(np.frombuffer(one, "<f4").astype(np.float64) for one in data)

@@ -62,7 +62,7 @@ def _collect_classes(value: Any, names: dict[str, Any]) -> None:
 
 
 @contextmanager
-def hands_off(what: str, *trees: Tree) -> Iterator[None]:
+def unchanged(what: str, *trees: Tree) -> Iterator[None]:
     """Whatever happens inside changes none of the trees and draws nothing from torch's own generator."""
     before = [tmap(torch.clone, tree) for tree in trees]
     generator = torch.get_rng_state()
@@ -107,7 +107,7 @@ def close(a: Tree, b: Tree) -> bool:
     )
 
 
-def numbers(shapes: Mapping[str, tuple[int, ...]], key: Key) -> Tree:
+def random_tree(shapes: Mapping[str, tuple[int, ...]], key: Key) -> Tree:
     """A tree of normal numbers."""
     return {name: key.fold(name).normal(*shape) for name, shape in shapes.items()}
 

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, add, same, scale, stack, sub, unstack
-from thinwire.spaces.base import Space, in_use
+from thinwire.spaces.base import Space
 from thinwire.testing.common import (
     KEY,
     SHAPES,
@@ -19,10 +19,10 @@ from thinwire.testing.common import (
     check_part,
     check_spec,
     check_tree,
-    hands_off,
     nudge,
-    numbers,
+    random_tree,
     repeatable,
+    unchanged,
 )
 
 
@@ -41,12 +41,12 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     >>> check_space(Full())
     """
     check_part(space)
-    base = weights if weights is not None else numbers(SHAPES, KEY.fold("weights"))
+    base = weights if weights is not None else random_tree(SHAPES, KEY.fold("weights"))
     spec = Spec.of(base)
     every = space.redraw_every
     assert type(every) is int, f"redraw_every must be a number of rounds, not {every!r}"
     assert every >= 0, f"redraw_every must be 0 (never) or a number of rounds, not {every!r}"
-    with hands_off("check, basis and init", base):
+    with unchanged("check, basis and init", base):
         space.check(spec)
         basis = repeatable("basis", lambda: space.basis(spec, KEY.fold("frame"), "cpu"))
         coords = repeatable("init", lambda: space.init(base, basis, KEY.fold("init")))
@@ -65,11 +65,11 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
         again = space.init(base, other, KEY.fold("init"))
         assert same(coords, again), "init of a space that redraws its basis must not depend on the numbers in it"
 
-    with hands_off("expand", base, basis, coords):
+    with unchanged("expand", base, basis, coords):
         made = repeatable("expand", lambda: space.expand(base, basis, coords))
-        used = in_use(space, base, basis, coords)
+        used = space.evaluation_weights(base, basis, coords)
     check_spec("expand", made, spec)
-    check_spec("trim", used, spec)
+    check_spec("evaluation_weights", used, spec)
     if starts_at_base:
         for name in base:
             assert torch.equal(made[name], base[name]), (
@@ -81,7 +81,7 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
 
 def _check_gradient(space: Space, base: Tree, basis: Tree, coords: Tree) -> None:
     """Gradient against finite differences, and vmap against a loop."""
-    look = numbers({name: tuple(block.shape) for name, block in base.items()}, KEY.fold("look"))
+    look = random_tree({name: tuple(block.shape) for name, block in base.items()}, KEY.fold("look"))
 
     def value(point: Tree) -> Tensor:
         made = space.expand(base, basis, point)
