@@ -16,7 +16,7 @@ from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import Course, news
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.simulation.simulation import OnMessage, Simulation
-from thinwire.training.local import Backend
+from thinwire.training.inputs import Backend
 
 
 class Training(NamedTuple):

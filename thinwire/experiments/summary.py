@@ -13,7 +13,7 @@ from thinwire.experiments.layers import layers_of
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, totals
 from thinwire.experiments.run_directory import Summary
-from thinwire.masks.masks import NoMask, dead_adapters
+from thinwire.masks import NoMask, dead_adapters
 from thinwire.protocol.fields import as_received
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RoundRecord, RunState
