@@ -246,7 +246,7 @@ def train(choice: Mapping[str, str]) -> None:
         torch.backends.mkldnn.enabled = before
     assert all(math.isfinite(loss) for loss in federation.losses), f"losses {federation.losses}"
     if federation.method.download == "incremental":
-        federation.hear(2)
+        federation.download(2)
         assert same_public(federation.public[2], federation.server.public), "a client that caught up has another state"
 
 

@@ -72,8 +72,8 @@ def after_a_lie(method: tw.Method, field: int, factor: float) -> tuple[float, fl
         plan = plan_round(federation.contract, federation.server)
         before = federation.weights()
         for client in EVERYONE:
-            federation.hear(client)
-        up = {client: federation.answer(client) for client in EVERYONE}
+            federation.download(client)
+        up = {client: federation.upload(client) for client in EVERYONE}
         if lie:
             up[3] = lying(federation, up[3], field, factor)
         federation.close(plan, up)

@@ -28,8 +28,8 @@ def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
     federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
     contract, plan = federation.contract, plan_round(federation.contract, federation.server)
     for client in (0, 1, 2, 3):
-        federation.hear(client)
-    up = {client: federation.answer(client) for client in (0, 1, 2, 3)}
+        federation.download(client)
+    up = {client: federation.upload(client) for client in (0, 1, 2, 3)}
     said = {client: unpack_up(contract, plan, 0, client, data).code for client, data in up.items()}
     federation.close(plan, {client: up[client] for client in TRUE})
     body = wire.unpack_body(federation.server.ledger.entries[-1], contract.schema)

@@ -59,8 +59,8 @@ def test_each_message_is_made_and_read_by_the_codec_of_its_sender():
     both = Federation(Method(budget=Budget((rich, poor), ALTERNATE)))
     for part in (one, two, both):
         for client in (0, 1):
-            part.hear(client)
-    lone = [one.answer(0), two.answer(1)]
+            part.download(client)
+    lone = [one.upload(0), two.upload(1)]
     mixed = [both.answer(0), both.answer(1)]
     assert [len(a) for a in lone] == [len(a) for a in mixed]
 
@@ -85,7 +85,7 @@ def snapshot(**options) -> Method:
 def test_on_snapshots_each_tier_hears_what_it_can_afford():
     federation = Federation(snapshot())
     federation.round(EVERYBODY)
-    rich, poor = federation.hear(0), federation.hear(1)
+    rich, poor = federation.download(0), federation.download(1)
     assert len(poor) < 0.6 * len(rich)
     assert same_public(federation.public[0], federation.server.public)
     heard = torch.cat([block.reshape(-1) for block in federation.public[1].coords.values()])
@@ -224,7 +224,7 @@ def test_clients_of_small_rank_train_the_leading_ranks_only():
     for _ in range(3):
         up = federation.round(EVERYBODY)
         assert len(up[0]) < len(up[1])
-    federation.hear(0)
+    federation.download(0)
     small = federation.public[0].coords
     assert int(small["0.weight/a"].count_nonzero(dim=1).bool().sum()) == 1
     # only the small clients speak: nothing beyond their rank moves

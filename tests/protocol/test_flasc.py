@@ -56,12 +56,12 @@ def test_a_round_is_the_one_that_the_paper_prints(up):
     dense = flatten(before.public.coords)
     messages, plan = {}, Plan(frozenset(federation.contract.coords.names))
     for client in (0, 2):
-        federation.hear(client)
+        federation.download(client)
         start = federation.public[client].coords
         largest = dense.abs().topk(int(0.3 * size)).indices
         masked = torch.zeros_like(dense).index_copy(0, largest, dense[largest])
         assert torch.equal(flatten(start), masked)  # P * M
-        messages[client] = federation.answer(client)
+        messages[client] = federation.upload(client)
         said = unpack_up(federation.contract, plan, 1, client, messages[client]).code
         assert int((flatten(said) != 0).sum()) <= kept(up, size) == max(1, int(up * size))
         if up == 0.6:  # entries that were masked on the way down can change
@@ -77,13 +77,13 @@ def test_a_round_is_the_one_that_the_paper_prints(up):
 
 def test_the_change_is_against_what_was_received():
     federation = Federation(flasc(0.1, 1.0))
-    federation.hear(0)
+    federation.download(0)
     start = federation.public[0].coords
     other = Federation(flasc(1.0, 1.0))
-    other.hear(0)
+    other.download(0)
     other.public[0] = other.public[0]._replace(coords=start)  # the same numbers, had they come dense
     plan = Plan(frozenset(federation.contract.coords.names))
-    said = [unpack_up(one.contract, plan, 0, 0, one.answer(0)).code for one in (federation, other)]
+    said = [unpack_up(one.contract, plan, 0, 0, one.upload(0)).code for one in (federation, other)]
     assert same(*said)
     assert not same(start, restrict(federation.server.public.coords, start))
 

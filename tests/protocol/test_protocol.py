@@ -172,7 +172,7 @@ def random_rounds(federation: Federation, rounds: int, key: Key) -> None:
     n = len(federation.task.clients)
     for r in range(rounds):
         federation.round(key.fold("cohort", r).choice(n, 1 + int(key.fold("size", r).integers(1, 3))))
-        federation.hear(int(key.fold("listener", r).integers(1, n)))
+        federation.download(int(key.fold("listener", r).integers(1, n)))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -185,7 +185,7 @@ def test_ledger_replay_equals_server(case, seed):
     assert all(torch.isfinite(torch.tensor(federation.losses)))
     assert federation.server.public.version == 7
     for client in federation.public:
-        federation.hear(client)
+        federation.download(client)
         assert same_public(federation.public[client], federation.server.public)
         assert same(federation.weights(federation.public[client]), federation.weights())
 
@@ -199,14 +199,14 @@ def test_snapshots_equal_server(case):
     federation = Federation(replace(method, download="full"), make(), Local(epochs=1, batch=16))
     random_rounds(federation, 6, Key(3).fold(case))
     for client in federation.public:
-        federation.hear(client)
+        federation.download(client)
         assert same_public(federation.public[client], federation.server.public)
 
 
 def test_a_lossy_snapshot_is_what_clients_train_from():
     federation = Federation(Method(download="full", down=Half()))
     random_rounds(federation, 4, Key(1))
-    federation.hear(2)
+    federation.download(2)
     for name, block in federation.server.public.coords.items():
         assert torch.equal(federation.public[2].coords[name], block.half().float())
         assert not torch.equal(federation.public[2].coords[name], block)
@@ -217,13 +217,13 @@ def test_the_cheapest_way_is_entries_or_where_they_lead():
     few = Federation(Method(space=Drift(k=1), client_opt=SGD(0.5)))
     for _ in range(6):
         few.round((0, 1))
-    message = wire.unpack(few.hear(5), few.contract.schema)
+    message = wire.unpack(few.download(5), few.contract.schema)
     assert (message.kind, len(message.bodies)) == (wire.STEPS, 7)  # six entries and the ask
 
     whole = Federation(Method())
     for _ in range(6):
         whole.round((0, 1))
-    message = wire.unpack(whole.hear(5), whole.contract.schema)
+    message = wire.unpack(whole.download(5), whole.contract.schema)
     assert (message.kind, message.version, message.behind, len(message.bodies)) == (wire.STEPS, 6, 6, 2)
     assert set(wire.unpack_body(message.bodies[0], whole.contract.schema).fields) == {wire.VALUES}
     assert same_public(whole.public[5], whole.server.public)
@@ -245,17 +245,17 @@ def test_a_state_replaces_entries_once_they_are_longer():
 def test_who_is_up_to_date_hears_a_few_bytes(guard, size):
     federation = Federation(Method(drift_check=guard))
     federation.round((0, 1))
-    federation.hear(0)
-    assert len(federation.hear(0)) == size
+    federation.download(0)
+    assert len(federation.download(0)) == size
 
 
 def test_clients_hear_which_blocks_the_round_wants():
     federation = Federation(Method(schedule=Turns()))
     for version in range(4):
         federation.round((0, 1))
-        federation.hear(2)
+        federation.download(2)
         wanted = plan_round(federation.contract, federation.server)
-        assert federation.asked[2].names == wanted.names != frozenset(federation.contract.coords.names), version
+        assert federation.requested[2].names == wanted.names != frozenset(federation.contract.coords.names), version
 
 
 def test_bytes_of_missed_rounds_are_counted_apart():
@@ -280,7 +280,7 @@ def test_fedavg_sends_four_bytes_a_weight_and_little_else(weigh):
     up = federation.round(EVERYBODY)
     assert {len(data) for data in up.values()} == {4 * D + (18 if weigh else 24)}
     federation.round((0,))
-    assert 4 * D < len(federation.hear(1)) <= 4 * D + 64
+    assert 4 * D < len(federation.download(1)) <= 4 * D + 64
 
 
 def test_uniform_weights_are_not_sent():
@@ -352,7 +352,7 @@ def test_private_blocks_survive_missed_rounds():
     held = federation.states[0].unsent
     for _ in range(4):
         federation.round((1, 2))
-    federation.hear(0)
+    federation.download(0)
     assert same(federation.states[0].unsent, held)
 
 
@@ -373,7 +373,7 @@ def test_a_client_starts_from_what_it_held_back():
         bodies = {n: after[n] for n in bodies}
         heads[i] = {n: after[n] for n in heads[i]}
     for i in (0, 1):
-        federation.hear(i)
+        federation.download(i)
         mine = add(federation.states[i].unsent, federation.public[i].coords)
         assert_close(mine, heads[i], 1e-5)
         assert_close({n: federation.public[i].coords[n] for n in bodies}, bodies, 1e-5)
@@ -399,7 +399,7 @@ def test_a_block_that_was_synchronised_elsewhere_is_dropped():
     federation.round((0, 1))
     assert federation.states[0].unsent
     federation.round((2,))
-    federation.hear(0)
+    federation.download(0)
     assert federation.states[0].unsent == {}
 
 
@@ -453,8 +453,8 @@ def opened():
     federation = Federation(Method(), WITH_NORM())
     federation.round((0, 1))
     plan = plan_round(federation.contract, federation.server)
-    federation.hear(0)
-    return federation, plan, federation.answer(0)
+    federation.download(0)
+    return federation, plan, federation.upload(0)
 
 
 def forged(
@@ -765,7 +765,7 @@ def test_an_empty_plan_is_legal():
     federation = Federation(Method(schedule=Rest(), server_opt=SGD(1.0, momentum=0.9), up=Half()))
     for cohort in ((0, 1), (0, 2), (1, 2)):
         federation.round(cohort)
-    federation.hear(5)
+    federation.download(5)
     assert same_public(federation.public[5], federation.server.public)
 
 

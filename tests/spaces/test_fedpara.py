@@ -356,7 +356,7 @@ def test_private_factors_differ_between_clients_and_outlast_rounds_without_them(
     assert set(kept[0]) == {f"{i}.weight/{part}2" for i in (0, 2) for part in "xy"}
     assert not same(kept[0], kept[1])
     federation.round([2, 3])
-    federation.hear(0)
+    federation.download(0)
     assert same(federation.states[0].unsent, kept[0])
     for name in kept[0]:  # the server never learns them
         assert torch.equal(federation.server.public.coords[name], federation.first.coords[name])

@@ -265,10 +265,10 @@ def test_a_client_that_missed_rounds_replays_to_the_bits_of_the_server(space):
     for number in range(7):
         fed.round([0, 1] if number % 2 else [1, 2, 3])
         if number in (2, 4):
-            fed.hear(4)
+            fed.download(4)
             assert same_public(fed.public[4], fed.server.public)
     for client in EVERYONE:
-        fed.hear(client)
+        fed.download(client)
         assert same_public(fed.public[client], fed.server.public)
 
 
