@@ -12,8 +12,8 @@ True
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from thinwire.errors import UnknownName
@@ -50,12 +50,15 @@ class Entry:
     make: Callable[..., Any]
     doc: str
     paper: str = ""
+    preset: Mapping[str, Any] = field(default_factory=dict)  # settings to use it with, as in an experiment file
 
 
 _TABLE: dict[str, dict[str, Entry]] = {}
 
 
-def register(kind: str, name: str, *, doc: str = "", paper: str = "") -> Callable[[T], T]:
+def register(
+    kind: str, name: str, *, doc: str = "", paper: str = "", preset: Mapping[str, Any] | None = None
+) -> Callable[[T], T]:
     """Give a class or function a name under which configuration files find it.
 
     `doc` defaults to the first line of the docstring. Registering a name twice is an error: it would hide a part.
@@ -66,7 +69,7 @@ def register(kind: str, name: str, *, doc: str = "", paper: str = "") -> Callabl
         if name in table and _address(table[name].make) != _address(make):  # the same again: a reloaded module
             raise ValueError(f"{kind} {name!r} is already registered by {table[name].make!r}")
         line = doc or (make.__doc__ or "").strip().split("\n", 1)[0]
-        table[name] = Entry(kind, name, make, line, paper)
+        table[name] = Entry(kind, name, make, line, paper, dict(preset or {}))
         return make
 
     return enter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from thinwire.core.registry import register
-from thinwire.methods.base import experiment
 from thinwire.protocol.method import Method
 from thinwire.schedules import AllBlocks
 
@@ -24,8 +23,12 @@ def fedavg() -> Method:
     return Method()
 
 
-@register("method", "fedsgd", paper="McMahan et al., AISTATS 2017")
-@experiment(local={"epochs": 1, "batch": 0, "steps": 1})
+@register(
+    "method",
+    "fedsgd",
+    paper="McMahan et al., AISTATS 2017",
+    preset={"local": {"epochs": 1, "batch": 0, "steps": 1}},
+)
 def fedsgd() -> Method:
     """FedSGD: one full-batch gradient step a round, which equals centralized gradient descent.
 
