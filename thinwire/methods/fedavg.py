@@ -9,7 +9,7 @@ from thinwire.schedules import AllBlocks
 
 @register("method", "fedavg", paper="McMahan et al., AISTATS 2017")
 def fedavg() -> Method:
-    """FedAvg: clients train the whole model, the server averages it, weighted by numbers of examples.
+    """FedAvg: clients train the whole model, the server averages it, weighted by the number of examples.
 
         w <- w + sum_i (n_i / n) (w_i - w)          n_i: examples of client i,  n: of the cohort
 
