@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.simulation.test_local import job, play
+from tests.simulation.test_engine import job, play
 from torch import nn
 from torch.func import grad_and_value, vmap
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.simulation.test_local import job
+from tests.simulation.test_engine import job
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
