@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.codecs import Peer, Raw
+from thinwire.codecs import Codec, Peer, Raw
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError
+from thinwire.privacy import Privacy
 from thinwire.schedules import Plan, Schedule
 from thinwire.sketches import Sketch
 from thinwire.spaces import Space
@@ -129,7 +130,7 @@ class Turns(Schedule):
 
 
 @dataclass(frozen=True)
-class Half:
+class Half(Codec):
     """A lossy codec: every value rounded to float16."""
 
     def init(self, spec: Spec) -> Tree:
@@ -151,7 +152,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Remember:
+class Remember(Codec):
     """A codec with state: rounding errors are sent with the next message."""
 
     inner: Half = Half()
@@ -173,7 +174,7 @@ class Remember:
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Privacy):
     """A privacy mechanism: each client's update is clipped, noise is added to the mean."""
 
     norm: float = 1.0

@@ -9,7 +9,7 @@ import thinwire as tw
 from tests.federation import Federation, same_public
 from thinwire.core.tree import weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.protocol.round import agree, plan_round
+from thinwire.protocol.setup import make_contract, plan_round
 from thinwire.wire import message as wire
 
 ROBUST = [tw.TrimmedMean(0.34), tw.Median()]
@@ -72,8 +72,8 @@ def moved_by_a_round(method: tw.Method, field: int, factor: float) -> tuple[floa
         plan = plan_round(federation.contract, federation.server)
         before = federation.weights()
         for client in ALL_CLIENTS:
-            federation.hear(client)
-        up = {client: federation.answer(client) for client in ALL_CLIENTS}
+            federation.download(client)
+        up = {client: federation.upload(client) for client in ALL_CLIENTS}
         if byzantine:
             up[3] = corrupt(federation, up[3], field, factor)
         federation.close(plan, up)
@@ -114,7 +114,7 @@ def test_bounds_above_all_updates_change_nothing():
 
 def test_the_aggregator_is_not_part_of_the_schema():
     federation = Federation(tw.Method())
-    other = agree(
+    other = make_contract(
         tw.Method(aggregator=tw.Median()), federation.model.weights(), federation.model.buffers(), federation.key
     )[0]
     assert other.schema == federation.contract.schema

@@ -14,7 +14,7 @@ from thinwire.experiments.config import from_table, method_from, resolve, to_tab
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
 from thinwire.masks import dead_adapters
-from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.upload import decode_upload
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
@@ -55,8 +55,8 @@ def test_coordinates_pruned_once_stay_zero_in_weights_and_optimizer_state(name):
     for slot in ("m", "v"):
         assert not bool((flatten(federation.server.opt[slot])[~nonzero[0]] != 0).any())
     # the next message has the values of the remaining coordinates and no positions
-    federation.hear(0)
-    assert values(federation, federation.answer(0)) == int(0.25 * size)
+    federation.download(0)
+    assert values(federation, federation.upload(0)) == int(0.25 * size)
 
 
 def test_pruning_keeps_the_largest_trained_coordinates():
@@ -85,8 +85,8 @@ def test_round_s_of_lottery_tickets_trains_the_density_of_the_paper(name):
     for _ in range(5):
         mask = federation.contract.trained(federation.server.public)  # of the next round
         densities.append(int(flatten(mask).sum()) if mask else size)
-        federation.hear(0)
-        data = federation.answer(0)
+        federation.download(0)
+        data = federation.upload(0)
         sent.append(values(federation, data))
         federation.close(Plan(frozenset(federation.contract.coords.names)), {0: data})
     assert densities == sent == [int(size * 0.98 ** (s - 1)) for s in (1, 2, 3, 4, 5)]
@@ -116,15 +116,15 @@ def test_federated_select_trains_the_downloaded_coordinates_and_the_server_keeps
     federation = Federation(named("federated-select"))
     size = federation.contract.coords.size
     before = flatten(federation.server.public.coords)
-    federation.hear(0)
+    federation.download(0)
     start = flatten(federation.public[0].coords)
     mask = federation.contract.trained(federation.public[0])
     assert int(flatten(mask).sum()) == int(0.25 * size)
     assert same(mask, federation.contract.trained(federation.server.public))  # the mask of P M is the mask of P
-    data = federation.answer(0)
+    data = federation.upload(0)
     assert values(federation, data) == int(0.25 * size)
     plan = Plan(frozenset(federation.contract.coords.names))
-    uploaded = flatten(unpack_up(federation.contract, plan, 0, 0, data, mask).code)
+    uploaded = flatten(decode_upload(federation.contract, plan, 0, 0, data, mask).code)
     assert bool((uploaded != 0).any())
     assert not bool((uploaded[~flatten(mask)] != 0).any())
     federation.close(plan, {0: data})
@@ -136,7 +136,7 @@ def test_with_incremental_downloads_clients_prune_as_the_server():
     method = named("spdst", download="incremental", down=tw.Threshold(0.0), mask=tw.PruneMask(0.5, keep=0.5))
     federation, nonzero = supports(method, 3)
     for client in ALL_CLIENTS:  # some missed all rounds
-        federation.hear(client)
+        federation.download(client)
         assert same(federation.public[client].coords, federation.server.public.coords)
     assert int(nonzero[-1].sum()) == int(0.125 * federation.contract.coords.size)
 
@@ -169,10 +169,10 @@ def test_hetlora_can_weight_clients_by_the_norm_of_their_adapters():
     federation.round((0, 1, 2))  # so that B is not zero
     before, contract = federation.server.public.coords, federation.contract
     for client in (0, 1, 2):
-        federation.hear(client)
-    up = {client: federation.answer(client) for client in (0, 1, 2)}
+        federation.download(client)
+    up = {client: federation.upload(client) for client in (0, 1, 2)}
     plan = Plan(frozenset(contract.coords.names))
-    uploads = [unpack_up(contract, plan, 1, client, data).code for client, data in up.items()]
+    uploads = [decode_upload(contract, plan, 1, client, data).code for client, data in up.items()]
     products = [
         torch.cat([(one[f"{n}/b"] @ one[f"{n}/a"]).flatten() for n in ("0.weight", "2.weight")]) for one in uploads
     ]
@@ -250,7 +250,7 @@ def test_an_adapter_whose_b_is_pruned_is_reported_as_dead():
 def test_a_top_k_mask_of_a_new_adapter_makes_it_dead():
     method = named("federated-select", space=tw.LoRA(rank=4))
     federation = Federation(method, local=Local(1, batch=8))
-    federation.hear(0)
+    federation.download(0)
     public = federation.public[0]
     assert dead_adapters(public.coords, federation.contract.trained(public)) == ("0.weight", "2.weight")
 

@@ -105,7 +105,7 @@ def test_vmap_and_loop_train_with_the_same_learning_rates(opt):
         job = Job(digits_task(), method, rounds=3, cohort=3, local=Local(batch=8))
         records = list(LocalEngine(backend=backend).run(job))
         losses.append([record.loss for record in records])
-        assert [record.rate for record in records] == pytest.approx([opt.lr * f for f in (0.5, 0.75, 0.25)])
+        assert [record.lr for record in records] == pytest.approx([opt.lr * f for f in (0.5, 0.75, 0.25)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -119,7 +119,7 @@ def test_lr_schedules_can_be_configured_in_tables(tmp_path):
     assert from_table(to_table(experiment)) == experiment
     execute(experiment, tmp_path / "run")
     history = RunFolder.open(tmp_path / "run").history()
-    assert [record.rate for record in history] == pytest.approx([0.1, 0.2])
+    assert [record.lr for record in history] == pytest.approx([0.1, 0.2])
 
 
 def test_invalid_settings_are_refused():

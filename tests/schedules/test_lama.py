@@ -13,12 +13,14 @@ from thinwire.experiments.config import resolve
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.protocol.round import cohort_round, plan_round
+from thinwire.protocol.round import Group, plan_round
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.testing import check_schedule
 from thinwire.training import Local
+from thinwire.training.loop import LoopTrainer
+from thinwire.training.vmap import VmapTrainer
 from thinwire.wire import message as wire
 
 STEPS = Local(batch=8, steps=3)
@@ -165,16 +167,16 @@ def test_clients_have_equal_weights_only_at_the_end_of_a_window():
         states = [federation.states[i] for i in cohort]
         if number % phi:
             absent = frozenset(SMALL.names) - plan.names
-            assert all(set(state.held) == absent for state in states)
+            assert all(set(state.unsent) == absent for state in states)
             assert all(set(state.opt["momentum"]) == set(SMALL.names) for state in states)
             assert bool(absent) == (number > phi), "the first window has no long interval"
             for name in absent:
-                assert not torch.equal(states[0].held[name], states[1].held[name])
+                assert not torch.equal(states[0].unsent[name], states[1].unsent[name])
         else:
             assert plan.names == frozenset(SMALL.names)
-            assert all(state.blank for state in states)
+            assert not any(state.unsent or state.opt or state.codec or state.correction for state in states)
             for i in cohort:
-                federation.hear(i)
+                federation.download(i)
                 assert same_public(federation.public[i], federation.server.public)
 
 
@@ -182,17 +184,17 @@ def test_vmap_and_loop_train_the_same():
     method = Method(schedule=FedLAMA(2), client_opt=SGD(0.1, momentum=0.9))
     federations = [Federation(method, local=STEPS) for _ in range(2)]
     for version in range(4):
-        for federation, backend in zip(federations, ("loop", "vmap"), strict=True):
+        for federation, backend in zip(federations, (LoopTrainer(), VmapTrainer()), strict=True):
             plan = plan_round(federation.contract, federation.server)
             for i in (0, 1, 2):
-                federation.hear(i)
-            states = [federation.states[i] for i in (0, 1, 2)]
+                federation.download(i)
+            states = tuple(federation.states[i] for i in (0, 1, 2))
             keys = [federation.key.fold("batches", version, i) for i in (0, 1, 2)]
             work = workload(federation.task, (0, 1, 2), keys, STEPS)
-            args = (federation.contract, federation.model, federation.server.public, {}, plan, (0, 1, 2), states, work)
-            reply = cohort_round(*args, backend)
-            federation.states.update(zip((0, 1, 2), reply.states, strict=True))
-            federation.close(plan, dict(zip((0, 1, 2), reply.messages, strict=True)))
+            group = Group(federation.server.public, plan, (0, 1, 2), states)
+            messages, after = federation.train(group, work, backend)
+            federation.states.update(zip((0, 1, 2), after, strict=True))
+            federation.close(plan, dict(zip((0, 1, 2), messages, strict=True)))
     for name, block in federations[0].weights().items():
         torch.testing.assert_close(block, federations[1].weights()[name], rtol=1e-5, atol=1e-5)
 
@@ -238,8 +240,8 @@ def test_without_discrepancy_all_layers_keep_the_short_interval():
     for version in range(6):
         plan = plan_round(federation.contract, federation.server)
         assert plan.names == frozenset(SMALL.names), version
-        federation.hear(0)
-        once = federation.answer(0)
+        federation.download(0)
+        once = federation.upload(0)
         body, schema = wire.unpack(once, federation.contract.schema.sent_by(0)).bodies[0], federation.contract.schema
         federation.close(plan, {i: wire.pack(wire.UP, version, [body], schema.sent_by(i)) for i in range(3)})
 

@@ -16,7 +16,7 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.round import cohort_round, initial_client_state, plan_round
+from thinwire.protocol.round import Group, initial_client_state, plan_round
 from thinwire.schedules import FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA, Route
@@ -33,9 +33,9 @@ def upload_of(federation: Federation, client: int, state) -> bytes:
     """The upload of a client with that state."""
     version = federation.server.public.version
     work = workload(federation.task, [client], [Key(9)], STEPS)
-    plan = federation.asked[client]
-    args = (federation.contract, federation.model, federation.public[client], {}, plan, (client,), [state], work)
-    return bytes(cohort_round(*args, "loop").messages[0]) + version.to_bytes(2, "little")
+    plan = federation.requested[client]
+    group = Group(federation.public[client], plan, (client,), (state,))
+    return bytes(federation.train(group, work)[0][0]) + version.to_bytes(2, "little")
 
 
 def within_a_window() -> Federation:
@@ -43,7 +43,7 @@ def within_a_window() -> Federation:
     federation = Federation(Method(schedule=FedLAMA(3), client_opt=SGD(0.1, momentum=0.9)), local=STEPS)
     for _ in range(4):
         federation.round((0, 1, 2))
-    assert federation.states[0].held
+    assert federation.states[0].unsent
     assert federation.states[0].opt
     return federation
 
@@ -53,9 +53,9 @@ def test_a_client_that_missed_windows_starts_from_the_public_state():
     for _ in range(6):
         federation.round((1, 2))
     assert federation.server.public.version == 10
-    federation.hear(0)
+    federation.download(0)
     assert same_public(federation.public[0], federation.server.public)
-    assert federation.states[0].held == {}
+    assert federation.states[0].unsent == {}
     new = initial_client_state(federation.contract, federation.first)
     assert upload_of(federation, 0, federation.states[0]) == upload_of(federation, 0, new)
     assert upload_of(federation, 1, federation.states[1]) != upload_of(
@@ -66,9 +66,9 @@ def test_a_client_that_missed_windows_starts_from_the_public_state():
 def test_a_client_that_missed_a_round_within_a_window_keeps_unsynchronized_layers_but_not_momentum():
     federation = within_a_window()
     federation.round((1, 2))
-    held = federation.states[0].held
-    federation.hear(0)
-    assert same(federation.states[0].held, held), "its layer was not synchronized in that round"
+    held = federation.states[0].unsent
+    federation.download(0)
+    assert same(federation.states[0].unsent, held), "its layer was not synchronized in that round"
     without = replace(federation.states[0], opt={})
     assert upload_of(federation, 0, federation.states[0]) == upload_of(federation, 0, without)
 
@@ -118,17 +118,17 @@ def test_fedlama_combines_with(case):
             before = federation.server
             federation.round(cohort)
             absent = frozenset(federation.contract.sendable.names) - plan.names
-            held |= {name for i in cohort for name in federation.states[i].held}
+            held |= {name for i in cohort for name in federation.states[i].unsent}
             slots = {slot: (tree, federation.server.opt[slot]) for slot, tree in before.opt.items()}
             slots["correction"] = (before.correction, federation.server.correction)
             for slot, (old, new) in slots.items():
                 for name in absent & old.keys():
                     assert torch.equal(old[name], new[name]), f"{name} was not synchronized, but {slot} changed"
-        federation.hear(number)
+        federation.download(number)
     assert held, "all layers were synchronized in every round"
     assert all(torch.isfinite(torch.tensor(federation.losses)))
     for client in federation.public:
-        federation.hear(client)
+        federation.download(client)
         assert same_public(federation.public[client], federation.server.public)
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from thinwire.data.functional import Functional
 from torch import nn
 from torch.func import functional_call
 
@@ -15,13 +16,12 @@ from tests.federation import Federation, perceptron
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, scale, sub, weighted_mean
-from thinwire.data.functional import Functional
 from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.protocol import Method
-from thinwire.protocol.setup import agree
+from thinwire.protocol.setup import make_contract
 from thinwire.runtime.sampler import Sampler
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
@@ -95,7 +95,7 @@ def test_small_steps_on_a_model_of_16_bits_are_not_lost(backend):
     )
     run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), backend=backend)
     base = {name: p.detach() for name, p in net.named_parameters()}
-    first = agree(method, base, {}, Key(0).fold("run"))[1].coords
+    first = make_contract(method, base, {}, Key(0).fold("run"))[1].coords
     mine = {name: block.clone().requires_grad_() for name, block in first.items()}
 
     def layer(at: str, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

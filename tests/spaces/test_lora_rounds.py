@@ -62,10 +62,10 @@ def test_a_client_that_missed_rounds_gets_the_public_state_of_the_server(space):
     for number in range(7):
         fed.round([0, 1] if number % 2 else [1, 2, 3])
         if number in (2, 4):
-            fed.hear(4)
+            fed.download(4)
             assert same_public(fed.public[4], fed.server.public)
     for client in ALL_CLIENTS:
-        fed.hear(client)
+        fed.download(client)
         assert same_public(fed.public[client], fed.server.public)
 
 
@@ -87,11 +87,11 @@ def test_fedsa_sends_a_and_never_b():
     public = fed.server.public.coords
     assert not public["0.weight/b"].any()
     assert not torch.equal(public["0.weight/a"], fed.first.coords["0.weight/a"])
-    mine = [fed.states[i].held for i in (0, 1)]
+    mine = [fed.states[i].unsent for i in (0, 1)]
     assert set(mine[0]) == {"0.weight/b", "2.weight/b"}
     assert mine[0]["0.weight/b"].any()
     assert not torch.equal(mine[0]["0.weight/b"], mine[1]["0.weight/b"])
-    assert not fed.states[5].held  # never sampled
+    assert not fed.states[5].unsent  # never sampled
 
 
 @pytest.mark.parametrize("head", ["sent", "private", "frozen"])
@@ -103,7 +103,7 @@ def test_a_head_is_sent_private_or_frozen(head):
     adapter, dense = 4 * (64 + 12) * 4, (12 * 10 + 10) * 4
     sent = adapter + (dense if head == "sent" else 0)
     assert {len(message) - sent for message in up.values()} < set(range(60))
-    before, after, held = fed.first.base, fed.weights(), fed.states[0].held
+    before, after, held = fed.first.base, fed.weights(), fed.states[0].unsent
     assert torch.equal(after["2.weight"], before["2.weight"]) == (head != "sent")
     assert torch.equal(after["0.bias"], before["0.bias"])
     assert set(held) == ({"2.weight", "2.bias"} if head == "private" else set())
