@@ -25,7 +25,7 @@ class Segment(NamedTuple):
 
     start: int
     size: int
-    kept: int
+    sent: int
 
 
 def check_density(density: float) -> None:
@@ -42,11 +42,11 @@ def pack_sparse(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> byt
 
 
 def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec, peer: Peer) -> Tree:
-    """Decode positions and values; each segment must hold exactly `kept` positions."""
+    """Decode positions and values; each segment must hold exactly `sent` positions."""
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
-    k = sum(segment.kept for segment in segments)
+    k = sum(segment.sent for segment in segments)
     at = indices.decode(memoryview(data)[start : start + length], spec.size, k)
     for first, size, wanted in segments:
         if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:
