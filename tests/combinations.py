@@ -25,13 +25,13 @@ from tests.federation import Federation, digits_task, same_public
 from thinwire.core.key import Key
 from thinwire.core.registry import SLOTS, entries
 from thinwire.core.spec import Spec
-from thinwire.data.functional import Functional
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol import Method
 from thinwire.protocol.method import Download, UploadKind
 from thinwire.protocol.round import agree, begin, plan_round
 from thinwire.training import Local
+from thinwire.training.functional import Functional
 
 Choice = dict[str, str]  # slot -> name of an entry
 

@@ -23,7 +23,7 @@ from thinwire.experiments.checkpoint import load_checkpoint, rounds_in, save_che
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.reports.compare import table
 from thinwire.runtime.job import RunState
@@ -191,7 +191,7 @@ def test_a_checkpoint_restores_every_part_of_the_state(tmp_path):
     def tree(prefix):
         return {f"{prefix}.{i}": torch.randn(3 + i) for i in (1, 0)}  # not in alphabetical order
 
-    public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
+    public = PublicState(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
     past = (Window(1, 3, (), b"end of the window"), Window(3, 5, (b"x", b"yz"), b""))
     ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)

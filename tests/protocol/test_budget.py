@@ -13,8 +13,8 @@ from thinwire.experiments.check import check
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.download import open_round, receive
 from thinwire.protocol.round import initial_client_state
+from thinwire.protocol.server import open_round, receive
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
@@ -25,7 +25,7 @@ ALTERNATE = tuple(i % 2 for i in EVERYBODY)
 
 
 def same_states(a, b):
-    return all(same(x, y) for x, y in ((a.held, b.held), (a.correction, b.correction), (a.codec, b.codec)))
+    return all(same(x, y) for x, y in ((a.unsent, b.unsent), (a.correction, b.correction), (a.codec, b.codec)))
 
 
 def test_drawn_tiers_have_their_shares_and_never_change():

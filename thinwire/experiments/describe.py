@@ -10,7 +10,7 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import SECTIONS, TOP, Experiment
 from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.toml import Table, dumps
-from thinwire.masks.masks import NoMask
+from thinwire.masks import NoMask
 from thinwire.protocol.method import Method
 
 _NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run

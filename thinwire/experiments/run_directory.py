@@ -45,7 +45,7 @@ from thinwire.experiments.records import (
 )
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.training.local import Backend
+from thinwire.training.inputs import Backend
 
 Summary = dict[str, Any]
 
