@@ -42,7 +42,7 @@ from thinwire.runtime.engine import Mode
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.runner import Runner
-from thinwire.simulation.federation.engine import LocalEngine
+from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces.lora import LoRA
 from thinwire.training.batches import Local
 from thinwire.training.precision import Precision
