@@ -58,7 +58,7 @@ def refused(result: tuple[int, str, str]) -> str:
 LONG = "x" * 300
 DEEP = "[" * 5000
 DIGITS = "9" * 5000
-TOO_LONG = "File name too long; give it a shorter name"
+TOO_LONG = "File name too long; use a shorter name"
 
 WORDS = [
     # seeds and counts
@@ -78,7 +78,7 @@ WORDS = [
     (("tune", "flasc", "--ranks", DIGITS), "ranks must be numbers separated by commas"),
     (("tune", "flasc", "--budget", DIGITS), "at most 63 bits"),
     (("report", ".", "--compute", "nan"), "compute must be 0 or more seconds, not nan"),
-    (("report", ".", "--joules", "nan"), "joules a megabyte must be more than 0"),
+    (("report", ".", "--joules", "nan"), "joules per megabyte must be more than 0"),
     (("watch", ".", "--every", "inf"), "every must be above 0"),
     # settings
     (("run", "fedavg", "--set", f"rounds={DEEP}"), "a value of --set is nested more than 32 levels deep"),
@@ -235,7 +235,7 @@ def test_a_file_that_cannot_grow_is_named_and_the_run_continues_later(thinwire, 
     with files_of_at_most(size):
         line = refused(thinwire("run", "fedavg", *FAST, "--out", "run"))
         assert "run/" in line
-        assert "File too large; allow longer files" in line
+        assert "File too large; raise the limit on file sizes" in line
     assert not list(tmp_path.rglob("*.tmp"))
     verb = (
         ("resume", "run", "-q")
@@ -306,7 +306,7 @@ def test_a_folder_without_write_permission_is_named(thinwire, tmp_path, finished
         with as_nobody():
             line = refused(thinwire(*words))
         assert "closed/" in line
-        assert "Permission denied; choose a place where you may read and write" in line
+        assert "Permission denied; use a folder that you can read and write" in line
         assert sorted(tmp_path.rglob("*")) == before
     finally:
         for folder in ("closed", "closed/cut", "closed/cut/checkpoints"):
@@ -332,7 +332,7 @@ def test_a_full_disk_is_refused_in_one_line(tmp_path):
     first, code = done.stderr.splitlines()
     assert code == "code 2"
     assert "disk/run/" in first
-    assert first.endswith("No space left on device; make room, then give the same command again")
+    assert first.endswith("No space left on device; free some space, then repeat the command")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full of Linux")
@@ -341,7 +341,7 @@ def test_output_that_cannot_be_written_is_refused_in_one_line():
         words = [sys.executable, "-m", "thinwire", "list", "--json"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert done.stderr == "thinwire: No space left on device; make room, then give the same command again\n"
+    assert done.stderr == "thinwire: No space left on device; free some space, then repeat the command\n"
 
 
 # -- names that are shown ----------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_import_on_the_command_line_is_recorded_for_resume(module, tmp_path):
     assert 'import = ["my_parts"]' in (tmp_path / "run/config.toml").read_text()
     (tmp_path / "run/summary.json").unlink()
     assert json.loads(thinwire(module, tmp_path, "resume", "run", "--json", "-q"))["bytes_up"] == summary["bytes_up"]
-    done = call(module, tmp_path, "-m", "thinwire", "run", "ternary", "--on", "stripes", "-q")
+    done = call(module, tmp_path, "-m", "thinwire", "run", "ternary", "--on", "digits", "-q")
     assert done.returncode == 2
     assert "unknown method 'ternary'" in done.stderr
 
