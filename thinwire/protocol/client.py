@@ -213,7 +213,7 @@ def make_uploads(
         client = group.clients[i]
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
         message = wire.laid_out(pieces, allocate if wire.length(pieces) >= LEAST else None)
-        return message, state if state.unsent or state.correction or state.codec or state.opt else unchanged
+        return message, unchanged if state.is_empty else state
 
     messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
     return list(messages), list(states)
