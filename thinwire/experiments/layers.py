@@ -19,7 +19,7 @@ def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
     >>> import torch
     >>> spec = Spec.of({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)})
     >>> layers_of(spec, SyncCounts({"fc.weight": 3, "fc.bias": 3}, {"fc.weight": 48, "fc.bias": 24}))
-    [{'layer': 'fc', 'parameters': 6, 'syncs': 3, 'bytes_up': 72}]
+    [{'layer': 'fc', 'numbers': 6, 'syncs': 3, 'bytes_up': 72}]
     >>> [row["layer"] for row in layers_of(spec, SyncCounts({"fc.weight": 3, "fc.bias": 9}, None))]
     ['fc.weight', 'fc.bias']
     """
@@ -34,7 +34,7 @@ def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
             rows.append(
                 {
                     "layer": name,
-                    "parameters": sum(block.numel for block in own),
+                    "numbers": sum(block.numel for block in own),
                     "syncs": sync_counts.syncs.get(own[0].name, 0),
                     "bytes_up": None if known is None else sum(known.get(block.name, 0) for block in own),
                 }
