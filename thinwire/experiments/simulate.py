@@ -75,7 +75,8 @@ class Settings:
             return cls(method=method or Method())
         if not isinstance(method, str):
             raise ConfigError(
-                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; write 'fedavg'"
+                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
+                "write for example 'fedavg'"
             )
         name, table = stated_settings(method)
         given = values_from(table)
