@@ -59,17 +59,21 @@ def global_options(imports: Imports = None) -> None:
     """Options before the verb; `--import` is handled by its callback."""
 
 
-for verb in (run, resume, deploy):
-    app.command()(verb)
+app.command()(run)
+app.command()(resume)
+app.command()(deploy)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
 app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
-for verb in (check, repro, tune):
-    app.command()(verb)
+app.command()(check)
+app.command()(repro)
+app.command()(tune)
 app.command("list")(list_names)
-for verb in (show, compare, report, watch):
-    app.command()(verb)
+app.command()(show)
+app.command()(compare)
+app.command()(report)
+app.command()(watch)
 
 
 def main() -> None:
