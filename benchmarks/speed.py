@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
 from thinwire.core.registry import lookup
 from thinwire.data.examples import Images
-from thinwire.data.functional import cross_entropy
+from thinwire.data.losses import cross_entropy
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.experiments.build import build_job
@@ -123,8 +123,8 @@ def plain(
 
     What the last step of each client adds to the mean is noted in `last`.
     """
-    work = simulation.draws.workload(0, cohort)
-    start = copy.deepcopy(simulation.model.module).train()
+    work = simulation.federation.sampler.workload(0, cohort)
+    start = copy.deepcopy(simulation.federation.model.module).train()
     total = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
     steps = 0
     for i in range(len(cohort)):
@@ -168,7 +168,7 @@ def compare(model: str, cohort: int, device: torch.device, rounds: int, ways: li
             began = time.perf_counter()
             states = [simulation.round(simulation.start())[0]]
             row["first_round_s"] = time.perf_counter() - began
-            got = simulation.weights(states[0].server.public)
+            got = simulation.federation.weights(states[0].server.public)
             row["off"] = distance(got, expected) / change
             row["same_steps"] = row["off"] < row["one_step"] / 2
             states[0] = simulation.round(states[0])[0]

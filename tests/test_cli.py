@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -17,7 +16,7 @@ from typer.main import get_command
 from thinwire.cli.app import app, main
 from thinwire.core.units import human_bytes
 from thinwire.errors import ConfigError
-from thinwire.experiments.catalog import What
+from thinwire.experiments.catalog import LISTS
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def test_compare_without_methods_runs_a_selection(thinwire):
     assert [row["method"] for row in rows][:4] == ["fedavg", "mapo", "fedpara", "sparse"]
 
 
-@pytest.mark.parametrize("what", get_args(What))
+@pytest.mark.parametrize("what", LISTS)
 def test_list_items_have_name_description_and_paper(thinwire, what):
     items = json.loads(thinwire("list", what, "--json")[1])
     assert items
@@ -290,7 +289,7 @@ def test_repro_lists_and_reproduces_tables(thinwire, tmp_path, monkeypatch):
 
 def test_list_help_names_every_list(thinwire):
     text = thinwire("list", "--help")[1]
-    for what in get_args(What):
+    for what in LISTS:
         assert what in text
 
 

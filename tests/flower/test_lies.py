@@ -21,7 +21,8 @@ from thinwire.experiments.config import method_from
 from thinwire.experiments.parts import build
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Answer
-from thinwire.flower.server import FlowerServer, RoundPolicy
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import Heard, InMemory
 from thinwire.protocol.fields import noted as schedule_report
 from thinwire.protocol.fields import raw, unraw
@@ -88,7 +89,7 @@ class Lying(InMemory):
         self.before = b""
 
     def ask(self, asks, seconds):
-        answers = {number: self.answer(number, ask) for number, ask in asks.items()}
+        answers = {number: self.upload(number, ask) for number, ask in asks.items()}
         honest, self.told = answers.get(LIAR), False
         if honest is not None and honest.data and self.lie:
             answers[LIAR] = self.spoilt(honest, answers)

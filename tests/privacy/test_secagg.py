@@ -99,9 +99,9 @@ def test_a_client_that_does_not_answer_stops_the_round():
     federation = Federation(Method(secure_aggregation=True))
     plan = plan_round(federation.contract, federation.server)
     for client in (0, 1, 2):
-        federation.hear(client)
+        federation.download(client)
     federation.cohort = (0, 1, 2)
-    up = {client: federation.answer(client) for client in (0, 1, 2)}
+    up = {client: federation.upload(client) for client in (0, 1, 2)}
     with pytest.raises(WireError, match="masks do not cancel"):
         federation.close(plan, {client: up[client] for client in (0, 1)})
     federation.close(plan, up)
@@ -117,7 +117,7 @@ def test_the_engine_runs_it(chunk):
         state = simulation.start()
         for _ in range(3):
             state, record = simulation.round(state)
-        runs.append((simulation.weights(state.server.public), record))
+        runs.append((simulation.federation.weights(state.server.public), record))
     assert all(torch.allclose(runs[0][0][name], runs[1][0][name], atol=1e-3) for name in runs[0][0])
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 

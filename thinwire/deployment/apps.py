@@ -30,12 +30,13 @@ from thinwire.experiments.records import rounds_in
 from thinwire.experiments.toml import read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask, ClientStore
-from thinwire.flower.server import FlowerServer, RoundPolicy
-from thinwire.protocol.state import Contract
+from thinwire.flower.client_store import ClientStore, Request, Response
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
+from thinwire.protocol.contract import Contract
+from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import OnMessage
 
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 FAILED = "thinwire failed:"  # prefix of the server's error message in the log
@@ -109,18 +110,18 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
         return Message(pack({"clients": local, "schema": client.contract.schema.digest}), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        (run, number, heard), data = unpack(message.content, run=str, client=int, heard=int)
+        (run, number, accepted), data = unpack(message.content, run=str, client=int, accepted=int)
         try:
             client, local = open_node(context)
             if number not in local:
                 raise WireError(f"client {number} is not on this node, which has {local}")
             with _state_file(context, run, number) as file:
-                answer, state = client.answer(number, Ask(data, heard), file.load(client))
+                response, state = client.respond(number, Request(data, accepted), file.load(client))
                 file.save(state.dump(client.first))
         except ThinwireError as error:
-            answer = Answer(b"", error=f"{type(error).__name__}: {error}")
-        fields = {"client": number, "loss": answer.loss, "examples": answer.examples, "error": answer.error}
-        return Message(pack(fields, answer.data), reply_to=message)
+            response = Response(b"", error=f"{type(error).__name__}: {error}")
+        fields = {"client": number, **{key: value for key, value in response._asdict().items() if key != "data"}}
+        return Message(pack(fields, response.data), reply_to=message)
 
     app.query()(query)
     app.train()(train)
@@ -212,7 +213,7 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
 
         def prepare() -> FlowerServer:
             server = FlowerServer(experiment.engine, job(None), connect, policy, log)
-            server.try_on()
+            server.federation.try_model()
             return server
 
         def connect(contract: Contract, clients: int) -> GridTransport:

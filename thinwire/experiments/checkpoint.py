@@ -1,10 +1,9 @@
-"""The state of a run on disk: tensors in safetensors, the rest in JSON, each guarded by a checksum.
+"""Checkpoints: the state of a run on disk, tensors in safetensors and the rest in JSON, each with a checksum.
 
 A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
-SHA-256 of the first: a checkpoint exists when its JSON does, and a kill at any moment leaves the previous one. The
-newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, so that these
-are restored should the file be damaged. Before tensors are read, all numbers are checked: none may be larger than the
-experiment allows.
+SHA-256 of the first: a checkpoint exists when its JSON exists, so a kill at any moment leaves the previous one. The
+newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, to restore
+that file if it is damaged. Before tensors are read, all counts are checked against the limits of the experiment.
 """
 
 from __future__ import annotations
@@ -20,26 +19,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from thinwire.core.key import Device
+from thinwire.core.state import State
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
 from thinwire.experiments.records import checkpoint_file, rounds_in
 from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RunState
-from thinwire.training.local import Backend
+from thinwire.training.inputs import Backend
 
 FORMAT = 2
 KEEP = 2
 _PUBLIC = ("base", "coords", "shared", "buffers")
-_SERVER = ("opt", "correction", "schedule", "codec")
-_CLIENT = ("held", "correction", "codec", "opt")
+_SERVER = ("correction", "schedule", "codec")
+_CLIENT = ("unsent", "correction", "codec")
 
 
 class Bounds(NamedTuple):
-    """How many rounds and clients the experiment of a checkpoint has."""
+    """Number of rounds and clients of the experiment, the limits for the counts of a checkpoint."""
 
     rounds: int = 1 << 40
     clients: int = 1 << 40
@@ -49,9 +49,9 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
     """Write the state after a round.
 
     Args:
-        folder: where checkpoints lie.
+        folder: the folder of checkpoints.
         state: the state.
-        config: digest of the experiment that it belongs to.
+        config: the digest of the experiment.
         metrics: the lines of `metrics.jsonl` up to that round.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,19 +91,19 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
 
 
 def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bounds | None = None) -> RunState | None:
-    """The newest checkpoint of a folder, or None if there is none.
+    """The state of the newest checkpoint; None if there is none.
 
     Args:
-        folder: where checkpoints lie.
-        config: digest of the experiment that it must belong to.
-        device: where the public state is to lie; what server and clients remember lies on the CPU.
-        bounds: what the experiment allows; by default, what a computer can do.
+        folder: the folder of checkpoints.
+        config: the digest of the experiment, which must match.
+        device: the device of the public state; server and client states are on the CPU.
+        bounds: the limits of the experiment; by default very large ones.
     """
     rounds = rounds_in(folder)
     if not rounds:
         return None
     path = checkpoint_file(folder, rounds[-1])
-    older = f"; remove it to go on from round {rounds[-2]}" if len(rounds) > 1 else ""
+    older = f"; remove it to continue from round {rounds[-2]}" if len(rounds) > 1 else ""
     meta = read_checked(path, older)
     try:
         if meta["format"] != FORMAT:
@@ -119,7 +119,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
         if hashlib.sha256(data).hexdigest() != meta["sha256"]:
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = load(data)
-        # the order of blocks is part of the contract, and safetensors keeps an order of its own
+        # the order of blocks is part of the contract, and safetensors does not preserve it
         places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
         return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -127,7 +127,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
 
 
 def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
-    """Which number of a checkpoint cannot be, in words; "" if all can. Nothing is made that is as long as one says."""
+    """Describe the first count of a checkpoint that is out of range; "" if there is none. Allocates nothing."""
     ledger = meta["ledger"]
     version, clients = meta["version"], [*map(int, meta["clients"]), *meta["cohort"]]
     lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
@@ -138,9 +138,9 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
         ("round", [meta["round"]], bounds.rounds),
         ("version", [version], meta["round"]),
         ("version of a client or an entry", seen, version),
-        ("number of a client", clients, bounds.clients - 1),
-        ("count of clients trained together", [meta.get("chunk", 0)], bounds.clients),
-        ("count of synchronizations", syncs, meta["round"]),
+        ("client", clients, bounds.clients - 1),
+        ("number of clients trained together", [meta.get("chunk", 0)], bounds.clients),
+        ("number of synchronizations", syncs, meta["round"]),
         ("length", [*lengths, meta.get("bytes", 0)], 1 << 48),
     )
     for what, values, most in ranges:
@@ -148,20 +148,23 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
             if type(value) is not int or not 0 <= value <= most:
                 return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
     if meta["backend"] not in get_args(Backend) or meta.get("onednn") not in (True, False, None):
-        return f"it trains by {visible(repr(meta['backend']), 40)}"
+        return f"its backend is {visible(repr(meta['backend']), 40)}"
     return ""
 
 
 def _tensors(state: RunState) -> Tree:
-    """All tensors of a state by a path that says where they belong."""
+    """All tensors of a state by path, such as `client/3/unsent/fc.weight`."""
     out: Tree = {}
     for part in _PUBLIC:
         out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
-    for part in _SERVER:
-        out |= {f"server/{part}/{name}": block for name, block in getattr(state.server, part).items()}
-    for i, client in state.clients.items():
-        for part in _CLIENT:
-            out |= {f"client/{i}/{part}/{name}": block for name, block in getattr(client, part).items()}
+    owners: list[tuple[str, tuple[str, ...], Any]] = [
+        ("server", _SERVER, state.server),
+        *((f"client/{i}", _CLIENT, own) for i, own in state.clients.items()),
+    ]
+    for owner, parts, one in owners:
+        trees = {part: getattr(one, part) for part in parts}
+        trees |= {f"opt/{slot}": tree for slot, tree in one.opt.items()}
+        out |= {f"{owner}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
     ledger = state.server.ledger
     data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
     if data:
@@ -170,18 +173,19 @@ def _tensors(state: RunState) -> Tree:
 
 
 def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
-    """The inverse of `_tensors`, with the numbers that stand in the JSON."""
+    """The inverse of `_tensors`, with the values of the JSON."""
 
     def tree(prefix: str) -> Tree:
         return {name.removeprefix(prefix): block for name, block in tensors.items() if name.startswith(prefix)}
 
-    public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
+    public = PublicState(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
     data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
     lengths = [*meta["ledger"]["lengths"], *(n for window in meta["ledger"]["past"] for n in window[2:])]
     if sum(lengths) != len(data):
         raise ValueError(f"its ledger has {len(data)} bytes, not {sum(lengths)}")
     ledger = _ledger(meta["ledger"], io.BytesIO(data))
-    server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
+    own = {part: tree(f"server/{part}/") for part in _SERVER}
+    server = ServerState(public, opt=_slots(tree("server/opt/")), ledger=ledger, **own)
     by_client: dict[str, Tree] = {}
     for name, block in tensors.items():
         if name.startswith("client/"):
@@ -189,20 +193,31 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
             by_client.setdefault(i, {})[rest] = block
     clients = {}
     for i, version in meta["clients"].items():
-        own = by_client.get(i, {})
-        parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
-        clients[int(i)] = ClientState(version, *parts)
+        mine = by_client.get(i, {})
+        given = {
+            p: {n.removeprefix(f"{p}/"): b for n, b in mine.items() if n.startswith(f"{p}/")} for p in (*_CLIENT, "opt")
+        }
+        clients[int(i)] = ClientState(version, opt=_slots(given.pop("opt")), **given)
     sync_counts = SyncCounts(**meta["sync_counts"])
     how = meta["backend"], meta["backend_reason"]
     settled = meta.get("chunk", 0), meta.get("onednn")
     return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, sync_counts, *settled)
 
 
+def _slots(tree: Tree) -> State:
+    """The state of an optimizer from names such as `momentum/fc.weight`."""
+    state: State = {}
+    for path, block in tree.items():
+        slot, _, name = path.partition("/")
+        state.setdefault(slot, {})[name] = block
+    return state
+
+
 def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
-    """A ledger from its numbers and the bytes of its entries and ends, one after another."""
+    """A ledger from its JSON and the concatenated bytes of its entries and ends."""
     entries = tuple(data.read(length) for length in meta["lengths"])
     past = []
     for since, until, *lengths in meta["past"]:
-        *own, end = (data.read(length) for length in lengths)
-        past.append(Window(since, until, tuple(own), end))
+        *window, end = (data.read(length) for length in lengths)
+        past.append(Window(since, until, tuple(window), end))
     return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])
