@@ -106,7 +106,10 @@ def accuracy(aggregator: Mapping[str, object], share: float, seed: int, rounds: 
 
 def table(found: Mapping[str, Mapping[float, Sequence[float]]]) -> str:
     """A Markdown table: mean accuracy over the seeds and the range, in percent."""
-    lines = ["| aggregator | " + " | ".join(f"{share:.0%} attack" for share in SHARES) + " |", "|---|" + "---|" * len(SHARES)]
+    lines = [
+        "| aggregator | " + " | ".join(f"{share:.0%} attack" for share in SHARES) + " |",
+        "|---|" + "---|" * len(SHARES),
+    ]
     for name, row in found.items():
         cells = (
             f"{100 * statistics.mean(row[s]):.1f} ({100 * min(row[s]):.0f} to {100 * max(row[s]):.0f})" for s in SHARES

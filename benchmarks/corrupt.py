@@ -17,10 +17,14 @@ def truncated(client: Client, number: int, response: Answer) -> Answer:
 def bit_flip(client: Client, number: int, response: Answer) -> Answer:
     """The message with one flipped bit."""
     middle = len(response.data) // 2
-    return response._replace(data=response.data[:middle] + bytes([response.data[middle] ^ 1]) + response.data[middle + 1 :])
+    return response._replace(
+        data=response.data[:middle] + bytes([response.data[middle] ^ 1]) + response.data[middle + 1 :]
+    )
 
 
-def with_field(client: Client, number: int, response: Answer, field: int, payload: bytes, version_offset: int = 0) -> Answer:
+def with_field(
+    client: Client, number: int, response: Answer, field: int, payload: bytes, version_offset: int = 0
+) -> Answer:
     """The message with one field replaced and a valid checksum."""
     schema = client.contract.schema.sent_by(number)
     message = wire.unpack(response.data, schema)
@@ -89,6 +93,16 @@ def client_error(client: Client, number: int, response: Answer) -> Answer:
     return Answer(b"", error="it ran out of memory")
 
 
-_REFUSED = (truncated, bit_flip, not_finite, infinite_weight, future_version, unknown_format, garbage, oversized, nan_loss)
+_REFUSED = (
+    truncated,
+    bit_flip,
+    not_finite,
+    infinite_weight,
+    future_version,
+    unknown_format,
+    garbage,
+    oversized,
+    nan_loss,
+)
 CORRUPTIONS = {f.__name__: f for f in (*_REFUSED, client_error)}  # the server must reject these
 FORGERIES = {f.__name__: f for f in (scaled_update, inflated_examples)}  # the server cannot detect these

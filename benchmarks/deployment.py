@@ -8,8 +8,8 @@
     python benchmarks/deployment.py faults       random faults (benchmarks/faults.py)
     python benchmarks/deployment.py page         measures nothing; writes the page from the stored measurements
 
-With `--docs docs` the results are written to docs/deployment.json and, as tables, to docs/deployment.md. Times depend on
-the load of the machine, which is recorded before and after each measurement.
+With `--docs docs` the results are written to docs/deployment.json and, as tables, to docs/deployment.md. Times depend
+on the load of the machine, which is recorded before and after each measurement.
 """
 
 from __future__ import annotations
@@ -276,7 +276,9 @@ def bytes_table(found: Found) -> str:
             ours, socket_ = row["ours"][i], row["socket"][i]
             overhead = (socket_ - ours) / row["messages"]
             span = f"2 to {row['rounds'] + 1}"
-            lines.append(f"| {method} | {span} | {direction} | {row['messages']} | {ours:,} | {socket_:,} | {overhead:,.0f} B |")
+            lines.append(
+                f"| {method} | {span} | {direction} | {row['messages']} | {ours:,} | {socket_:,} | {overhead:,.0f} B |"
+            )
     one = next(iter(found.values()))
     first = one["first"]["socket"]
     return "\n".join(lines) + (

@@ -1,8 +1,8 @@
 """A deployment with random, seeded faults between real processes.
 
-On nodes: processes killed before, during or after training, late responses, corrupted and forged ones (`corrupt.py`). On
-the network: duplicate responses, and responses of earlier rounds. Processes: nodes that are killed and restarted some
-rounds later, a server that is killed three times, and a second server that is started by mistake.
+On nodes: processes killed before, during or after training, late responses, corrupted and forged ones (`corrupt.py`).
+On the network: duplicate responses, and responses of earlier rounds. Processes: nodes that are killed and restarted
+some rounds later, a server that is killed three times, and a second server that is started by mistake.
 
 Afterwards the accepted messages are checked: replayed from the first round on, they must give the final model bit for
 bit; each must be in the log of the node that sent it, as valid or as an undetectable forgery; none may be corrupted.
@@ -338,7 +338,9 @@ def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
     for file in (logs / "sent").iterdir():
         version, client, name, fault = file.name.split("-")
         sent.setdefault((int(version), int(client), name), set()).add(fault)
-    accepted = [(number - 1, client, digest(data)) for number, uploads in messages.items() for client, data in uploads.items()]
+    accepted = [
+        (number - 1, client, digest(data)) for number, uploads in messages.items() for client, data in uploads.items()
+    ]
     assert len(set(accepted)) == len({name for _, _, name in accepted}) == len(accepted)
     kinds = Counter(_accepted_kind(sent[one]) for one in accepted)
     log = (run / "server.log").read_text().splitlines()

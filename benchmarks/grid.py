@@ -2,9 +2,9 @@
 
     python benchmarks/grid.py benchmarks/grids/mapo-fashion.toml --jobs 2 --out runs/grids --device cpu
 
-`thinwire/experiments/grid.py` defines the format of a grid file. Every run is an ordinary run directory, and finished runs
-are reused. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the values of every
-run to NAME.json, both from those directories.
+`thinwire/experiments/grid.py` defines the format of a grid file. Every run is an ordinary run directory, and finished
+runs are reused. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the values
+of every run to NAME.json, both from those directories.
 
 `reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
 reached (with `"eval.target_accuracy"` in `set`, runs end there). `--set KEY=VALUE` sets a value in all runs, for small
@@ -83,7 +83,9 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
         cells.append(f"{of['trainable'][0]:,}")
         cells += [human_bytes(statistics.fmean(of[direction])) for direction in DIRECTIONS]
         if reference:
-            cells += [f"{100 * statistics.fmean(of[direction]) / one:.2f}" if one else "-" for direction, one in whole.items()]
+            cells += [
+                f"{100 * statistics.fmean(of[direction]) / one:.2f}" if one else "-" for direction, one in whole.items()
+            ]
         for target in targets:
             cells += _target_cells([to_target(e, out, target) for e, _ in done])
         cells.append(" ".join(e.digest()[:6] for e, _ in done))

@@ -4,9 +4,9 @@
     python benchmarks/published.py --chance --data-dir DATA    # first docs/chance.json, from the test sets
 
 The JSON file of a page has the values and the curve of each of its runs. This program compares every curve with the
-chance level of its test set (`thinwire/experiments/collapse.py`), writes task and status to the JSON, and adds the final
-accuracy and the failed runs to the tables. The text above tables is that of the grids and of the presets. Cells that need
-more than the JSON (bytes until an accuracy) are kept as they were written from run directories.
+chance level of its test set (`thinwire/experiments/collapse.py`), writes task and status to the JSON, and adds the
+final accuracy and the failed runs to the tables. The text above tables is that of the grids and of the presets. Cells
+that need more than the JSON (bytes until an accuracy) are kept as they were written from run directories.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def _section(text: str, name: str, runs: Runs, chances: dict[str, Chance]) -> st
                     run.update(status(run, (on[column], personal[row[0]]), chances))
                 failed[row[0]] = " ".join(str(run["seed"]) for run in some if run["status"] in BROKEN)
             head, rows = widened(part.head, part.rows, mine)
-            final_only = final_only or ("our final client accuracy %" in head and "our best client accuracy %" not in head)
+            final_only = final_only or (
+                "our final client accuracy %" in head and "our best client accuracy %" not in head
+            )
             out += before + markdown(head, rows, plain=False)
         else:
             by = re.findall(r"The search, by (.*? %)", before)[-1].removesuffix(" %").replace(" ", "_")
@@ -171,7 +173,9 @@ def _section(text: str, name: str, runs: Runs, chances: dict[str, Chance]) -> st
                 if (entry := f"{row[2]} on {failed[row[0]]}") and failed[row[0]] and entry not in row[-1].split("; "):
                     row[-1] = entry if row[-1] == "-" else f"{row[-1]}; {entry}"
             out += before + part.text
-    return _words(out, content, [run for run in runs.values() if name in run["tables"]], FINAL_ONLY if final_only else "")
+    return _words(
+        out, content, [run for run in runs.values() if name in run["tables"]], FINAL_ONLY if final_only else ""
+    )
 
 
 def _words(text: str, content: dict[str, Any], runs: list[dict[str, Any]], note: str) -> str:
@@ -244,7 +248,16 @@ def broken_part(found: dict[str, Runs]) -> str:
                     name,
                 ]
             )
-    head = ["page", "method", "learning rate", "seed", "best accuracy %", "final accuracy %", "at chance since round", "run"]
+    head = [
+        "page",
+        "method",
+        "learning rate",
+        "seed",
+        "best accuracy %",
+        "final accuracy %",
+        "at chance since round",
+        "run",
+    ]
     counts = Counter(run["status"] for _, _, run in everything)
     text = (
         f"Of {len(everything):,} published runs {counts['collapsed']} collapsed: they had learned and ended at chance. "
