@@ -126,10 +126,11 @@ def main() -> None:  # noqa: D103
                 print(f"{n + 1} of {len(todo)}: {e.digest()[:6]} {failure or 'done'}", flush=True)
     parts = [part(alpha, options) for alpha in ALPHAS]
     head = (
-        "# FLASC-S against a grid\n\nRank and density of FLASC (both directions) on 20 Newsgroups with MiniLM, 350 "
-        f"clients by the paper's Dirichlet partition, 10 per round, one epoch of batch 16, {options.rounds} rounds, texts "
-        "truncated at 64 tokens; alpha / rank and all learning rates as for rank 16; "
-        f"seed {options.seed}; device {options.device}. The search is that of `thinwire tune`. Both select by accuracy on the test set.\n\n"
+        "# FLASC-S against a grid\n\nRank and density of FLASC (both directions) on 20 Newsgroups with MiniLM, "
+        "350 clients by the paper's Dirichlet partition, 10 per round, one epoch of batch 16, "
+        f"{options.rounds} rounds, texts truncated at 64 tokens; alpha / rank and all learning rates as for rank 16; "
+        f"seed {options.seed}; device {options.device}. The search is that of `thinwire tune`. Both select by accuracy "
+        "on the test set.\n\n"
     )
     command = f"python benchmarks/flasc_s.py --device {options.device} --rounds {options.rounds}"
     text = head + "\n".join(text for text, _ in parts) + f"\nWritten by `{command}`.\n"
