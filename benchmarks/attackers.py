@@ -25,10 +25,10 @@ from thinwire.deployment.apps import job_of
 from thinwire.errors import Diverged
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.protocol.client import NO_HASTE, Haste, Reply
-from thinwire.protocol.state import Public
+from thinwire.protocol.state import PublicState
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Portion, Simulation
-from thinwire.training.local import Workload
+from thinwire.training.inputs import Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
@@ -59,7 +59,7 @@ class Attacked(Simulation):
         self.attackers, self.factor = attackers, factor
 
     def train_portion(
-        self, portion: Portion, seen: Public, haste: Haste = NO_HASTE, work: Workload | None = None
+        self, portion: Portion, seen: PublicState, haste: Haste = NO_HASTE, work: Workload | None = None
     ) -> Reply:
         """Train a portion of the cohort, then replace the messages of attackers."""
         reply = super().train_portion(portion, seen, haste, work)

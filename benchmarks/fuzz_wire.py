@@ -76,7 +76,7 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Diverged, Drifted, WireError
-from thinwire.masks.masks import PruneMask, TopKMask
+from thinwire.masks import PruneMask, TopKMask
 from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier

@@ -42,9 +42,10 @@ from benchmarks.page import write_part
 from benchmarks.speed import MODELS
 from thinwire.core.registry import lookup
 from thinwire.core.tree import Tree, stack
-from thinwire.data.functional import Functional, cross_entropy
+from thinwire.data.losses import cross_entropy
 from thinwire.kernels.conv import by_products
 from thinwire.kernels.support import has_triton
+from thinwire.training.functional import Functional
 from thinwire.training.precision import kernels
 
 Function = Callable[..., Tensor]  # a function of an input and weights, without a client axis

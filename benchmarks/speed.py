@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
 from thinwire.core.registry import lookup
 from thinwire.data.examples import Images
-from thinwire.data.functional import cross_entropy
+from thinwire.data.losses import cross_entropy
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.experiments.build import build_job

@@ -1,4 +1,4 @@
-"""A small checkpoint folder of transformers, made on the spot: a tokeniser of a few words and a random model."""
+"""A small checkpoint folder of transformers for tests: a tokenizer of a few words and a random model."""
 
 from pathlib import Path
 
@@ -7,15 +7,15 @@ import torch
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "good", "bad", "film", "the", "it", "is", "was", "not", "very"]
 
-SHEETS = {
+GLUE_FILES = {
     "SST-2": "sentence\tlabel\n" + "a good film\t1\nbad film\t0\nit was very good\t1\nnot good\t0\n" * 6,
     "RTE": "index\tsentence1\tsentence2\tlabel\n" + "0\ta b c\tb\tentailment\n1\tthe film\tbad\tnot_entailment\n" * 8,
 }
 
 
 def write_sheets(root: Path) -> Path:
-    """A data folder with a few lines of two tasks of GLUE."""
-    for name, text in SHEETS.items():
+    """Write a data folder with a few lines of two GLUE tasks."""
+    for name, text in GLUE_FILES.items():
         (root / "glue" / name).mkdir(parents=True, exist_ok=True)
         for file in ("train.tsv", "dev.tsv"):
             (root / "glue" / name / file).write_text(text)
@@ -23,7 +23,7 @@ def write_sheets(root: Path) -> Path:
 
 
 def write_checkpoint(folder: Path, family: str = "bert") -> Path:
-    """A checkpoint without a classification head, as pretrained ones come."""
+    """Write a checkpoint without a classification head, as pretrained ones are."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, family: str = "bert") -> Path:
 
 
 def make(family: str, **more) -> torch.nn.Module:
-    """A small random model."""
+    """A small model with random weights."""
     transformers = pytest.importorskip("transformers")
     if family == "gpt2":
         sizes = {

@@ -1,8 +1,8 @@
-"""The law of combinations: any parts together train to a finite loss, or are refused before training. Nothing else.
+"""Combinations of parts: any parts together train to a finite loss, or are refused before training.
 
-Every registered part has an entry here, with settings that suit a small model; a part that has none fails the test that
-walks them, with what to write. The walk covers all pairs: each pair of choices of two slots either stands in a row that
-trains, or is refused when everything else is as in FedAvg.
+Every registered part has an entry here, with settings for a small model; a part without one fails a test, whose message
+contains the entry to write. The rows cover all pairs: each pair of choices of two slots either occurs in a row that
+trains, or is refused when all other slots are those of FedAvg.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ import thinwire as tw
 from tests import parts
 from tests.federation import Federation, digits_task, same_public
 from thinwire.core.key import Key
-from thinwire.core.registry import entries
+from thinwire.core.registry import SLOTS, entries
 from thinwire.core.spec import Spec
-from thinwire.data.functional import Functional
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.config import SLOTS
 from thinwire.protocol import Method
 from thinwire.protocol.method import Download, UploadKind
 from thinwire.protocol.round import agree, begin, plan_round
 from thinwire.training import Local
+from thinwire.training.functional import Functional
 
 Choice = dict[str, str]  # slot -> name of an entry
 
@@ -54,7 +53,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "lora/merged": tw.LoRA(rank=2, redraw_every=2),
         "lora/frozen-a": tw.LoRA(rank=2, freeze_a=True),
         "route": tw.Route((("*.bias", tw.Full()), ("*", tw.MAPO(k=8)))),
-        "frozen": tw.Route((("5.*", tw.Full()), ("*", tw.Frozen()))),  # alone it trains nothing
+        "frozen": tw.Route((("5.*", tw.Full()), ("*", tw.Frozen()))),  # alone it has no parameters to train
     },
     "sketch": {
         "identity": tw.Identity(),
@@ -64,8 +63,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "test-pool": parts.Pool(0.5),
     },
     "schedule": {
-        "every": tw.AllBlocks(),
-        "every/private": tw.AllBlocks(private=("1.*",)),
+        "all-blocks": tw.AllBlocks(),
+        "all-blocks/private": tw.AllBlocks(private=("1.*",)),
         "fedlama": tw.FedLAMA(phi=2),
         "fedlama/public": tw.FedLAMA(phi=2, rules="public", accelerate=True),
         "test-turns": parts.Turns(2),
@@ -80,9 +79,9 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "randomk/shared": tw.RandomK(0.5, shared=True),
         "rank-slice": tw.RankSlice(1),  # of adapters
         "quantize": tw.Quantize(8),
-        "quantise/sign": tw.Quantize(scheme="sign"),
-        "quantise/qsgd": tw.Quantize(8, scheme="qsgd"),
-        "quantise/fp16": tw.Quantize(scheme="fp16"),
+        "quantize/sign": tw.Quantize(scheme="sign"),
+        "quantize/qsgd": tw.Quantize(8, scheme="qsgd"),
+        "quantize/fp16": tw.Quantize(scheme="fp16"),
         "error-feedback": tw.ErrorFeedback(tw.TopK(0.2)),
         "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantize(4))),
         "route": tw.ByBlock((("*", tw.Quantize(8)),)),
@@ -117,8 +116,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "lr_schedule": {
         "constant": tw.ConstantLR(),
-        "decay": tw.ExponentialLR(0.9),
-        "steps": tw.MultiStepLR((1,), 0.5),
+        "exponential": tw.ExponentialLR(0.9),
+        "multistep": tw.MultiStepLR((1,), 0.5),
         "cosine": tw.CosineLR(3),
         "warmup": tw.WarmupLR(2, inner=tw.ExponentialLR(0.9)),
     },
@@ -131,17 +130,17 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "penalty": {
         "none": tw.NoPenalty(),
-        "norms": tw.L1L2(l1=1e-4, l2=1e-3),
-        "norms/coords": tw.L1L2(l1=1e-3, coords=("*",)),
+        "l1l2": tw.L1L2(l1=1e-4, l2=1e-3),
+        "l1l2/coords": tw.L1L2(l1=1e-3, coords=("*",)),
         "jacobian": tw.Jacobian(0.1),
     },
     "privacy": {"none": tw.NoPrivacy(), "dp": tw.DP(clip=0.1, sigma=0.1), "test-clip": parts.Clip()},
     "mask": {
         "none": tw.NoMask(),
-        "select": tw.TopKMask(0.5),
+        "topk": tw.TopKMask(0.5),
         "prune": tw.PruneMask(0.5),
         "prune/slowly": tw.PruneMask(1.0, keep=0.7),
-        "pick": tw.RandomMask(0.5),
+        "random": tw.RandomMask(0.5),
     },
     "budget": {
         "none": tw.Budget(),
@@ -156,13 +155,13 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "secure_aggregation": {"no": False, "yes": True},
     "drift_check": {"on": True, "off": False},
     "evaluate": {"server": "server", "client": "client"},
-    "download": {link: link for link in get_args(Download)},
-    "upload": {say: say for say in get_args(UploadKind)},
+    "download": {value: value for value in get_args(Download)},
+    "upload": {value: value for value in get_args(UploadKind)},
 }
 
 
 def missing() -> list[str]:
-    """What a new part or slot lacks here, in words that say what to write."""
+    """One message for each part or slot without an entry, with the entry to write."""
     out = []
     for kind in sorted(set(SLOTS.values())):
         for table in {slot if slot in ENTRIES else kind for slot, of in SLOTS.items() if of == kind}:
@@ -175,22 +174,22 @@ def missing() -> list[str]:
             ]
     for field in dataclasses.fields(Method):
         if field.name not in SLOTS and field.name not in ENTRIES:
-            out.append(f"Method.{field.name} is a slot that nobody walks: add ENTRIES[{field.name!r}]")
+            out.append(f"Method.{field.name} is a slot without entries: add ENTRIES[{field.name!r}]")
     return out
 
 
 @cache
 def choices() -> dict[str, dict[str, Any]]:
-    """Slot -> name -> part; the first of a slot is FedAvg's."""
+    """Slot -> name -> part; the first part of a slot is that of FedAvg."""
     slots = [field.name for field in dataclasses.fields(Method)]
     out = {slot: ENTRIES[slot] if slot in ENTRIES else ENTRIES[SLOTS[slot]] for slot in slots}
-    probe = Spec.of({"w": torch.zeros(8)})  # what settles a basis may not remember: refused whatever stands beside it
+    probe = Spec.of({"w": torch.zeros(8)})  # a merge codec with state is always refused
     out["merge_codec"] = {name: part for name, part in out["merge_codec"].items() if not part.init(probe)}
     return out
 
 
 def plain() -> Choice:
-    """FedAvg."""
+    """The choice of FedAvg."""
     return {slot: next(iter(known)) for slot, known in choices().items()}
 
 
@@ -203,7 +202,7 @@ def method_of(choice: Mapping[str, str]) -> Method:
 def task(no_statistics: bool = False) -> Task:
     """Digits with three clients of unequal sizes, and a network with a convolution, running statistics and a head.
 
-    Secure sums and differential privacy have no running statistics: they get a group norm in their place.
+    Secure aggregation and differential privacy do not support running statistics: they get a group norm instead.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -215,16 +214,16 @@ def task(no_statistics: bool = False) -> Task:
 
 @cache
 def model(no_statistics: bool = False) -> Functional:
-    """Its network as a function."""
+    """The network of `task` as a pure function."""
     return Functional.of(task(no_statistics).model, task(no_statistics).loss)
 
 
 COHORTS = ((0, 1), (1, 2), (0,))
-SECURE_COHORTS = ((0, 1), (1, 2), (0, 1))  # one alone cannot hide
+SECURE_COHORTS = ((0, 1), (1, 2), (0, 1))  # secure aggregation needs two clients
 
 
 def refused(choice: Mapping[str, str]) -> str | None:
-    """Why a combination is refused before training; None if it is not. Any other error is a bug and comes through."""
+    """Why a combination is refused before training; None if it is not. Any other error is a bug and is raised."""
     try:
         method = method_of(choice)
         learner = model(method.secure_aggregation or method.privacy.bounds)
@@ -236,10 +235,10 @@ def refused(choice: Mapping[str, str]) -> str | None:
 
 
 def train(choice: Mapping[str, str]) -> None:
-    """Three rounds over real messages, with clients that come and go; raises on anything but a finite loss."""
+    """Train three rounds over real messages with changing cohorts; raises unless all losses are finite."""
     method = method_of(choice)
     federation = Federation(method, task(method.secure_aggregation or method.privacy.bounds), Local(batch=8))
-    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for so small a network
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # slower for such a small network
     try:
         for cohort in SECURE_COHORTS if method.secure_aggregation else COHORTS:
             federation.round(cohort)
@@ -248,18 +247,18 @@ def train(choice: Mapping[str, str]) -> None:
     assert all(math.isfinite(loss) for loss in federation.losses), f"losses {federation.losses}"
     if federation.method.download == "incremental":
         federation.hear(2)
-        assert same_public(federation.public[2], federation.server.public), "a client that caught up is elsewhere"
+        assert same_public(federation.public[2], federation.server.public), "a client that caught up has another state"
 
 
 def reason(error: str) -> str:
-    """An error without names and settings of parts and blocks, to count by."""
+    """An error message without the names and settings of parts and blocks, for counting."""
     while (shorter := re.sub(r"\b[A-Z]\w+(\([^()]*\))", "PART", re.sub(r"=\([^()]*\)", "=", error))) != error:
         error = shorter
     return re.sub(r"'[^']*[/*\d][^']*'", "BLOCK", error)
 
 
 def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], ...], str]]:
-    """Rows that together hold every pair of choices that can train; and the pairs that cannot, with the reason."""
+    """Rows that together contain every pair of choices that can train; and the pairs that cannot, with the reason."""
     draw = random.Random(seed)
     known = choices()
     levels = [(slot, name) for slot, names in known.items() for name in names]
@@ -281,11 +280,11 @@ def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], 
         draw.shuffle(slots)
         for slot in slots:
             fitting = [name for name in known[slot] if not any(((slot, name), item) in clash for item in row.items())]
-            fitting = fitting or list(known[slot])  # what FedAvg's other parts cannot do, `_repair` finds out
+            fitting = fitting or list(known[slot])  # `_repair` resolves the clash
             gain = {name: _gain(open_pairs, row, (slot, name)) + draw.random() for name in fitting}
             best = sorted(fitting, key=lambda name: -gain[name])
             row[slot] = best[0]
-            if not slots.index(slot) % 4 or slot == slots[-1]:  # three parts may clash where no two do
+            if not slots.index(slot) % 4 or slot == slots[-1]:  # three parts may clash although no two of them do
                 row = _repair(row, base, first)
         rows.append(row)
         done = set(itertools.combinations(row.items(), 2))
@@ -298,7 +297,7 @@ def _gain(open_pairs: set[Any], row: Choice, item: tuple[str, str]) -> int:
 
 
 def _repair(row: Choice, base: Choice, keep: Any) -> Choice:
-    """The row with as few of its choices set back to FedAvg's as let it train."""
+    """The row with some choices replaced by those of FedAvg, so that it trains."""
     if refused({**base, **row}) is None:
         return row
     out = dict(keep)

@@ -10,7 +10,7 @@ from torch import nn
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, same
 from thinwire.data.examples import Arrays
-from thinwire.data.functional import Functional, Loss, cross_entropy
+from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
@@ -18,11 +18,12 @@ from thinwire.protocol import Method
 from thinwire.protocol.download import open_round, receive, repair, request_full_state
 from thinwire.protocol.round import agree, begin, close_round, cohort_round, forget, initial_client_state, plan_round
 from thinwire.protocol.secagg import SecAggCohort
-from thinwire.protocol.state import Contract, Public
+from thinwire.protocol.state import Contract, PublicState
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
 from thinwire.training.batches import plan_batches
-from thinwire.training.local import Workload
+from thinwire.training.functional import Functional
+from thinwire.training.inputs import Workload
 from thinwire.wire import message as wire
 
 SIZES = (40, 17, 33, 5, 24, 9)  # unequal on purpose
@@ -67,7 +68,7 @@ def schema_of(contract: Contract, data: bytes, client: int = 0) -> wire.Schema:
     return contract.schema.sent_by(client) if data[3] in wire.FROM_CLIENTS else contract.schema
 
 
-def same_public(a: Public, b: Public) -> bool:
+def same_public(a: PublicState, b: PublicState) -> bool:
     """Whether two public states are equal bit for bit."""
     return a.version == b.version and all(same(x, y) for x, y in zip(a[1:], b[1:], strict=True))
 
@@ -138,7 +139,7 @@ class Federation:
         """The server's end of a round."""
         self.server = close_round(self.contract, self.server, plan, up, len(self.task.clients))
 
-    def weights(self, public: Public | None = None) -> Tree:
+    def weights(self, public: PublicState | None = None) -> Tree:
         """The weights of the model at a public state."""
         public = public or self.server.public
         return self.method.space.expand(public.base, self.contract.basis(public.version, "cpu"), public.coords)

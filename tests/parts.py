@@ -9,11 +9,13 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError
-from thinwire.schedules import Plan
+from thinwire.schedules import Plan, Schedule
+from thinwire.sketches import Sketch
+from thinwire.spaces import Space
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Space):
     """A space: each weight moves along k random directions."""
 
     k: int = 8
@@ -34,13 +36,10 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Space):
     """A space whose weights are products, trained from a random start: not linear, not at the base."""
 
     redraw_every: int = 0
-
-    def check(self, spec: Spec) -> None:
-        pass
 
     def basis(self, spec: Spec, key: Key, device) -> Tree:
         return {}
@@ -57,7 +56,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Project:
+class Project(Sketch):
     """A sketch: each block as a few random inner products; both maps are linear."""
 
     share: float = 0.05
@@ -83,7 +82,7 @@ class Project:
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pool(Sketch):
     """A sketch of all blocks together: its code has another size when some are silent."""
 
     share: float = 0.1
@@ -101,7 +100,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Turns:
+class Turns(Schedule):
     """A schedule: block i speaks in every `period`-th round, the clients report the size of what they say."""
 
     period: int = 2

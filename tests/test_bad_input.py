@@ -1,4 +1,4 @@
-"""What people get wrong, through the real command line: one line, exit code 2, nothing half-done, no traceback."""
+"""Invalid input through the command line: one line, exit code 2, no partial files, no traceback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def thinwire(monkeypatch, capsys, tmp_path):
 
 
 def refused(result: tuple[int, str, str]) -> str:
-    """The single line of a refusal, which any terminal can show."""
+    """The single line of a refusal, which must be printable."""
     code, out, err = result
     assert code == 2, err
     assert out == ""
@@ -74,12 +74,12 @@ WORDS = [
     (("run", "fedavg", "--seed", "[/b]"), "Invalid value for '--seed'"),
     (("run", "fedavg", "--rounds", "1" + "0" * 10), "rounds must be at most 1,000,000,000"),
     (("run", "fedavg", "--clients", "-1"), "task.clients must be 1 or more, not -1"),
-    (("tune", "flasc", "--ranks", "1e999999999,2"), "ranks must be numbers between commas"),
-    (("tune", "flasc", "--ranks", DIGITS), "ranks must be numbers between commas"),
+    (("tune", "flasc", "--ranks", "1e999999999,2"), "ranks must be numbers separated by commas"),
+    (("tune", "flasc", "--ranks", DIGITS), "ranks must be numbers separated by commas"),
     (("tune", "flasc", "--budget", DIGITS), "at most 63 bits"),
     (("report", ".", "--compute", "nan"), "compute must be 0 or more seconds, not nan"),
     (("report", ".", "--joules", "nan"), "joules a megabyte must be more than 0"),
-    (("watch", ".", "--every", "inf"), "the seconds between two looks must be above 0"),
+    (("watch", ".", "--every", "inf"), "every must be above 0"),
     # settings
     (("run", "fedavg", "--set", f"rounds={DEEP}"), "a value of --set is nested more than 32 levels deep"),
     (("run", "fedavg", "--set", f"seed={DIGITS}"), "a value of --set holds a whole number of more than 64 bits"),
@@ -113,7 +113,7 @@ WORDS = [
     (("app", "fedavg", "/dev/null/x"), "Not a directory"),
     (("repro", "fedpara-1", "--md", "/dev/null/x.md"), "Not a directory"),
     (("resume", "/dev/null"), "/dev/null is not a run directory"),
-    # words that no verb has
+    # unknown commands and options
     (("[/b]",), "No such command '[/b]'"),
     (("run", "fedavg", "--\x1b[31m"), r"No such option: --\x1b[31m"),
     (("run",), "Missing argument"),
@@ -121,9 +121,9 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "says"), WORDS, ids=[visible(" ".join(words)[:50]) for words, _ in WORDS])
-def test_words(thinwire, tmp_path, words, says):
-    assert says in refused(thinwire(*words))
+@pytest.mark.parametrize(("words", "message"), WORDS, ids=[visible(" ".join(words)[:50]) for words, _ in WORDS])
+def test_invalid_words_are_refused(thinwire, tmp_path, words, message):
+    assert message in refused(thinwire(*words))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -146,17 +146,17 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("data", "says"), FILES, ids=[says for _, says in FILES])
-def test_experiment_files(thinwire, tmp_path, data, says):
+@pytest.mark.parametrize(("data", "message"), FILES, ids=[message for _, message in FILES])
+def test_invalid_experiment_files_are_refused(thinwire, tmp_path, data, message):
     (tmp_path / "bad.toml").write_bytes(data)
     for verb in ("run", "check", "show"):
-        assert says in refused(thinwire(verb, "bad.toml"))
+        assert message in refused(thinwire(verb, "bad.toml"))
     assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished run and one that was stopped, of one experiment."""
+    """A finished and an unfinished run of one experiment."""
     folder = tmp_path_factory.mktemp("finished")
     wanted = resolve("fedavg", "digits", {"rounds": 2, "local.steps": 1, "checkpoint.every": 1})
     execute(wanted, folder / "run")
@@ -179,25 +179,25 @@ DAMAGE = [
     ("run", "model.safetensors", b"x", ("resume", "show"), "model.safetensors is damaged, or of another"),
     ("run", "SHA256SUMS", b"\xff" * 99, ("resume", "show", "report", "watch"), "SHA256SUMS is damaged"),
     ("cut", "metrics.jsonl", b"", ("report", "watch"), "`thinwire resume cut` restores them"),
-    ("cut", "checkpoints/round-000002.json", b"[" * 5000, ("resume", "adapter"), "remove it to go on from round 1"),
+    ("cut", "checkpoints/round-000002.json", b"[" * 5000, ("resume", "adapter"), "remove it to continue from round 1"),
     ("cut", "checkpoints/round-000002.json", b'{"a": ' + b"9" * 5000, ("resume", "adapter"), "thousands of digits"),
     ("cut", "checkpoints/round-000002.safetensors", b"x" * 99, ("resume", "adapter"), "it has 99 bytes, not"),
     ("cut", "deployment.json", b"[" * 200_000, ("resume",), "deployment.json cannot be read (it is nested too deeply)"),
 ]
 
 
-@pytest.mark.parametrize(("run", "file", "data", "verbs", "says"), DAMAGE, ids=[f"{d[1]}: {d[4]}" for d in DAMAGE])
-def test_files_of_a_run(thinwire, finished, tmp_path, run, file, data, verbs, says):
+@pytest.mark.parametrize(("run", "file", "data", "verbs", "message"), DAMAGE, ids=[f"{d[1]}: {d[4]}" for d in DAMAGE])
+def test_damaged_files_of_a_run_are_refused(thinwire, finished, tmp_path, run, file, data, verbs, message):
     shutil.copytree(finished / run, tmp_path / run)
     (tmp_path / run / file).write_bytes(data)
     more = {"adapter": ("new",), "watch": ("--once",)}
     for verb in verbs:
-        assert says in refused(thinwire(verb, run, *more.get(verb, ())))
+        assert message in refused(thinwire(verb, run, *more.get(verb, ())))
     assert (tmp_path / run / file).read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == [run]
 
 
-def test_a_run_goes_on_without_metrics_and_says_what_it_restored(thinwire, finished, tmp_path):
+def test_a_run_without_metrics_is_resumed_with_a_note(thinwire, finished, tmp_path):
     shutil.copytree(finished / "cut", tmp_path / "cut")
     (tmp_path / "cut/metrics.jsonl").unlink()
     with warnings.catch_warnings():
@@ -210,12 +210,12 @@ def test_a_run_goes_on_without_metrics_and_says_what_it_restored(thinwire, finis
     )
 
 
-# -- the system --------------------------------------------------------------------------------------------------------
+# -- the file system ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def files_of_at_most(size: int):
-    """No file of this process may grow beyond that: a disk that is full, for which no disk is needed."""
+    """Limit the size of files of this process, to simulate a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -225,7 +225,7 @@ def files_of_at_most(size: int):
 
 
 @pytest.mark.parametrize("size", [0, 400, 1500, 5000, 15_000])
-def test_a_file_that_cannot_grow_is_named_and_the_run_goes_on_later(thinwire, tmp_path, finished, size):
+def test_a_file_that_cannot_grow_is_named_and_the_run_continues_later(thinwire, tmp_path, finished, size):
     with files_of_at_most(size):
         line = refused(thinwire("run", "fedavg", *FAST, "--out", "run"))
         assert "run/" in line
@@ -252,7 +252,7 @@ def test_a_file_that_cannot_grow_is_named_and_the_run_goes_on_later(thinwire, tm
     ],
     ids=lambda words: words[0],
 )
-def test_what_cannot_be_written_whole_is_not_written(thinwire, tmp_path, finished, words):
+def test_files_that_cannot_be_written_completely_are_removed(thinwire, tmp_path, finished, words):
     shutil.copytree(finished / "run", tmp_path / "run")
     with files_of_at_most(500):
         assert "File too large" in refused(thinwire(*words))
@@ -261,7 +261,7 @@ def test_what_cannot_be_written_whole_is_not_written(thinwire, tmp_path, finishe
 
 @contextmanager
 def as_nobody():
-    """Without the rights of root, to whom nothing is forbidden."""
+    """Run without the rights of root, who may write anywhere."""
     if os.geteuid() != 0:
         yield
         return
@@ -287,7 +287,7 @@ def as_nobody():
     ],
     ids=lambda words: words[0],
 )
-def test_a_folder_that_may_not_be_written_is_named(thinwire, tmp_path, finished, words):
+def test_a_folder_without_write_permission_is_named(thinwire, tmp_path, finished, words):
     for place, run in (("open", "run"), ("closed", "cut")):
         shutil.copytree(finished / run, tmp_path / place / run)
     for path in (*tmp_path.parents, tmp_path, *tmp_path.rglob("*")):
@@ -315,8 +315,8 @@ find disk -name '*.tmp' >&2
 """
 
 
-@pytest.mark.skipif(not shutil.which("unshare"), reason="a disk of its own needs Linux")
-def test_a_disk_that_is_really_full_is_one_line(tmp_path):
+@pytest.mark.skipif(not shutil.which("unshare"), reason="mounting a disk needs Linux")
+def test_a_full_disk_is_refused_in_one_line(tmp_path):
     (tmp_path / "disk").mkdir()
     words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, sys.executable]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -329,8 +329,8 @@ def test_a_disk_that_is_really_full_is_one_line(tmp_path):
     assert first.endswith("No space left on device; make room, then give the same command again")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
-def test_output_that_cannot_be_written_is_one_line():
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full of Linux")
+def test_output_that_cannot_be_written_is_refused_in_one_line():
     with open("/dev/full", "w") as full:
         words = [sys.executable, "-m", "thinwire", "list", "--json"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -341,7 +341,7 @@ def test_output_that_cannot_be_written_is_one_line():
 # -- names that are shown ----------------------------------------------------------------------------------------------
 
 
-def test_brackets_in_a_name_are_no_markup(thinwire, tmp_path):
+def test_brackets_in_a_name_are_not_markup(thinwire, tmp_path):
     name = "[bold]a[red] b|c `d` <i>"
     code, out, err = thinwire("run", "fedavg", *FAST[:-1], "--set", f"name={name}")
     assert (code, out.count(name), err.count(name)) == (0, 2, 2)
@@ -357,8 +357,8 @@ def test_brackets_in_a_name_are_no_markup(thinwire, tmp_path):
     assert thinwire("app", "fedavg", "app", "--set", f'name="{name}')[0] == 0
 
 
-def test_names_that_others_wrote_are_escaped(thinwire, finished, tmp_path):
-    """A run directory may come from anywhere: its files are shown, not obeyed."""
+def test_names_in_run_directories_are_escaped(thinwire, finished, tmp_path):
+    """A run directory may come from another person: its names are escaped."""
     bad = "\x1b[31m[/b]\nred\u202e"
     shutil.copytree(finished / "run", tmp_path / "run")
     table = RunFolder.open(tmp_path / "run").table

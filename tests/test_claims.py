@@ -19,7 +19,7 @@ from thinwire.core.registry import lookup
 from thinwire.core.spec import Spec
 from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.presets import papers, preset
-from thinwire.masks.masks import PruneMask
+from thinwire.masks import PruneMask
 from thinwire.optimizers import SGD, Adam
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.lowrank import LowRank

@@ -1,4 +1,4 @@
-"""Any parts together train to a finite loss, or are refused before training."""
+"""All pairs of parts train to a finite loss, or are refused before training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def pairs():
     return law.all_pairs()
 
 
-def test_every_registered_part_and_every_slot_is_walked():
+def test_every_registered_part_and_every_slot_has_an_entry():
     assert not law.missing(), "\n".join(law.missing())
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_all_pairs_train_or_are_refused(shard):
-    """Each row that passes the check trains three rounds over real messages, and clients that missed some catch up."""
+    """Each row trains three rounds over real messages, and clients that missed rounds catch up."""
     rows, _ = pairs()
     for row in rows[shard::SHARDS]:
         try:
@@ -33,13 +33,13 @@ def test_all_pairs_train_or_are_refused(shard):
             raise AssertionError(f"{type(error).__name__}: {error}; with {differs}") from error
 
 
-def test_every_choice_trains_with_something():
+def test_every_choice_occurs_in_a_row_that_trains():
     rows, _ = pairs()
     for slot, known in law.choices().items():
         assert {row[slot] for row in rows} == set(known)
 
 
-def test_refusals_are_one_line_that_says_what_to_write():
+def test_refusals_are_one_line_with_what_to_write():
     _, refused = pairs()
     assert refused
     for pair, why in refused.items():

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import thinwire as tw
 from tests.checkpoints import WORDS, make, write_checkpoint, write_sheets
 from thinwire.core.tree import stack, unstack
-from thinwire.data.functional import Functional
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import from_table, resolve, to_table
@@ -21,6 +20,7 @@ from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.models import build
 from thinwire.models.pretrained import Pretrained
 from thinwire.spaces.unmerged import Unmerged
+from thinwire.training.functional import Functional
 
 pytest.importorskip("transformers")
 

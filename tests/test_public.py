@@ -1,8 +1,11 @@
-"""The public page."""
+"""The public interface."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +15,73 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.core.registry import entries
+
+
+def names_for_type_checkers():
+    """The names that `__init__.py` imports under TYPE_CHECKING."""
+    source = ast.parse(Path(tw.__file__).read_text())
+    return {
+        alias.asname
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "thinwire"
+        for alias in node.names
+    }
 
 
 def test_every_public_name_resolves_and_is_known_to_type_checkers():
-    source = ast.parse(Path(tw.__file__).read_text())
-    typed = {
-        alias.asname
-        for node in ast.walk(source)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("thinwire")
-        for alias in node.names
-    }
-    assert typed == set(tw.__all__)
+    assert names_for_type_checkers() == set(tw.__all__) - {"__version__"}
+    assert len(tw.__all__) == len(set(tw.__all__))
+    assert dir(tw) == sorted(tw.__all__)
     for name in tw.__all__:
         assert getattr(tw, name) is not None
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tw.nothing  # noqa: B018
+
+
+def test_submodules_have_their_parts():
+    assert tw.codecs.TopK is tw.TopK
+    assert tw.spaces.MAPO is tw.MAPO
+    assert tw.sketches.EvoFed is tw.EvoFed
+    assert tw.schedules.FedLAMA is tw.FedLAMA
+    assert tw.optimizers.SGD is tw.SGD
+    assert tw.masks.PruneMask is tw.PruneMask
+    assert tw.aggregators.Median is tw.Median
+    assert tw.privacy.DP is tw.DP
+    assert tw.methods.fedavg() == tw.Method()
+    assert callable(tw.testing.check_codec)
+    assert callable(tw.models.build)
+    assert tw.data.__name__ == "thinwire.data"
+    assert tw.metrics.Metric is tw.Metric
+
+
+def test_every_part_of_a_submodule_is_public():
+    """Registered parts of a kind are attributes of the submodule of that kind."""
+    for kind, module in (("space", tw.spaces), ("codec", tw.codecs), ("schedule", tw.schedules), ("mask", tw.masks)):
+        for entry in entries(kind).values():
+            if entry.make.__module__.startswith("thinwire."):
+                assert getattr(module, entry.make.__name__) is entry.make
+
+
+def test_contracts_and_errors_are_classes():
+    contracts = "Aggregator Codec Correction Mask Metric Optimizer Privacy Schedule Sketch Space"
+    for name in contracts.split():
+        assert isinstance(getattr(tw, name), type)
+    for name, error in vars(importlib.import_module("thinwire.errors")).items():
+        if isinstance(error, type) and issubclass(error, tw.ThinwireError):
+            assert getattr(tw, name) is error
+
+
+def test_version_is_that_of_the_package():
+    assert re.match(r"\d+\.\d+", tw.__version__)
+    assert tw.__version__ == importlib.metadata.version("thinwire")
+
+
+def test_import_loads_nothing_heavy():
+    check = (
+        "import sys, thinwire; assert not {'torch', 'numpy', 'importlib.metadata'} & set(sys.modules); dir(thinwire)"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def test_importing_everything_public_needs_only_torch_numpy_and_safetensors():
@@ -39,7 +94,6 @@ def test_importing_everything_public_needs_only_torch_numpy_and_safetensors():
         "sys.meta_path.insert(0, Block())\n"
         "import thinwire as tw\n"
         "for name in tw.__all__: getattr(tw, name)\n"
-        "import thinwire.models, thinwire.data, thinwire.testing\n"
     )
     subprocess.run([sys.executable, "-c", block], check=True)
 
@@ -52,7 +106,7 @@ def clients(n=4, rows=12):
     ]
 
 
-def test_simulate_trains_and_never_touches_the_users_model():
+def test_simulate_trains_and_does_not_change_the_given_model():
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     before = {name: block.clone() for name, block in model.state_dict().items()}
     run = tw.simulate(model, clients(), tw.Method(), rounds=3, test=clients()[0])
@@ -62,11 +116,11 @@ def test_simulate_trains_and_never_touches_the_users_model():
     assert not torch.equal(final[1].running_mean, model[1].running_mean)
     final.eval()
     inputs, targets = clients()[0]
-    share = float((final(inputs).argmax(1) == targets).float().mean())
-    assert run.accuracy == pytest.approx(share)
+    accuracy = float((final(inputs).argmax(1) == targets).float().mean())
+    assert run.accuracy == pytest.approx(accuracy)
 
 
-def test_simulate_takes_datasets_a_loss_and_a_name():
+def test_simulate_accepts_datasets_a_loss_and_the_name_of_a_method():
     data = [torch.utils.data.TensorDataset(x, x.sum(1)) for x, _ in clients()]
     run = tw.simulate(
         nn.Linear(5, 1), data, "fedavgm", rounds=5, cohort=2, loss=lambda o, y: ((o[:, 0] - y) ** 2).mean()
@@ -75,7 +129,7 @@ def test_simulate_takes_datasets_a_loss_and_a_name():
     assert run.accuracy is None
 
 
-def test_what_simulate_cannot_use_is_said_in_one_line():
+def test_simulate_refuses_unusable_arguments_in_one_line():
     with pytest.raises(tw.ConfigError, match="client 1 has no examples"):
         tw.simulate(nn.Linear(5, 3), [*clients(1), (torch.zeros(0, 5), torch.zeros(0).long())])
     with pytest.raises(tw.ConfigError, match="no clients"):
@@ -94,7 +148,7 @@ def test_what_simulate_cannot_use_is_said_in_one_line():
         tw.simulate(nn.Linear(5, 3), clients(), cohort=9)
 
 
-def test_simulate_writes_a_run_directory_that_can_be_reported_and_replaced(tmp_path):
+def test_simulate_writes_a_run_directory_that_can_be_reported_and_overwritten(tmp_path):
     run = tw.simulate(nn.Linear(5, 3), clients(), "fedavgm", rounds=2, test=clients()[0], out=tmp_path / "a")
     assert {file.name for file in run.path.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json"}
     again = tw.simulate(nn.Linear(5, 3), clients(), tw.Method(), rounds=3, out=tmp_path / "a", name="mine")
@@ -105,9 +159,9 @@ def test_simulate_writes_a_run_directory_that_can_be_reported_and_replaced(tmp_p
         tw.report([tw.simulate(nn.Linear(5, 3), clients(), rounds=1)])
 
 
-def test_simulate_overwrites_nothing_that_a_script_did_not_write(tmp_path):
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters/to-my-aunt.txt").write_text("Dear aunt")
+def test_simulate_does_not_overwrite_other_folders(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/todo.txt").write_text("buy milk")
     with pytest.raises(tw.CheckpointError, match="not a run directory"):
-        tw.simulate(nn.Linear(5, 3), clients(), rounds=1, out=tmp_path / "letters")
-    assert (tmp_path / "letters/to-my-aunt.txt").exists()
+        tw.simulate(nn.Linear(5, 3), clients(), rounds=1, out=tmp_path / "notes")
+    assert (tmp_path / "notes/todo.txt").exists()

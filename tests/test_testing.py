@@ -327,7 +327,7 @@ class Branching(SGD):
 @dataclass(frozen=True)
 class Misnamed(SGD):
     def init(self, coords):
-        return {f"{name}/momentum": torch.zeros_like(block) for name, block in coords.items()}
+        return {"momentum": {f"momentum/{name}": torch.zeros_like(block) for name, block in coords.items()}}
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class Rushing(SGD):
 
 
 def test_bad_optimisers_are_named():
-    with pytest.raises(AssertionError, match="what/block"):
+    with pytest.raises(AssertionError, match="name of a block"):
         check_optimizer(Misnamed())
     with pytest.raises(AssertionError, match="must not change"):
         check_optimizer(Rushing())
@@ -374,8 +374,8 @@ _ALL = {"fc.weight/a": torch.zeros(2, 3), "fc.weight/b": torch.zeros(3, 2), "hea
     ("correction", "says"),
     [
         (Weighing(), "the report: expected the blocks"),
-        (Greedy(), "the corrected change: expected the blocks"),
-        (Swollen(), "the client's memory after finish"),
+        (Greedy(), "the corrected update: expected the blocks"),
+        (Swollen(), "the client state after finish"),
     ],
 )
 def test_bad_corrections_are_named(correction, says):

@@ -1,14 +1,15 @@
-"""A reader of thinwire's bytes, written from docs/wire.md alone: it imports nothing of thinwire, numpy or torch.
+"""An independent reader of the wire format, written from docs/wire.md: it imports neither thinwire, numpy nor torch.
 
-It shows that the page is enough. It is slow, and it refuses less than the real one: it checks what it needs.
+It proves that the page is complete. It is slow, and it refuses fewer invalid messages than thinwire does.
 """
 
 import math
 import struct
 import zlib
 from fnmatch import fnmatchcase
-from fractions import Fraction
-from hashlib import blake2b
+
+from tests.wire_randomness import drift_check as drift_check
+from tests.wire_randomness import fold, philox
 
 MAX = {"f2": 65504.0, "b2": 255 * 2.0**120, "f4": (2 - 2.0**-23) * 2.0**127, "f8": (2 - 2.0**-52) * 2.0**1023}
 SIZE = {"f4": 4, "f8": 8, "f2": 2, "b2": 2, "i8": 8, "i4": 4, "i2": 2, "i1": 1, "u1": 1, "t1": 1}
@@ -16,7 +17,7 @@ LETTER = {"f4": "f", "f8": "d", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1"
 
 
 class Cursor:
-    """Bytes, read from the front."""
+    """Bytes and a read position."""
 
     def __init__(self, data):
         self.data, self.at = bytes(data), 0
@@ -41,14 +42,14 @@ class Cursor:
         raise AssertionError("longer than five bytes")
 
     def end(self):
-        assert self.at == len(self.data), "something follows"
+        assert self.at == len(self.data), "trailing bytes"
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def read_message(data, digest, blocks, client=0):
-    """Kind, version, versions behind it, and bodies; a body is its plan (names of blocks) and fields (payload by id)."""
+    """Kind, version, behind, and bodies; a body is its plan (names of blocks) and its fields (payload by id)."""
     sender = client.to_bytes(8, "little") if data[3] in (1, 4) else b""
     assert zlib.crc32(digest + sender + data[:-4]) == struct.unpack("<I", data[-4:])[0], "checksum"
     c = Cursor(data[:-4])
@@ -75,7 +76,7 @@ def width(count, bits):
 
 
 def unpack(data, count, bits):
-    """Numbers of a few bits each: all bytes are one whole number, the first byte its lowest."""
+    """Integers of a few bits each: all bytes are one little-endian integer."""
     assert len(data) == width(count, bits)
     whole = int.from_bytes(data, "little")
     assert whole >> count * bits == 0
@@ -95,8 +96,8 @@ def expand(data, length):
 
 def read_levels(data, count, bits):
     if bits > 8:
-        cut = width(count, bits - 8)
-        low, top = unpack(data[:cut], count, bits - 8), expand(data[cut:], count)
+        middle = width(count, bits - 8)
+        low, top = unpack(data[:middle], count, bits - 8), expand(data[middle:], count)
         return [high << bits - 8 | rest for high, rest in zip(top, low, strict=True)]
     if bits in (1, 2, 4, 8):
         return unpack(expand(data, width(count, bits)), count, bits)
@@ -153,9 +154,9 @@ def _from_gaps(gaps):
 
 
 def read_codec(codec, data, blocks, key):
-    """The numbers of each block, row-major. Blocks are (name, shape, type).
+    """The values of each block, row-major. Blocks are (name, shape, type).
 
-    key: the peer's, the common one, and where `masked` is read the round's masks by block.
+    key: the key of the peer, the key of all clients and, for `masked`, the masks of the round by block.
     """
     codec = {"kind": codec} if isinstance(codec, str) else codec
     return globals()["_read_" + codec["kind"].replace("-", "_")](codec, data, blocks, key)
@@ -190,15 +191,15 @@ def _read_chain(codec, data, blocks, key):
 
 
 def _read_route(codec, data, blocks, key):
-    shares = {}
+    groups = {}
     for block in blocks:
         first = next(i for i, rule in enumerate(codec["rules"]) if _matches(block[0], rule["on"]))
-        shares.setdefault(first, []).append(block)
+        groups.setdefault(first, []).append(block)
     c, out = Cursor(data), {}
-    for i in sorted(shares):
-        part = c.take(c.v()) if i != max(shares) else c.take()
+    for i in sorted(groups):
+        part = c.take(c.v()) if i != max(groups) else c.take()
         own = (fold(key[0], "rule", i), *key[1:]) if i else key
-        out |= read_codec(codec["rules"][i]["codec"], part, shares[i], own)
+        out |= read_codec(codec["rules"][i]["codec"], part, groups[i], own)
     return {name: out[name] for name, _, _ in blocks}
 
 
@@ -208,19 +209,19 @@ def _matches(name, patterns):
 
 
 def _read_rank_slice(codec, data, blocks, key):
-    cut = []
+    sliced = []
     for name, shape, kind in blocks:
         if len(shape) == 2 and _matches(name, codec["rows"]):
             shape = (min(codec["rank"], shape[0]), shape[1])
         elif len(shape) == 2 and _matches(name, codec["columns"]):
             shape = (shape[0], min(codec["rank"], shape[1]))
-        cut.append((name, shape, kind))
-    said, out = read_codec(codec.get("inner", "raw"), data, cut, key), {}
-    for (name, whole, _), (_, part, _) in zip(blocks, cut, strict=True):
-        out[name] = said[name]
+        sliced.append((name, shape, kind))
+    decoded, out = read_codec(codec.get("inner", "raw"), data, sliced, key), {}
+    for (name, whole, _), (_, part, _) in zip(blocks, sliced, strict=True):
+        out[name] = decoded[name]
         if part != whole:
             rows = [[0.0] * whole[1] for _ in range(whole[0])]
-            for i, value in enumerate(said[name]):
+            for i, value in enumerate(decoded[name]):
                 rows[i // part[1]][i % part[1]] = value
             out[name] = [value for row in rows for value in row]
     return out
@@ -240,7 +241,7 @@ def _read_threshold(codec, data, blocks, key):
 def _sparse(codec, c, k, blocks, key):
     n = count_of(blocks)
     at = read_positions(c.take(c.v()), n, k)
-    return _spread(at, _inner(codec, c.take(), k, blocks, key), blocks)
+    return _scatter(at, _inner(codec, c.take(), k, blocks, key), blocks)
 
 
 def _read_randomk(codec, data, blocks, key):
@@ -251,7 +252,7 @@ def _read_randomk(codec, data, blocks, key):
     values = _inner(codec, data, k, blocks, key)
     if codec.get("unbiased", True):
         values = [_as(common(blocks), value * (n / k)) for value in values]
-    return _spread(at, values, blocks)
+    return _scatter(at, values, blocks)
 
 
 def _read_masked(codec, data, blocks, key):
@@ -260,7 +261,7 @@ def _read_masked(codec, data, blocks, key):
         size = math.prod(shape)
         at += [n + i for i in range(size) if name not in masks or masks[name][i]]
         n += size
-    return _spread(at, _inner(codec, data, len(at), blocks, key), blocks)
+    return _scatter(at, _inner(codec, data, len(at), blocks, key), blocks)
 
 
 def kept(density, n, up=False):
@@ -281,14 +282,14 @@ def common(blocks):
     return "f8" if "f8" in kinds else "f4"
 
 
-def _spread(at, values, blocks):
+def _scatter(at, values, blocks):
     vector = [0.0] * count_of(blocks)
     for i, value in zip(at, values, strict=True):
         vector[i] = value
-    return _cut(vector, blocks)
+    return _split(vector, blocks)
 
 
-def _cut(vector, blocks):
+def _split(vector, blocks):
     out, at = {}, 0
     for name, shape, kind in blocks:
         count = math.prod(shape)
@@ -298,33 +299,33 @@ def _cut(vector, blocks):
 
 
 def _as(kind, value):
-    """The nearest number of a type, ties to even; beyond its range its largest."""
+    """A value rounded to a type, ties to even, and clamped to its range."""
     value = max(-MAX[kind], min(MAX[kind], value))
-    if kind == "b2":  # struct has no bfloat16; numbers of codecs reach it by way of float32
+    if kind == "b2":  # struct has no bfloat16; codecs convert by way of float32
         bits = struct.unpack("<I", struct.pack("<f", value))[0]
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
         return struct.unpack("<f", struct.pack("<I", bits))[0]
     return struct.unpack("<" + LETTER[kind], struct.pack("<" + LETTER[kind], value))[0]
 
 
-def _read_quantise(codec, data, blocks, key):
+def _read_quantize(codec, data, blocks, key):
     n, scheme, bits = count_of(blocks), codec.get("scheme", "block"), codec.get("bits", 8)
     c = Cursor(data)
     if n == 0:
         c.end()
-        return _cut([], blocks)
+        return _split([], blocks)
     if scheme in ("fp16", "bf16"):
         length = c.v()
         lower, high, low = expand(c.take(length), n), expand(c.take(), n), [0] * n
         for byte, i in zip(lower, sorted(range(n), key=lambda i: high[i]), strict=True):
             low[i] = byte
-        turned = [h << 8 | rest for h, rest in zip(high, low, strict=True)]
-        words = b"".join(struct.pack("<H", t >> 1 | (t & 1) << 15) for t in turned)
-        return _cut(_raw(words, "f2" if scheme == "fp16" else "b2"), blocks)
+        rotated = [h << 8 | rest for h, rest in zip(high, low, strict=True)]
+        words = b"".join(struct.pack("<H", t >> 1 | (t & 1) << 15) for t in rotated)
+        return _split(_raw(words, "f2" if scheme == "fp16" else "b2"), blocks)
     if scheme == "uniform":
         least, most = struct.unpack("<ff", c.take(8))
         step = (most - least) / ((1 << bits) - 1)
-        return _cut([least + step * level for level in read_levels(c.take(), n, bits)], blocks)
+        return _split([least + step * level for level in read_levels(c.take(), n, bits)], blocks)
     length = n if codec.get("per") == "tree" else min(codec.get("block", 256), n)
     scales = _raw(c.take(2 * -(-n // length)), "b2")
     if scheme == "sign":
@@ -336,49 +337,4 @@ def _read_quantise(codec, data, blocks, key):
         bits = c.byte() if scheme == "qsgd" else bits
         highest = (1 << bits - 1) - 1
         levels = [level - highest for level in read_levels(c.take(), n, bits)]
-    return _cut([level * scales[i // length] for i, level in enumerate(levels)], blocks)
-
-
-# -- the guard ---------------------------------------------------------------------------------------------------------
-
-
-def guard(trees, key):
-    """The exact sum of all values of some trees, each with a random sign: the float32 value of a drift check."""
-    numbers = [value for tree in trees for block in tree.values() for value in block]
-    drawn = signs(key, 4096 + -(-len(numbers) // 4096))
-    exponent, bits = max(math.frexp(value)[1] for value in numbers if value), (len(numbers) - 1).bit_length()
-    digits = min(40, 62 - bits)
-    whole = [round(Fraction(value) * Fraction(2) ** (digits - exponent)) for value in numbers]
-    total = sum(value * drawn[i % 4096] * drawn[4096 + i // 4096] for i, value in enumerate(whole))
-    return struct.unpack("<f", struct.pack("<f", math.ldexp(float(total), exponent - digits - bits - 1)))[0]
-
-
-# -- what both ends draw -----------------------------------------------------------------------------------------------
-
-
-def fold(key, *parts):
-    """A key from a key and some words or whole numbers."""
-    digest = blake2b(key.to_bytes(8, "little"), digest_size=8, person=b"thinwire.key")
-    for part in parts:
-        data = str(part).encode()
-        digest.update((b"s" if isinstance(part, str) else b"i") + len(data).to_bytes(4, "little") + data)
-    return int.from_bytes(digest.digest(), "little")
-
-
-def philox(key, n):
-    """The first n words of a key's stream: Philox4x32-10 of the counters 0, 1, 2, ..."""
-    out, mask = [], 0xFFFFFFFF
-    for counter in range(-(-n // 4)):
-        c, (k0, k1) = [counter & mask, counter >> 32, 0, 0], (key & mask, key >> 32)
-        for _ in range(10):
-            p0, p1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
-            c = [p1 >> 32 ^ c[1] ^ k0, p1 & mask, p0 >> 32 ^ c[3] ^ k1, p0 & mask]
-            k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
-        out += c
-    return out[:n]
-
-
-def signs(key, n):
-    """n signs: bit i % 32 of word i // 32, 1 for plus."""
-    words = philox(key, -(-n // 32))
-    return [2 * (words[i // 32] >> i % 32 & 1) - 1 for i in range(n)]
+    return _split([level * scales[i // length] for i, level in enumerate(levels)], blocks)

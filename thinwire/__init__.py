@@ -1,11 +1,18 @@
-"""Much learning over a thin link: communication-efficient federated learning that counts real bytes.
+"""Communication-efficient federated learning in PyTorch. Every byte of every message is counted.
 
     import thinwire as tw
-    run = tw.simulate(model, clients, tw.Method(), rounds=50, cohort=10, test=test)
+    run = tw.simulate(model, clients, tw.methods.mapo(k=128), rounds=50, cohort=10, test=test)
     print(run.accuracy, run.bytes_total)
 
-This page is the public interface; everything else may change. Names are loaded when they are first used, so that
-`import thinwire` and `thinwire --help` cost nothing.
+    run        simulate, Run, RoundRecord, report; resolve and Experiment for presets and files
+    method     methods: published methods as functions; Method: the slots that they fill
+    parts      spaces, codecs, sketches, schedules, optimizers, masks, aggregators, privacy: the values of the slots
+    data       data, models, metrics, Task, Local
+    extend     register; contracts (Codec, Space, ...) to implement; testing: checks that a part keeps its contract
+    errors     ThinwireError and its subclasses
+
+This file is the public interface; everything else may change. Names are imported on first use: `import thinwire` does
+not import torch.
 """
 
 from __future__ import annotations
@@ -13,32 +20,144 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Submodules: tw.methods.mapo(k=128), tw.codecs.TopK(0.1), tw.testing.check_codec(codec).
+_SUBMODULES = (
+    *("methods", "spaces", "codecs", "sketches", "schedules", "optimizers", "masks", "aggregators", "privacy"),
+    *("data", "models", "metrics", "testing"),
+)
+
+# The names that most scripts need, by the module that has them.
+_COMMON = {
+    "thinwire.experiments.simulate": ("Run", "simulate"),
+    "thinwire.experiments.config": ("Experiment", "resolve"),
+    "thinwire.reports.report": ("report",),
+    "thinwire.runtime": ("Job", "RoundRecord"),
+    "thinwire.simulation.engine": ("LocalEngine",),
+    "thinwire.core.registry": ("register",),
+    "thinwire.data.task": ("Task",),
+    "thinwire.training": ("Local",),
+    "thinwire.protocol": ("Budget", "Method", "Stage", "Tier"),
+    "thinwire.spaces": ("FedPara", "LoRA", "MAPA", "MAPO"),
+    "thinwire.schedules": ("FedLAMA",),
+    "thinwire.codecs": ("Chain", "ErrorFeedback", "Quantize", "TopK"),
+    "thinwire.optimizers": ("Adam", "SGD"),
+}
+
+# The contracts of parts, and the types in their signatures.
+_CONTRACTS = {
+    "thinwire.core.key": ("Key",),
+    "thinwire.core.spec": ("Spec",),
+    "thinwire.core.tree": ("Tree",),
+    "thinwire.spaces": ("Space",),
+    "thinwire.sketches": ("Sketch",),
+    "thinwire.schedules": ("Plan", "Schedule"),
+    "thinwire.codecs": ("Codec", "Peer"),
+    "thinwire.optimizers": ("Correction", "LRSchedule", "Optimizer", "Penalty"),
+    "thinwire.masks": ("Mask",),
+    "thinwire.aggregators": ("Aggregator", "ClientWeight"),
+    "thinwire.privacy": ("Privacy",),
+    "thinwire.metrics": ("Metric",),
+}
+
+_ERRORS = {
+    "thinwire.errors": (
+        *("CheckpointError", "ConfigError", "DataError", "Diverged", "Drifted", "IncompatibleParts"),
+        *("ThinwireError", "UnknownName", "WireError"),
+    ),
+}
+
+# Aliases of parts: the same as in their submodule, for example tw.Threshold is tw.codecs.Threshold.
+_ALIASES = {
+    "thinwire.spaces": ("FactorizedFL", "Frozen", "Full", "LowRank", "MAPAX", "Pufferfish", "Route"),
+    "thinwire.sketches": ("EvoFed", "Identity"),
+    "thinwire.schedules": ("AllBlocks",),
+    "thinwire.codecs": ("ByBlock", "Masked", "RandomK", "RankSlice", "Raw", "Threshold"),
+    "thinwire.optimizers": (
+        *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
+        *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "MultiStepLR", "WarmupLR"),
+    ),
+    "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
+    "thinwire.aggregators": (
+        *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "GeometricMedian", "Median", "MultiKrum"),
+        *("TrimmedMean", "Uniform", "WeightedMean"),
+    ),
+    "thinwire.privacy": ("DP", "NoPrivacy"),
+}
+
+_HOME_OF = {
+    name: home for group in (_COMMON, _CONTRACTS, _ERRORS, _ALIASES) for home, names in group.items() for name in names
+}
+__all__ = sorted((*_HOME_OF, *_SUBMODULES, "__version__"))
+__version__: str
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name in _SUBMODULES:
+        return importlib.import_module(f"thinwire.{name}")
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def _version() -> str:
+    """The version of the installed package; "unknown" in a source tree that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # late: it takes longer than the rest of this file
+
+    try:
+        return version("thinwire")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+# For type checkers; a test compares these names with the ones above.
 if TYPE_CHECKING:
-    from thinwire.aggregators.base import Bounded as Bounded
-    from thinwire.aggregators.base import ByNorm as ByNorm
-    from thinwire.aggregators.base import Median as Median
-    from thinwire.aggregators.base import TrimmedMean as TrimmedMean
-    from thinwire.aggregators.base import WeightedMean as WeightedMean
-    from thinwire.aggregators.client_weight import BySamples as BySamples
-    from thinwire.aggregators.client_weight import Uniform as Uniform
-    from thinwire.aggregators.robust import CenteredClipping as CenteredClipping
-    from thinwire.aggregators.robust import GeometricMedian as GeometricMedian
-    from thinwire.aggregators.robust import MultiKrum as MultiKrum
-    from thinwire.codecs.base import Codec as Codec
-    from thinwire.codecs.base import Peer as Peer
-    from thinwire.codecs.base import Raw as Raw
-    from thinwire.codecs.by_block import ByBlock as ByBlock
-    from thinwire.codecs.chain import Chain as Chain
-    from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
-    from thinwire.codecs.quantize import Quantize as Quantize
-    from thinwire.codecs.rank_slice import RankSlice as RankSlice
-    from thinwire.codecs.sparse import Masked as Masked
-    from thinwire.codecs.sparse import RandomK as RandomK
-    from thinwire.codecs.sparse import Threshold as Threshold
-    from thinwire.codecs.sparse import TopK as TopK
+    from thinwire import aggregators as aggregators
+    from thinwire import codecs as codecs
+    from thinwire import data as data
+    from thinwire import masks as masks
+    from thinwire import methods as methods
+    from thinwire import metrics as metrics
+    from thinwire import models as models
+    from thinwire import optimizers as optimizers
+    from thinwire import privacy as privacy
+    from thinwire import schedules as schedules
+    from thinwire import sketches as sketches
+    from thinwire import spaces as spaces
+    from thinwire import testing as testing
+    from thinwire.aggregators import Aggregator as Aggregator
+    from thinwire.aggregators import Bounded as Bounded
+    from thinwire.aggregators import ByNorm as ByNorm
+    from thinwire.aggregators import BySamples as BySamples
+    from thinwire.aggregators import CenteredClipping as CenteredClipping
+    from thinwire.aggregators import ClientWeight as ClientWeight
+    from thinwire.aggregators import GeometricMedian as GeometricMedian
+    from thinwire.aggregators import Median as Median
+    from thinwire.aggregators import MultiKrum as MultiKrum
+    from thinwire.aggregators import TrimmedMean as TrimmedMean
+    from thinwire.aggregators import Uniform as Uniform
+    from thinwire.aggregators import WeightedMean as WeightedMean
+    from thinwire.codecs import ByBlock as ByBlock
+    from thinwire.codecs import Chain as Chain
+    from thinwire.codecs import Codec as Codec
+    from thinwire.codecs import ErrorFeedback as ErrorFeedback
+    from thinwire.codecs import Masked as Masked
+    from thinwire.codecs import Peer as Peer
+    from thinwire.codecs import Quantize as Quantize
+    from thinwire.codecs import RandomK as RandomK
+    from thinwire.codecs import RankSlice as RankSlice
+    from thinwire.codecs import Raw as Raw
+    from thinwire.codecs import Threshold as Threshold
+    from thinwire.codecs import TopK as TopK
     from thinwire.core.key import Key as Key
     from thinwire.core.registry import register as register
     from thinwire.core.spec import Spec as Spec
+    from thinwire.core.tree import Tree as Tree
     from thinwire.data.task import Task as Task
     from thinwire.errors import CheckpointError as CheckpointError
     from thinwire.errors import ConfigError as ConfigError
@@ -53,122 +172,62 @@ if TYPE_CHECKING:
     from thinwire.experiments.config import resolve as resolve
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
-    from thinwire.masks.masks import NoMask as NoMask
-    from thinwire.masks.masks import PruneMask as PruneMask
-    from thinwire.masks.masks import RandomMask as RandomMask
-    from thinwire.masks.masks import TopKMask as TopKMask
-    from thinwire.optimizers.adaptive import Adagrad as Adagrad
-    from thinwire.optimizers.adaptive import Adam as Adam
-    from thinwire.optimizers.adaptive import AdamW as AdamW
-    from thinwire.optimizers.adaptive import Yogi as Yogi
-    from thinwire.optimizers.corrections import FedDyn as FedDyn
-    from thinwire.optimizers.corrections import FedNova as FedNova
-    from thinwire.optimizers.corrections import FedProx as FedProx
-    from thinwire.optimizers.corrections import NoCorrection as NoCorrection
-    from thinwire.optimizers.corrections import Scaffold as Scaffold
-    from thinwire.optimizers.lr_schedules import ConstantLR as ConstantLR
-    from thinwire.optimizers.lr_schedules import CosineLR as CosineLR
-    from thinwire.optimizers.lr_schedules import ExponentialLR as ExponentialLR
-    from thinwire.optimizers.lr_schedules import MultiStepLR as MultiStepLR
-    from thinwire.optimizers.lr_schedules import WarmupLR as WarmupLR
-    from thinwire.optimizers.penalties import L1L2 as L1L2
-    from thinwire.optimizers.penalties import Jacobian as Jacobian
-    from thinwire.optimizers.penalties import NoPenalty as NoPenalty
-    from thinwire.optimizers.sgd import SGD as SGD
-    from thinwire.privacy.base import NoPrivacy as NoPrivacy
-    from thinwire.privacy.dp import DP as DP
-    from thinwire.protocol.budget import Budget as Budget
-    from thinwire.protocol.budget import Tier as Tier
-    from thinwire.protocol.method import Method as Method
-    from thinwire.protocol.stage import Stage as Stage
+    from thinwire.masks import Mask as Mask
+    from thinwire.masks import NoMask as NoMask
+    from thinwire.masks import PruneMask as PruneMask
+    from thinwire.masks import RandomMask as RandomMask
+    from thinwire.masks import TopKMask as TopKMask
+    from thinwire.metrics import Metric as Metric
+    from thinwire.optimizers import L1L2 as L1L2
+    from thinwire.optimizers import SGD as SGD
+    from thinwire.optimizers import Adagrad as Adagrad
+    from thinwire.optimizers import Adam as Adam
+    from thinwire.optimizers import AdamW as AdamW
+    from thinwire.optimizers import ConstantLR as ConstantLR
+    from thinwire.optimizers import Correction as Correction
+    from thinwire.optimizers import CosineLR as CosineLR
+    from thinwire.optimizers import ExponentialLR as ExponentialLR
+    from thinwire.optimizers import FedDyn as FedDyn
+    from thinwire.optimizers import FedNova as FedNova
+    from thinwire.optimizers import FedProx as FedProx
+    from thinwire.optimizers import Jacobian as Jacobian
+    from thinwire.optimizers import LRSchedule as LRSchedule
+    from thinwire.optimizers import MultiStepLR as MultiStepLR
+    from thinwire.optimizers import NoCorrection as NoCorrection
+    from thinwire.optimizers import NoPenalty as NoPenalty
+    from thinwire.optimizers import Optimizer as Optimizer
+    from thinwire.optimizers import Penalty as Penalty
+    from thinwire.optimizers import Scaffold as Scaffold
+    from thinwire.optimizers import WarmupLR as WarmupLR
+    from thinwire.optimizers import Yogi as Yogi
+    from thinwire.privacy import DP as DP
+    from thinwire.privacy import NoPrivacy as NoPrivacy
+    from thinwire.privacy import Privacy as Privacy
+    from thinwire.protocol import Budget as Budget
+    from thinwire.protocol import Method as Method
+    from thinwire.protocol import Stage as Stage
+    from thinwire.protocol import Tier as Tier
     from thinwire.reports.report import report as report
-    from thinwire.runtime.job import Job as Job
-    from thinwire.runtime.job import RoundRecord as RoundRecord
-    from thinwire.schedules.base import AllBlocks as AllBlocks
-    from thinwire.schedules.base import Plan as Plan
-    from thinwire.schedules.lama import FedLAMA as FedLAMA
+    from thinwire.runtime import Job as Job
+    from thinwire.runtime import RoundRecord as RoundRecord
+    from thinwire.schedules import AllBlocks as AllBlocks
+    from thinwire.schedules import FedLAMA as FedLAMA
+    from thinwire.schedules import Plan as Plan
+    from thinwire.schedules import Schedule as Schedule
     from thinwire.simulation.engine import LocalEngine as LocalEngine
-    from thinwire.sketches.base import Identity as Identity
-    from thinwire.sketches.evofed import EvoFed as EvoFed
-    from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
-    from thinwire.spaces.fedpara import FedPara as FedPara
-    from thinwire.spaces.frozen import Frozen as Frozen
-    from thinwire.spaces.full import Full as Full
-    from thinwire.spaces.lora import LoRA as LoRA
-    from thinwire.spaces.lowrank import LowRank as LowRank
-    from thinwire.spaces.lowrank import Pufferfish as Pufferfish
-    from thinwire.spaces.projection import MAPA as MAPA
-    from thinwire.spaces.projection import MAPAX as MAPAX
-    from thinwire.spaces.projection import MAPO as MAPO
-    from thinwire.spaces.route import Route as Route
-    from thinwire.training.batches import Local as Local
-
-# Where each public name lives; a test holds this list against the imports above.
-_HOMES = {
-    "thinwire.codecs.base": ("Codec", "Peer", "Raw"),
-    "thinwire.codecs.by_block": ("ByBlock",),
-    "thinwire.codecs.chain": ("Chain",),
-    "thinwire.codecs.error_feedback": ("ErrorFeedback",),
-    "thinwire.codecs.quantize": ("Quantize",),
-    "thinwire.codecs.rank_slice": ("RankSlice",),
-    "thinwire.codecs.sparse": ("Masked", "RandomK", "Threshold", "TopK"),
-    "thinwire.core.registry": ("register",),
-    "thinwire.core.key": ("Key",),
-    "thinwire.core.spec": ("Spec",),
-    "thinwire.runtime.job": ("Job", "RoundRecord"),
-    "thinwire.simulation.engine": ("LocalEngine",),
-    "thinwire.errors": (
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "Diverged",
-        "Drifted",
-        "IncompatibleParts",
-        "ThinwireError",
-        "UnknownName",
-        "WireError",
-    ),
-    "thinwire.optimizers.adaptive": ("Adagrad", "Adam", "AdamW", "Yogi"),
-    "thinwire.optimizers.corrections": ("FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
-    "thinwire.optimizers.penalties": ("Jacobian", "NoPenalty", "L1L2"),
-    "thinwire.optimizers.lr_schedules": ("ConstantLR", "CosineLR", "ExponentialLR", "MultiStepLR", "WarmupLR"),
-    "thinwire.optimizers.sgd": ("SGD",),
-    "thinwire.privacy.base": ("NoPrivacy",),
-    "thinwire.privacy.dp": ("DP",),
-    "thinwire.training.batches": ("Local",),
-    "thinwire.protocol.budget": ("Budget", "Tier"),
-    "thinwire.masks.masks": ("NoMask", "RandomMask", "PruneMask", "TopKMask"),
-    "thinwire.aggregators.base": ("Bounded", "ByNorm", "Median", "TrimmedMean", "WeightedMean"),
-    "thinwire.protocol.method": ("Method",),
-    "thinwire.aggregators.robust": ("CenteredClipping", "GeometricMedian", "MultiKrum"),
-    "thinwire.protocol.stage": ("Stage",),
-    "thinwire.aggregators.client_weight": ("BySamples", "Uniform"),
-    "thinwire.experiments.config": ("Experiment", "resolve"),
-    "thinwire.reports.report": ("report",),
-    "thinwire.experiments.simulate": ("Run", "simulate"),
-    "thinwire.schedules.base": ("AllBlocks", "Plan"),
-    "thinwire.schedules.lama": ("FedLAMA",),
-    "thinwire.sketches.base": ("Identity",),
-    "thinwire.sketches.evofed": ("EvoFed",),
-    "thinwire.spaces.factorized": ("FactorizedFL",),
-    "thinwire.spaces.fedpara": ("FedPara",),
-    "thinwire.spaces.frozen": ("Frozen",),
-    "thinwire.spaces.full": ("Full",),
-    "thinwire.spaces.lora": ("LoRA",),
-    "thinwire.spaces.lowrank": ("LowRank", "Pufferfish"),
-    "thinwire.spaces.projection": ("MAPA", "MAPAX", "MAPO"),
-    "thinwire.spaces.route": ("Route",),
-    "thinwire.data.task": ("Task",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from thinwire.sketches import EvoFed as EvoFed
+    from thinwire.sketches import Identity as Identity
+    from thinwire.sketches import Sketch as Sketch
+    from thinwire.spaces import MAPA as MAPA
+    from thinwire.spaces import MAPAX as MAPAX
+    from thinwire.spaces import MAPO as MAPO
+    from thinwire.spaces import FactorizedFL as FactorizedFL
+    from thinwire.spaces import FedPara as FedPara
+    from thinwire.spaces import Frozen as Frozen
+    from thinwire.spaces import Full as Full
+    from thinwire.spaces import LoRA as LoRA
+    from thinwire.spaces import LowRank as LowRank
+    from thinwire.spaces import Pufferfish as Pufferfish
+    from thinwire.spaces import Route as Route
+    from thinwire.spaces import Space as Space
+    from thinwire.training import Local as Local

@@ -1,4 +1,4 @@
-"""`python -m thinwire` is the command line."""
+"""`python -m thinwire` runs the command line."""
 
 from thinwire.cli.app import main
 

@@ -1,17 +1,17 @@
-"""Everything that thinwire raises on purpose.
+"""The errors that thinwire raises.
 
     ThinwireError
-    ├── ConfigError            a setting, name or file that the user gave cannot be used
-    │   └── UnknownName        ... because nothing of that name exists (says the nearest)
-    ├── IncompatibleParts      two parts of a method cannot work together (says what to write instead)
-    ├── DataError              a data file is missing, truncated or not what its format says
-    ├── WireError              bytes from the wire are refused: corrupt, too long, for another method
-    ├── Drifted                a client's public state is no longer the server's; it asks for the whole state
+    ├── ConfigError            a setting, name or file of the user is invalid
+    │   └── UnknownName        no part, preset or option has this name; the message suggests the nearest name
+    ├── IncompatibleParts      two parts of a method cannot be combined; the message says what to write instead
+    ├── DataError              a data file is missing, truncated or malformed
+    ├── WireError              a message is refused: damaged, too long, or of another method
+    ├── Drifted                the public state of a client differs from the server's; the client requests a full state
     ├── CheckpointError        a run directory or checkpoint is damaged or belongs to another run
-    └── Diverged               training produced a number that is not finite
+    └── Diverged               training produced a non-finite value
 
-The command line prints the message of any of them as one line and exits with 2, or with 3 where training failed:
-`Diverged`, and a run that finished but collapsed or never got above chance (`thinwire/experiments/collapse.py`).
+The command line prints the message on one line and exits with status 2, or with status 3 if training failed:
+`Diverged`, or a run whose accuracy collapsed or never exceeded chance (`thinwire/experiments/collapse.py`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ from collections.abc import Iterable
 
 
 class ThinwireError(Exception):
-    """Root of all errors raised on purpose: one line that says what to do."""
+    """Base class of all errors; the message is one line that says what to do."""
 
 
 class ConfigError(ThinwireError):
-    """A setting, name or file that the user gave cannot be used."""
+    """A setting, name or file of the user is invalid."""
 
 
 class UnknownName(ConfigError):
-    """A name that does not exist; the message lists the nearest ones.
+    """No part, preset or option has this name; the message suggests the nearest name and lists all.
+
+    Args:
+        what: the kind of name, for example `method`.
+        given: the unknown name.
+        known: all valid names.
+        hint: appended to the message.
 
     >>> str(UnknownName("method", "fedavgg", ["fedavg", "mapo"]))
     "unknown method 'fedavgg': did you mean 'fedavg'? Known: fedavg, mapo"
@@ -44,24 +50,24 @@ class UnknownName(ConfigError):
 
 
 class IncompatibleParts(ThinwireError):
-    """Two parts of a method cannot work together."""
+    """Two parts of a method cannot be combined."""
 
 
 class DataError(ThinwireError):
-    """A data file is missing, truncated, or not what its format says."""
+    """A data file is missing, truncated or malformed."""
 
 
 class WireError(ThinwireError):
-    """Bytes from the wire are refused."""
+    """A message is refused: it is damaged, too long, or of another method."""
 
 
 class Drifted(ThinwireError):
-    """A client's public state is no longer the server's."""
+    """The public state of a client differs from the server's."""
 
 
 class CheckpointError(ThinwireError):
-    """A run directory or a checkpoint is damaged, or belongs to another run."""
+    """A run directory or checkpoint is damaged or belongs to another run."""
 
 
 class Diverged(ThinwireError):
-    """Training produced a number that is not finite."""
+    """Training produced a non-finite value."""

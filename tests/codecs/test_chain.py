@@ -1,4 +1,4 @@
-"""Codecs one after another and side by side, and a whole run over them."""
+"""Tests of Chain and ByBlock, alone and in training."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ MIXED = ByBlock((("fc.weight*", ErrorFeedback(Quantize(4))), ("head*", TopK(0.5)
     ],
     ids=repr,
 )
-def test_keeps_the_contract_of_a_codec(codec):
+def test_satisfies_the_codec_contract(codec):
     check_codec(codec)
 
 
@@ -42,7 +42,7 @@ def test_raw_through_chain_and_by_block_is_raw():
     check_codec(ByBlock((("fc*", Raw()), ("*", Raw()))), lossless=True)
 
 
-def test_a_chain_is_the_nested_codec():
+def test_a_chain_equals_the_nested_codec():
     chain, nested = Chain((TopK(0.1), Quantize(4))), TopK(0.1, inner=Quantize(4))
     assert chain.encode(TREE, {}, PEER) == nested.encode(TREE, {}, PEER)
     assert Chain((RandomK(0.1), Raw())).size(Spec.of(TREE)) == RandomK(0.1).size(Spec.of(TREE))
@@ -50,7 +50,7 @@ def test_a_chain_is_the_nested_codec():
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("parts", "message"),
     [
         ((Quantize(4), TopK(0.1)), r"write Chain\(\(TopK\(\.\.\.\), Quantize\(\.\.\.\)\)\)"),
         ((Quantize(4), Raw()), "keep either Quantize or Raw"),
@@ -61,13 +61,13 @@ def test_a_chain_is_the_nested_codec():
         (TopK(0.1), "tuple of codecs"),
     ],
 )
-def test_chains_that_cannot_be_undone_say_what_to_write(parts, says):
-    with pytest.raises(ConfigError, match=says) as error:
+def test_invalid_chains_are_refused_with_a_suggestion(parts, message):
+    with pytest.raises(ConfigError, match=message) as error:
         Chain(parts)
     assert "\n" not in str(error.value)
 
 
-def test_each_block_goes_through_the_codec_of_its_first_rule():
+def test_each_block_is_encoded_by_its_first_matching_rule():
     state = MIXED.init(Spec.of(TREE))
     assert list(state) == ["0/rest/fc.weight"]
     data, _ = MIXED.encode(TREE, state, PEER)
@@ -77,13 +77,13 @@ def test_each_block_goes_through_the_codec_of_its_first_rule():
     assert 0 < float((back["fc.weight"] - TREE["fc.weight"]).abs().max()) < 0.5
 
 
-def test_one_rule_is_its_codec_and_silent_rules_cost_nothing():
+def test_one_rule_equals_its_codec_and_rules_without_blocks_take_no_bytes():
     assert ByBlock((("*", RandomK(0.2)),)).encode(TREE, {}, PEER) == RandomK(0.2).encode(TREE, {}, PEER)
     bias = {"fc.bias": TREE["fc.bias"]}
     assert MIXED.encode(bias, {}, PEER)[0] == Raw().encode(bias, {}, PEER)[0]
 
 
-def test_size_is_known_when_all_sizes_are():
+def test_size_is_known_if_the_sizes_of_all_rules_are():
     codec = ByBlock((("fc*", RandomK(0.5)), ("*", Raw())))
     assert codec.size(Spec.of(TREE)) == len(codec.encode(TREE, {}, PEER)[0])
     assert MIXED.size(Spec.of(TREE)) is None
@@ -98,14 +98,14 @@ def test_lengths_beyond_the_message_are_refused():
         ByBlock().decode(b"\0", Spec(()), PEER)
 
 
-def test_rules_that_make_no_sense_are_refused():
-    for rules, says in (
+def test_invalid_rules_are_refused():
+    for rules, message in (
         ((), "end with"),
         ((("fc*", Raw()),), "end with"),
         (((), ("*", Raw())), "pair of selectors"),
         ((((), Raw()), ("*", Raw())), "selects nothing"),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             ByBlock(rules)
     with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block"):
         ByBlock((("fd*", Raw()), ("*", Raw()))).check(Spec.of(TREE))
@@ -113,17 +113,17 @@ def test_rules_that_make_no_sense_are_refused():
 
 
 @pytest.mark.parametrize("codec", [MIXED, Chain((ErrorFeedback(), TopK(0.1), Quantize(4))), Threshold(0.5, Quantize())])
-def test_nested_codecs_survive_a_file(codec):
+def test_nested_codecs_round_trip_through_toml(codec):
     text = dumps({"up": describe("codec", codec)})
     assert build("codec", loads(text, "test")["up"], "test") == codec
 
 
-def test_a_misspelt_part_of_a_chain_is_answered():
+def test_a_misspelled_part_of_a_chain_gets_a_suggestion():
     with pytest.raises(UnknownName, match="did you mean 'topk'"):
         build("codec", {"kind": "chain", "parts": ["topkk"]}, "up")
 
 
-def test_a_run_over_lossy_links_learns_and_sends_little():
+def test_training_with_lossy_codecs_learns_with_few_bytes():
     x, y = digits()
     clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
     options = {"rounds": 10, "test": (x[-300:], y[-300:]), "local": tw.Local(epochs=4, batch=16)}
@@ -136,7 +136,7 @@ def test_a_run_over_lossy_links_learns_and_sends_little():
     assert sum(r.bytes_down for r in thin.history) < 0.35 * sum(r.bytes_down for r in plain.history)
 
 
-def test_clients_stay_with_the_server_over_lossy_links_and_partial_plans():
+def test_client_and_server_states_agree_with_lossy_codecs_and_partial_plans():
     from tests.parts import Turns
 
     rules = ByBlock((("*.weight", ErrorFeedback(TopK(0.2))), ("*", Raw())))
@@ -147,7 +147,7 @@ def test_clients_stay_with_the_server_over_lossy_links_and_partial_plans():
 
 
 @pytest.mark.parametrize("density_one", [TopK(1.0), RandomK(1.0), ErrorFeedback(TopK(1.0)), ByBlock()])
-def test_a_run_that_leaves_nothing_out_is_a_run_without_a_codec_bit_for_bit(density_one):
+def test_codecs_of_density_one_equal_raw_bit_for_bit_in_training(density_one):
     plain, through = Federation(tw.Method()), Federation(tw.Method(up=density_one, down=density_one))
     for cohort in ([0, 1, 2], [3, 4], [0, 5]):
         plain.round(cohort)
@@ -155,33 +155,33 @@ def test_a_run_that_leaves_nothing_out_is_a_run_without_a_codec_bit_for_bit(dens
         assert same(plain.weights(), through.weights())
 
 
-MISSPELT = ByBlock((("fd*", Raw()), ("*", Raw())))
+MISSPELLED = ByBlock((("fd*", Raw()), ("*", Raw())))
 
 
 @pytest.mark.parametrize(
     "codec",
     [
-        MISSPELT,
-        Chain((MISSPELT,)),
-        ErrorFeedback(MISSPELT),
-        ByBlock((("0.*", MISSPELT), ("*", Raw()))),
-        Chain((TopK(0.5), MISSPELT)),
+        MISSPELLED,
+        Chain((MISSPELLED,)),
+        ErrorFeedback(MISSPELLED),
+        ByBlock((("0.*", MISSPELLED), ("*", Raw()))),
+        Chain((TopK(0.5), MISSPELLED)),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("slot", ["up", "down"])
-def test_a_misspelt_selector_is_found_before_training(codec, slot):
+def test_a_misspelled_selector_is_refused_before_training(codec, slot):
     with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block; the blocks are "):
         Federation(tw.Method(**{slot: codec}))
     snapshot = tw.Method(
-        download="full", up=Raw(), down=Raw(), budget=tw.Budget((tw.Tier(), tw.Tier(**{slot: MISSPELT})))
+        download="full", up=Raw(), down=Raw(), budget=tw.Budget((tw.Tier(), tw.Tier(**{slot: MISSPELLED})))
     )
     with pytest.raises(ConfigError, match=r"rule 'fd\*' matches no block"):
         Federation(snapshot)
 
 
 @pytest.mark.parametrize("name", ["sparse", "quantize", "fedpaq", "fedpaq-fp16", "signsgd"])
-def test_presets_learn_the_digits_in_fewer_bytes(name):
+def test_presets_learn_digits_with_fewer_bytes(name):
     x, y = digits()
     clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
     run = tw.simulate(
@@ -193,7 +193,7 @@ def test_presets_learn_the_digits_in_fewer_bytes(name):
         local=tw.Local(epochs=4, batch=16),
     )
     assert run.history[-1].loss < 0.8 * run.history[0].loss
-    if name == "signsgd":  # more often right than wrong, by five deviations of 300 fair coins
+    if name == "signsgd":  # better than chance, by five standard deviations of 300 coin flips
         assert run.accuracy > 0.5 + 5 * (0.25 / 300) ** 0.5
     ratio = {"sparse": 0.2, "quantize": 0.3, "fedpaq": 0.25, "fedpaq-fp16": 0.52, "signsgd": 0.05}[name]
     assert run.history[0].bytes_up < ratio * 4 * 8 * (64 * 32 + 32 + 330) + 8 * 60

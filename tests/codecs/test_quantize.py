@@ -1,4 +1,4 @@
-"""Every number in a few bits."""
+"""Tests of quantization."""
 
 import math
 
@@ -31,12 +31,12 @@ def sent(codec, x, peer=PEER):
     + [Quantize(1, "uniform"), Quantize(4, block=3), Quantize(scheme="sign", per="tree"), Quantize(4, stochastic=True)],
     ids=repr,
 )
-def test_keeps_the_contract_of_a_codec(codec):
+def test_satisfies_the_codec_contract(codec):
     check_codec(codec)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 7, 8, 10, 16])
-def test_block_scales_are_right_to_half_a_step(bits):
+def test_block_error_is_at_most_half_a_step(bits):
     x = Key(3).normal(1000) * torch.logspace(-12, 8, 1000)
     _, back = sent(Quantize(bits, block=50), x)
     step = x.view(-1, 50).abs().amax(1) / ((1 << bits - 1) - 1) * (1 + 2**-7)  # scales are rounded up
@@ -44,7 +44,7 @@ def test_block_scales_are_right_to_half_a_step(bits):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 5, 8, 11, 16])
-def test_uniform_is_right_to_half_a_step(bits):
+def test_uniform_error_is_at_most_half_a_step(bits):
     x = 3 + Key(4).normal(999)
     data, back = sent(Quantize(bits, "uniform"), x)
     step = float(x.max() - x.min()) / ((1 << bits) - 1)
@@ -54,21 +54,21 @@ def test_uniform_is_right_to_half_a_step(bits):
     assert len(data) <= math.ceil(999 * bits / 8) + 8
 
 
-def test_uniform_numbers_that_are_all_equal_come_back_exactly():
+def test_uniform_is_exact_for_equal_values():
     x = torch.full((500,), -1.2345)
     data, back = sent(Quantize(8, "uniform"), x)
     assert torch.equal(back, x)
     assert len(data) < 90
 
 
-def test_thirty_two_bits_are_as_good_as_float32():
+def test_thirty_two_bits_are_as_accurate_as_float32():
     x = Key(5).normal(1000)
     for scheme in ("block", "uniform"):
         assert torch.allclose(sent(Quantize(32, scheme), x)[1], x, rtol=0, atol=3e-7)
 
 
 @pytest.mark.parametrize("codec", [Quantize(3, "qsgd"), Quantize(4, "qsgd", per="tree"), Quantize(2, stochastic=True)])
-def test_random_rounding_is_right_on_average(codec):
+def test_stochastic_rounding_is_unbiased(codec):
     x = torch.cat((Key(6).normal(40), torch.zeros(4), torch.tensor([1e-3])))
     many = 1500
     total = torch.zeros(len(x), dtype=torch.float64)
@@ -81,12 +81,12 @@ def test_random_rounding_is_right_on_average(codec):
     assert ((mean - x).abs() <= 4.5 * error + 1e-6).all()
 
 
-def test_random_rounding_is_the_peers_and_nobody_elses():
+def test_stochastic_rounding_depends_on_the_peer_key_only():
     codec, x = Quantize(4, "qsgd"), Key(7).normal(300)
     assert sent(codec, x)[0] == sent(codec, x)[0] != sent(codec, x, Peer(Key(2)))[0]
 
 
-def test_one_scale_for_many_numbers_takes_few_bits_of_the_eight():
+def test_qsgd_with_one_scale_uses_few_of_eight_bits():
     x = Key(10).normal(200_000)
     data, back = sent(Quantize(8, "qsgd", per="tree"), x)
     levels = (back / back[back != 0].abs().min()).round()
@@ -95,7 +95,7 @@ def test_one_scale_for_many_numbers_takes_few_bits_of_the_eight():
     assert len(data) < 0.2 * len(x)
 
 
-def test_sign_sends_signs_and_their_mean_size():
+def test_sign_sends_signs_and_the_mean_magnitude():
     data, back = sent(Quantize(scheme="sign"), torch.tensor([1.0, -2.0, -0.5, 0.5]))
     assert back.tolist() == [1.0, -1.0, -1.0, 1.0]
     assert len(data) == 2 + 1 + 1  # scale, no zeros, signs
@@ -109,24 +109,24 @@ def test_sign_sends_signs_and_their_mean_size():
 
 @pytest.mark.parametrize("zeros", [0.0, 0.1, 0.5, 0.999, 1.0])
 @pytest.mark.parametrize("per", ["block", "tree"])
-def test_the_sign_of_zero_is_zero(zeros, per):
+def test_sign_keeps_zeros(zeros, per):
     x = Key(5).normal(5000) * (Key(6).uniform(5000) >= zeros)
     data, back = sent(Quantize(scheme="sign", per=per), x)
     assert torch.equal(torch.sign(back), torch.sign(x))
     scales = 2 * (1 if per == "tree" else 20)
-    bound = 5000 * (1 if zeros in (0.0, 1.0) else 2) / 8  # where the zeros are: at most a bit a number
+    bound = 5000 * (1 if zeros in (0.0, 1.0) else 2) / 8  # positions of zeros: at most one bit per value
     assert len(data) <= bound + scales + 8
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=60))
-def test_what_sign_loses_is_never_more_than_there_was(values):
+def test_sign_error_is_never_larger_than_the_input(values):
     """|x - C(x)|^2 = |x|^2 - (1 - e^2) |x|_1^2 / nonzeros, e < 2^-7 for a scale that is rounded up to bfloat16."""
     x = torch.tensor(values, dtype=torch.float64)
     _, back = sent(Quantize(scheme="sign", per="tree"), x)
-    lost, all_of_it = float((x - back).square().sum()), float(x.square().sum())
-    said = float(x.abs().sum()) ** 2 / max(1, int(x.count_nonzero()))
-    tiny = 1e-9 * all_of_it + 1e-60
-    assert all_of_it - said - tiny <= lost <= all_of_it - (1 - 2**-14) * said + tiny
+    lost, total = float((x - back).square().sum()), float(x.square().sum())
+    kept = float(x.abs().sum()) ** 2 / max(1, int(x.count_nonzero()))
+    tiny = 1e-9 * total + 1e-60
+    assert total - kept - tiny <= lost <= total - (1 - 2**-14) * kept + tiny
 
 
 @pytest.mark.parametrize(("scheme", "half"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
@@ -140,8 +140,8 @@ def test_half_precision_is_a_cast_that_stays_finite(scheme, half):
 
 
 @pytest.mark.parametrize(("scheme", "half"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_half_precision_takes_little_more_than_its_entropy(scheme, half):
-    layers = torch.tensor([1e-2, 1e-3, 1e-4, 1e-6]).repeat_interleave(100_000)  # layers move at different rates
+def test_half_precision_size_is_close_to_its_entropy(scheme, half):
+    layers = torch.tensor([1e-2, 1e-3, 1e-4, 1e-6]).repeat_interleave(100_000)  # layers change at different rates
     x = Key(11).normal(400_000) * layers
     data, _ = sent(Quantize(scheme=scheme), x)
     p = x.to(half).view(torch.int16).unique(return_counts=True)[1].double() / len(x)
@@ -149,7 +149,7 @@ def test_half_precision_takes_little_more_than_its_entropy(scheme, half):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_very_large_and_very_small_numbers_stay_finite(scheme):
+def test_very_large_and_very_small_values_stay_finite(scheme):
     for x in (torch.tensor([3.4e38, -3.4e38, 1.0]), torch.tensor([1e-45, -1e-45]), torch.tensor([1e-39])):
         assert torch.isfinite(sent(Quantize(scheme=scheme), x)[1]).all()
     wide = torch.tensor([1e300, -1e300], dtype=torch.float64)
@@ -165,7 +165,7 @@ def test_small_messages_stay_small(scheme):
 
 @pytest.mark.parametrize("bits", [3, 4, 8, 10])
 @pytest.mark.parametrize("n", [50_000, 400_000])
-def test_levels_take_little_more_than_their_entropy(bits, n):
+def test_size_is_close_to_the_entropy_of_the_levels(bits, n):
     x = Key(10).normal(n) * 1e-3
     data, back = sent(Quantize(bits), x)
     blocks = -(-n // 256)
@@ -200,7 +200,7 @@ def test_bytes_of_a_small_message_are_fixed(codec, data):
     st.integers(1, 40),
     st.lists(st.floats(-(2.0**127), 2.0**127, width=32), max_size=60),
 )
-def test_any_numbers_come_back_finite_and_near(scheme, bits, block, values):
+def test_any_values_decode_to_finite_values_within_a_step(scheme, bits, block, values):
     x = torch.tensor(values, dtype=torch.float32)
     _, back = sent(Quantize(bits, scheme, block=block), x)
     assert back.shape == x.shape
@@ -212,7 +212,7 @@ def test_any_numbers_come_back_finite_and_near(scheme, bits, block, values):
 
 
 @pytest.mark.parametrize("codec", [Quantize(4), Quantize(8, "uniform"), Quantize(5), Quantize(scheme="bf16")], ids=repr)
-def test_damaged_bytes_are_finite_numbers_or_refused(codec):
+def test_damaged_bytes_decode_to_finite_values_or_are_refused(codec):
     tree = {"a": Key(11).normal(700), "b": Key(12).normal(20, 5).half()}
     spec = Spec.of(tree)
     data, _ = codec.encode(tree, {}, PEER)
@@ -236,7 +236,7 @@ def test_damaged_bytes_are_finite_numbers_or_refused(codec):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"bits": 0}, "1 to 32"),
         ({"bits": 33}, "1 to 32"),
@@ -248,11 +248,11 @@ def test_damaged_bytes_are_finite_numbers_or_refused(codec):
         ({"scheme": "sign", "stochastic": True}, "stochastic = false"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
         Quantize(**options)
 
 
-def test_whole_numbers_are_refused_before_training():
+def test_integer_blocks_are_refused_before_training():
     with pytest.raises(ConfigError, match=r"block 'steps' is of type int64.*ByBlock"):
         Quantize().init(Spec.of({"steps": torch.zeros((), dtype=torch.int64)}))

@@ -1,4 +1,4 @@
-"""Leading ranks of thin factors."""
+"""Tests of RankSlice."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ TREE = {"fc/a": Key(1).normal(6, 9), "fc/b": Key(2).normal(5, 6), "bias": Key(3)
     [RankSlice(1), RankSlice(2, inner=Quantize(8)), RankSlice(2, rows=("*.weight/a",)), RankSlice(99)],
     ids=repr,
 )
-def test_keeps_the_contract_of_a_codec(codec):
+def test_satisfies_the_codec_contract(codec):
     check_codec(codec)
 
 
 @pytest.mark.parametrize("rank", [1, 4, 6, 50])
-def test_the_product_that_arrives_has_the_leading_ranks(rank):
+def test_the_decoded_product_has_the_leading_ranks(rank):
     codec, spec = RankSlice(rank), Spec.of(TREE)
     data, _ = codec.encode(TREE, {}, PEER)
     back = codec.decode(data, spec, PEER)
@@ -35,13 +35,13 @@ def test_the_product_that_arrives_has_the_leading_ranks(rank):
     assert same(back, TREE) == (rank >= 6)
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ConfigError, match="rank must be 1 or more"):
         RankSlice(0)
     with pytest.raises(ConfigError, match="the other way round"):
         RankSlice(1, inner=ErrorFeedback(TopK(0.1)))
     with pytest.raises(ConfigError, match="rows 'x' matches no block"):
         RankSlice(1, rows=("x",)).check(Spec.of(TREE))
-    with pytest.raises(ConfigError, match="ranks are sides of matrices"):
+    with pytest.raises(ConfigError, match="it must be a matrix"):
         RankSlice(1, rows=("bias",)).check(Spec.of(TREE))
     RankSlice(1, inner=Raw()).check(Spec.of(TREE))

@@ -1,4 +1,4 @@
-"""Numbers as they are."""
+"""Tests of the raw codec."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from thinwire.testing import check_codec
 PEER = Peer(Key(0))
 
 
-def test_raw_keeps_the_contract_of_a_codec():
+def test_raw_satisfies_the_codec_contract():
     check_codec(Raw(), lossless=True)
 
 
@@ -26,7 +26,7 @@ def test_raw_keeps_the_contract_of_a_codec():
         max_size=5,
     )
 )
-def test_any_bits_come_back(blocks):
+def test_any_bits_round_trip(blocks):
     tree = {}
     for i, (dtype, shape, seed) in enumerate(blocks):
         width = DTYPES[dtype][1]
@@ -45,7 +45,7 @@ def test_the_bytes_are_little_endian_and_in_order():
     assert Raw().encode(tree, {}, PEER)[0].hex() == "0100feffc03f"
 
 
-def test_decoded_blocks_may_be_written_to():
+def test_decoded_blocks_are_writable():
     data = bytes(8)
     out = Raw().decode(data, Spec.of({"w": torch.zeros(2)}), PEER)["w"]
     out += 1
@@ -54,27 +54,27 @@ def test_decoded_blocks_may_be_written_to():
 
 @pytest.mark.parametrize("n", [0, 7, 9])
 def test_a_wrong_number_of_bytes_is_refused(n):
-    with pytest.raises(WireError, match=f"expected 8 bytes of raw numbers, got {n}"):
+    with pytest.raises(WireError, match=f"expected 8 bytes of raw values, got {n}"):
         Raw().decode(bytes(n), Spec.of({"w": torch.zeros(2)}), PEER)
 
 
-def test_a_truth_value_that_is_neither_is_refused():
+def test_a_boolean_byte_above_one_is_refused():
     with pytest.raises(WireError, match="block 't'"):
         Raw().decode(b"\x00\x02", Spec.of({"t": torch.tensor([True, False])}), PEER)
 
 
-def test_numbers_that_lie_in_one_piece_are_neither_copied_to_be_sent_nor_to_be_read():
+def test_contiguous_values_are_not_copied_by_encode_or_decode():
     tree = cut(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
     data, _ = Raw().encode(tree, {}, PEER)
     assert isinstance(data, memoryview)
     assert bytes(data) == Raw().encode(dict(tree), {}, PEER)[0]
-    room = np.empty(32, np.uint8)
-    for start, shared in ((0, True), (8, True), (3, False)):  # numbers at odd places are moved
-        room[start : start + 24] = np.frombuffer(data, np.uint8)
-        got = Raw().decode(room[start : start + 24].data, Spec.of(tree), PEER)
+    buffer = np.empty(32, np.uint8)
+    for start, shared in ((0, True), (8, True), (3, False)):  # misaligned values are copied
+        buffer[start : start + 24] = np.frombuffer(data, np.uint8)
+        got = Raw().decode(buffer[start : start + 24].data, Spec.of(tree), PEER)
         assert same(dict(got), dict(tree))
         got["b"][1] += 1
-        assert (bytes(room[start : start + 24]) != bytes(data)) is shared
+        assert (bytes(buffer[start : start + 24]) != bytes(data)) is shared
     frozen = bytes(data)
     Raw().decode(frozen, Spec.of(tree), PEER)["b"].add_(1)
-    assert frozen == bytes(data), "what came from elsewhere is never written to"
+    assert frozen == bytes(data), "read-only memory is never written to"

@@ -1,4 +1,4 @@
-"""Some of the numbers only, and the memory of the rest."""
+"""Tests of the sparse codecs and of error feedback."""
 
 import math
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.codecs import Chain, ErrorFeedback, Masked, Peer, Quantize, RandomK, Raw, Threshold, TopK
-from thinwire.codecs.sparse import kept
 from thinwire.core.key import Key
+from thinwire.core.selection import kept
 from thinwire.core.spec import Spec
 from thinwire.core.tree import add, same, sub, zeros_like
 from thinwire.errors import ConfigError, WireError
@@ -49,12 +49,12 @@ def sent(codec, tree, peer=PEER):
     ],
     ids=repr,
 )
-def test_keeps_the_contract_of_a_codec(codec):
+def test_satisfies_the_codec_contract(codec):
     check_codec(codec)
 
 
 @pytest.mark.parametrize("codec", [TopK(1.0), TopK(1.0, "block"), RandomK(1.0), RandomK(1.0, unbiased=False)])
-def test_everything_as_it_is_equals_raw_bit_for_bit(codec):
+def test_density_one_equals_raw_bit_for_bit(codec):
     tree = {**TREE, "d": torch.tensor([0.0, -0.0, 1e-45])}
     assert same(sent(codec, tree), sent(Raw(), tree))
     data, _ = codec.encode(tree, {}, PEER)
@@ -62,7 +62,7 @@ def test_everything_as_it_is_equals_raw_bit_for_bit(codec):
 
 
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.5, 0.9])
-def test_the_largest_arrive_and_nothing_else(density):
+def test_top_k_keeps_the_largest_values(density):
     back = torch.cat([b.flatten() for b in sent(TopK(density), TREE).values()])
     x = torch.cat([b.flatten() for b in TREE.values()])
     k = math.floor(density * len(x))
@@ -73,12 +73,12 @@ def test_the_largest_arrive_and_nothing_else(density):
 
 def test_bytes_of_a_small_message_are_fixed():
     tree = {"x": torch.tensor([2.0, 0.0, -1.0, -2.0])}
-    expected = bytes.fromhex("02 01 09 00000040 000000c0")  # two bytes of positions: a bitmap, 0b1001; two numbers
+    expected = bytes.fromhex("02 01 09 00000040 000000c0")  # two bytes of positions: a bitmap, 0b1001; two values
     assert TopK(0.5).encode(tree, {}, PEER)[0] == expected
     assert Threshold(1.5).encode(tree, {}, PEER)[0] == b"\2" + expected
 
 
-def test_by_block_every_block_says_something():
+def test_top_k_by_block_sends_values_of_each_block():
     back = sent(TopK(0.1, "block"), TREE)
     assert {name: int((block != 0).sum()) for name, block in back.items()} == {"a": 30, "b": 4, "c": 1}
     assert int((sent(TopK(0.1), TREE)["b"] != 0).sum()) == 0
@@ -91,7 +91,7 @@ def test_a_message_with_too_many_positions_in_a_block_is_refused():
         TopK(0.2, "block").decode(data, Spec.of(pair), PEER)
 
 
-def test_of_equal_numbers_the_first_are_sent():
+def test_among_equal_values_the_first_are_sent():
     tree = {"w": torch.tensor([1.0, -2.0, 2.0, 2.0, 0.5, -2.0])}
     assert sent(TopK(0.5), tree)["w"].tolist() == [0.0, -2.0, 2.0, 2.0, 0.0, 0.0]
 
@@ -100,14 +100,14 @@ def test_of_equal_numbers_the_first_are_sent():
     ("density", "n", "down", "up"),
     [(0.1, 10, 1, 1), (0.29, 100, 29, 29), (0.07, 100, 7, 7), (0.1, 19, 1, 2), (0.01, 5, 1, 1), (1.0, 7, 7, 7)],
 )
-def test_rounding_of_how_many_is_a_choice(density, n, down, up):
+def test_rounding_of_k_can_be_chosen(density, n, down, up):
     assert (kept(density, n), kept(density, n, "up")) == (down, up)
     tree = {"x": Key(1).normal(n)}
     assert int(sent(TopK(density), tree)["x"].count_nonzero()) == down
     assert int(sent(TopK(density, rounding="up"), tree)["x"].count_nonzero()) == up
 
 
-def test_presets_round_as_their_papers_do():
+def test_presets_round_k_as_in_their_papers():
     from thinwire.experiments.config import resolve
 
     sparse = resolve("sparse").method
@@ -117,17 +117,17 @@ def test_presets_round_as_their_papers_do():
 
 
 @pytest.mark.parametrize(("density", "n", "k"), [(0.1, 10, 1), (0.29, 100, 29), (0.01, 5, 1), (1.0, 7, 7), (0.5, 0, 0)])
-def test_how_many_are_sent(density, n, k):
+def test_number_of_values_sent(density, n, k):
     assert kept(density, n) == k
 
 
-def test_threshold_sends_what_is_large_enough():
+def test_threshold_sends_values_of_at_least_that_magnitude():
     tree = {"w": torch.tensor([0.5, -0.49, 0.0, -3.0])}
     assert sent(Threshold(0.5), tree)["w"].tolist() == [0.5, 0.0, 0.0, -3.0]
     assert Threshold(10.0).encode(tree, {}, PEER)[0] == b"\0\0"
 
 
-def test_random_positions_are_not_sent_and_differ_from_peer_to_peer():
+def test_random_positions_are_not_sent_and_differ_between_peers():
     codec, spec = RandomK(0.1, unbiased=False), Spec.of(TREE)
     data, _ = codec.encode(TREE, {}, PEER)
     assert len(data) == codec.size(spec) == 4 * 34
@@ -137,20 +137,20 @@ def test_random_positions_are_not_sent_and_differ_from_peer_to_peer():
         assert torch.equal(block[block != 0], TREE[name][block != 0])
 
 
-def test_shared_positions_are_those_of_everyone():
+def test_shared_positions_are_the_same_for_all_clients():
     codec, tree = RandomK(0.1, unbiased=False, shared=True), {"x": Key(4).normal(1000)}
     one, two, later = (sent(codec, tree, Peer(Key(i), Key(j))) for i, j in ((1, 9), (2, 9), (1, 8)))
     assert same(one, two)
     assert not same(one, later)
 
 
-def test_random_numbers_are_right_on_average():
+def test_random_k_is_unbiased():
     x = {"w": torch.arange(1.0, 9.0)}
     mean = sum(sent(RandomK(0.25), x, Peer(Key(i)))["w"] for i in range(2000)) / 2000
     assert torch.allclose(mean, x["w"], rtol=0.2)
 
 
-def test_top_values_may_be_quantised():
+def test_top_k_values_can_be_quantized():
     plain, coarse = sent(TopK(0.2), TREE), sent(TopK(0.2, inner=Quantize(8)), TREE)
     for name in TREE:
         assert torch.allclose(plain[name], coarse[name], atol=0.02)
@@ -165,44 +165,44 @@ def test_top_values_may_be_quantised():
     "inner",
     [TopK(0.1), TopK(0.1, inner=Quantize(4)), Quantize(scheme="sign"), RandomK(0.2, unbiased=False), Threshold(1.0)],
 )
-def test_what_was_sent_and_what_is_kept_is_all_there_was(inner):
+def test_sent_values_plus_error_equal_the_sum_of_updates(inner):
     codec, spec = ErrorFeedback(inner), Spec.of(TREE)
     state = codec.init(spec)
-    said = true = zeros_like(TREE)
+    decoded = true = zeros_like(TREE)
     for i in range(30):
         tree = {b.name: Key(i).fold(b.name).normal(*b.shape) for b in spec}
         peer = Peer(Key(i))
         data, state = codec.encode(tree, state, peer)
-        said, true = add(said, codec.decode(data, spec, peer)), add(true, tree)
+        decoded, true = add(decoded, codec.decode(data, spec, peer)), add(true, tree)
     for name in TREE:
-        assert torch.allclose(said[name] + state[f"rest/{name}"], true[name], atol=2e-4)
+        assert torch.allclose(decoded[name] + state[f"rest/{name}"], true[name], atol=2e-4)
 
 
 @pytest.mark.parametrize(
     "inner", [TopK(0.1), Quantize(scheme="sign"), Quantize(scheme="sign", per="tree"), Quantize(4)], ids=repr
 )
-def test_what_is_kept_stays_bounded(inner):
-    """|e|^2 <= 4 (1 - q) / q^2 max |x|^2 if each message loses at most a share 1 - q (Karimireddy et al., lemma 3)."""
+def test_error_feedback_state_stays_bounded(inner):
+    """|e|^2 <= 4 (1 - q) / q^2 max |x|^2 if a message loses at most a fraction 1 - q (Karimireddy et al., lemma 3)."""
     codec, state, q, most = ErrorFeedback(inner), ErrorFeedback(inner).init(Spec.of(TREE)), 1.0, 0.0
     for i in range(60):
         tree = {name: Key(i).fold(name).normal(*block.shape) * (block.abs() > 0.3) for name, block in TREE.items()}
         wanted = add(tree, {name: state[f"rest/{name}"] for name in tree})
         _, state = codec.encode(tree, state, PEER)
-        kept_back = sum(float(block.square().sum()) for block in state.values())
-        q = min(q, 1 - kept_back / sum(float(block.square().sum()) for block in wanted.values()))
+        error = sum(float(block.square().sum()) for block in state.values())
+        q = min(q, 1 - error / sum(float(block.square().sum()) for block in wanted.values()))
         most = max(most, sum(float(block.square().sum()) for block in tree.values()))
-        assert q > 0  # none loses more than it is given
-        assert kept_back <= 4 * (1 - q) / q**2 * most + 1e-6
+        assert q > 0  # the error is never larger than the input
+        assert error <= 4 * (1 - q) / q**2 * most + 1e-6
 
 
-def test_silent_blocks_keep_their_rest():
+def test_blocks_that_are_not_sent_keep_their_error():
     codec = ErrorFeedback(TopK(0.1))
     _, state = codec.encode(TREE, codec.init(Spec.of(TREE)), PEER)
     some = {"b": TREE["b"]}
     data, after = codec.encode(some, state, PEER)
     assert same({k: v for k, v in after.items() if k != "rest/b"}, {k: v for k, v in state.items() if k != "rest/b"})
-    loud = add({"b": state["rest/b"]}, some)
-    assert same({"b": after["rest/b"]}, sub(loud, codec.decode(data, Spec.of(some), PEER)))
+    wanted = add({"b": state["rest/b"]}, some)
+    assert same({"b": after["rest/b"]}, sub(wanted, codec.decode(data, Spec.of(some), PEER)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -211,7 +211,7 @@ def test_silent_blocks_keep_their_rest():
     st.floats(0.001, 1.0),
     st.lists(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=30), max_size=4),
 )
-def test_any_tree_comes_back_with_k_numbers(make, density, blocks):
+def test_any_tree_decodes_to_k_of_its_values(make, density, blocks):
     tree = {f"b{i}": torch.tensor(values, dtype=torch.float32) for i, values in enumerate(blocks)}
     back = sent(make(density) if make is TopK else make(density, unbiased=False), tree)
     assert Spec.of(back) == Spec.of(tree)
@@ -225,7 +225,7 @@ def test_any_tree_comes_back_with_k_numbers(make, density, blocks):
     [TopK(0.1), TopK(0.1, "block", Quantize(4)), Threshold(1.0, Quantize(8)), RandomK(0.3, Quantize(4, "uniform"))],
     ids=repr,
 )
-def test_damaged_bytes_are_a_tree_or_refused(codec):
+def test_damaged_bytes_decode_to_a_tree_or_are_refused(codec):
     tree = {"a": Key(11).normal(900), "b": Key(12).normal(20, 5)}
     spec = Spec.of(tree)
     data, _ = codec.encode(tree, {}, PEER)
@@ -246,18 +246,18 @@ def test_damaged_bytes_are_a_tree_or_refused(codec):
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, math.nan])
 @pytest.mark.parametrize("make", [TopK, RandomK])
-def test_a_density_that_is_none_is_refused(make, density):
+def test_an_invalid_density_is_refused(make, density):
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
         make(density)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-def test_a_threshold_that_is_none_is_refused(value):
+def test_an_invalid_threshold_is_refused(value):
     with pytest.raises(ConfigError, match="0 or more"):
         Threshold(value)
 
 
-def test_parts_that_cannot_be_nested_say_what_to_write():
+def test_invalid_nesting_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match=r"write it the other way round: ErrorFeedback\(TopK\(\.\.\.\)\)"):
         TopK(0.1, inner=ErrorFeedback())
     with pytest.raises(ConfigError, match="other way round"):

@@ -1,4 +1,4 @@
-"""Names of parts."""
+"""Tests of the registry of parts."""
 
 import pytest
 
@@ -14,9 +14,10 @@ def table(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "mean"]
+    "kind",
+    ["space", "sketch", "schedule", "codec", "optimizer", "correction", "privacy", "client_weight", "aggregator"],
 )
-def test_every_kind_has_parts_with_one_line_about_each(kind):
+def test_all_parts_have_a_one_line_summary(kind):
     parts = entries(kind)
     assert parts
     assert list(parts) == sorted(parts)
@@ -26,13 +27,13 @@ def test_every_kind_has_parts_with_one_line_about_each(kind):
         assert "\n" not in entry.doc
 
 
-def test_a_part_is_found_by_its_name_and_knows_it():
+def test_lookup_and_name_of_are_inverse():
     assert lookup("space", "full").make is Full
     assert name_of("space", Full()) == "full"
     assert name_of("space", object()) is None
 
 
-def test_an_unknown_name_lists_its_neighbours():
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UnknownName, match=r"unknown space 'fulll': did you mean 'full'\? Known: .*full"):
         lookup("space", "fulll")
     with pytest.raises(ConfigError, match="unknown kind of part 'spaces': did you mean 'space'"):

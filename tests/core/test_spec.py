@@ -1,4 +1,4 @@
-"""What both ends know of a tree, and selectors on names."""
+"""Tests of specs and selectors."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from thinwire.errors import ConfigError
 TREE = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3, dtype=torch.float16), "n": torch.tensor(1)}
 
 
-def test_a_spec_counts_numbers_and_bytes():
+def test_a_spec_counts_values_and_bytes():
     spec = Spec.of(TREE)
     assert spec.names == ("fc.weight", "fc.bias", "n")
     assert (len(spec), spec.size, spec.nbytes) == (3, 10, 24 + 6 + 8)
@@ -18,7 +18,7 @@ def test_a_spec_counts_numbers_and_bytes():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sizes_of_types_are_those_of_torch(dtype):
+def test_sizes_of_dtypes_equal_those_of_torch(dtype):
     assert DTYPES[dtype][1] == torch.zeros(1, dtype=dtype).element_size()
 
 
@@ -44,16 +44,16 @@ def test_restrict_keeps_the_order_of_the_spec():
         {},
     ],
 )
-def test_the_digest_tells_names_shapes_types_and_order_apart(other):
+def test_the_digest_depends_on_names_shapes_dtypes_and_order(other):
     assert Spec.of(other).digest() != Spec.of(TREE).digest()
     assert len(Spec.of(other).digest()) == 8
 
 
-def test_the_digest_never_changes():
+def test_the_digest_is_fixed():
     assert Spec.of(TREE).digest().hex() == "784ed3e754199e16"
 
 
-def test_types_that_cannot_be_sent_are_refused_by_name():
+def test_unsupported_dtypes_are_refused():
     with pytest.raises(ConfigError, match=r"block 'z' has type torch.complex64.*float32"):
         Block("z", (1,), torch.complex64)
 
@@ -68,7 +68,7 @@ def test_selectors_match_names_and_keep_their_order():
     assert select(NAMES, ()) == ()
 
 
-def test_selectors_mind_the_case():
+def test_selectors_are_case_sensitive():
     with pytest.raises(ConfigError, match="Head"):
         select(NAMES, ("Head.*",))
 
@@ -79,6 +79,6 @@ def test_a_selector_that_matches_nothing_is_refused(pattern):
         select(NAMES, ("*", pattern), what="private")
 
 
-def test_long_lists_of_blocks_are_cut_in_the_message():
+def test_long_lists_of_blocks_are_shortened_in_the_error_message():
     with pytest.raises(ConfigError, match=r"b5, \.\.\.$"):
         select([f"b{i}" for i in range(100)], ("x",))

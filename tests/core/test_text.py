@@ -1,4 +1,4 @@
-"""Text from outside: shown on one line, without escape codes, bounded; names that become files are plain."""
+"""Tests of escaping untrusted text and of names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOSTILE = ["\x1b[31mred\x1b[0m", "two\nlines", "\r\x07", "\x9b31m", "\u202eturne
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_cannot_be_printed_is_escaped(text):
+def test_unprintable_characters_are_escaped(text):
     for shown in (visible(text), markdown_text(text), html_text(text)):
         assert shown.isprintable()
         assert not {unicodedata.category(c) for c in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -20,12 +20,12 @@ def test_what_cannot_be_printed_is_escaped(text):
     assert visible(visible(text)) == visible(text)
 
 
-def test_ordinary_text_is_left_alone():
+def test_printable_text_is_unchanged():
     for text in ("mapo+int8", "Größe 10 µ", "日本", "5 % ± 1", ""):
         assert visible(text) == text
 
 
-def test_long_text_is_cut_in_the_middle():
+def test_long_text_is_shortened_in_the_middle():
     shown = visible("begin" + "x" * 100_000 + "end")
     assert len(shown) == 2000
     assert shown.startswith("begin")
@@ -34,7 +34,7 @@ def test_long_text_is_cut_in_the_middle():
 
 
 @pytest.mark.parametrize("text", ["a|b", "`x`", "<script>", "![x](http://y)", "a\n| b |", "**b**"])
-def test_markdown_shows_text_as_it_is(text):
+def test_markdown_markup_is_escaped(text):
     shown = markdown_text(text)
     assert "\n" not in shown
     bare = shown.replace("\\\\", "")
@@ -44,10 +44,10 @@ def test_markdown_shows_text_as_it_is(text):
 
 
 @pytest.mark.parametrize("name", ["mapo+int8", "FedAvg (lr 0.1)", "[bold] mine", "a|b", "x" * 120, "日本"])
-def test_names_that_can_be_shown_and_written_are_taken(name):
+def test_valid_names_are_accepted(name):
     assert unfit_for_a_name(name, 120) == ""
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "../x", "/abs", "a/b", "a\\b", "x" * 121, "日" * 41, *HOSTILE])
-def test_names_that_cannot_are_refused(name):
+def test_invalid_names_are_refused(name):
     assert unfit_for_a_name(name, 120)

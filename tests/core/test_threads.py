@@ -1,4 +1,4 @@
-"""Work on several cores."""
+"""Tests of thread pools."""
 
 import threading
 import time
@@ -15,14 +15,14 @@ def test_each_keeps_the_order_and_raises_the_first_error(three_cores):
         each(lambda x: 1 / x, [2, 1, 0], LEAST)
 
 
-def test_work_within_work_does_not_wait_for_itself(three_cores):
+def test_nested_calls_do_not_deadlock(three_cores):
     def outer(x: int) -> int:
         return sum(each(lambda y: x * y, range(10), LEAST))
 
     assert each(outer, range(8), LEAST) == [45 * x for x in range(8)]
 
 
-def test_torch_computes_on_one_core_and_each_on_all(three_cores):
+def test_on_one_core_restricts_torch_but_not_each(three_cores):
     with on_one_core(), on_one_core():
         assert torch.get_num_threads() == 1
         assert len({*each(lambda _: (time.sleep(0.05), threading.get_ident())[1], range(3), LEAST)}) == 3

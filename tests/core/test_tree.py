@@ -1,4 +1,4 @@
-"""Arithmetic on trees."""
+"""Tests of arithmetic on trees."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ A = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([5.0, 6.0]),
 B = {"s": torch.tensor(1.0), "b": torch.tensor([1.0, 1.0]), "w": torch.eye(2)}
 
 
-def test_the_first_tree_says_which_blocks_and_in_which_order():
+def test_the_first_tree_defines_blocks_and_order():
     out = t.add(A, B)
     assert list(out) == ["w", "b", "s"]
     assert out["w"].tolist() == [[2.0, 2.0], [3.0, 5.0]]
@@ -21,7 +21,7 @@ def test_the_first_tree_says_which_blocks_and_in_which_order():
     assert list(t.add(t.restrict(A, ["b"]), B)) == ["b"]
 
 
-def test_scale_and_zeros_keep_shapes_and_types():
+def test_scale_and_zeros_keep_shapes_and_dtypes():
     half = {"w": torch.ones(2, dtype=torch.float16)}
     assert t.scale(half, 0.5)["w"].dtype == torch.float16
     assert t.same(t.zeros_like(A), t.scale(A, 0.0))
@@ -54,20 +54,20 @@ def test_unflatten_undoes_flatten():
     assert t.flatten({}).shape == (0,)
 
 
-def test_weighted_mean_normalises_the_weights():
+def test_weighted_mean_normalizes_the_weights():
     out = t.weighted_mean([A, B], [3.0, 1.0])
     assert out["s"].item() == pytest.approx((3 * 7 + 1) / 4)
     assert t.same(t.weighted_mean([A], [17.0]), A)
     assert t.weighted_mean([{}, {}], [1.0, 1.0]) == {}
 
 
-def test_weighted_mean_is_the_same_bits_every_time():
+def test_weighted_mean_is_reproducible_bit_for_bit():
     trees = [{"w": torch.randn(100, generator=torch.Generator().manual_seed(i))} for i in range(7)]
     weights = [float(i + 1) for i in range(7)]
     assert t.same(t.weighted_mean(trees, weights), t.weighted_mean(trees, weights))
 
 
-def test_finiteness_looks_at_every_block():
+def test_all_finite_checks_all_blocks():
     assert t.all_finite({**A, "n": torch.tensor([1, 2])})
     assert t.all_finite({})
     for bad in (float("nan"), float("inf"), -float("inf")):
@@ -85,21 +85,21 @@ def test_finiteness_looks_at_every_block():
         {},
     ],
 )
-def test_same_means_every_bit(other):
+def test_same_compares_all_bits(other):
     tree = {"w": torch.tensor([0.0, float("nan")])}
     assert t.same(tree, {"w": tree["w"].clone()})
     assert not t.same(tree, other)
 
 
-def test_same_minds_the_order_of_blocks():
+def test_same_compares_the_order_of_blocks():
     assert not t.same(A, dict(reversed(A.items())))
 
 
-def test_to_device_leaves_tensors_that_are_there():
+def test_to_device_returns_tensors_on_the_device_unchanged():
     assert t.to_device(A, "cpu")["w"] is A["w"]
 
 
-def test_a_cut_tree_is_its_vector_and_cannot_be_changed():
+def test_a_flat_tree_is_a_view_of_its_vector_and_immutable():
     whole = torch.arange(8.0)
     tree = cut(whole, ["a", "b"], [torch.zeros(2), torch.zeros(2, 3)])
     assert same(tree, {"a": whole[:2], "b": whole[2:].view(2, 3)})
@@ -118,7 +118,7 @@ def test_a_cut_tree_is_its_vector_and_cannot_be_changed():
     assert same(copy.deepcopy(tree), tree)
 
 
-def test_numbers_of_cut_trees_are_those_of_their_blocks():
+def test_arithmetic_on_flat_trees_equals_arithmetic_on_blocks():
     torch.manual_seed(0)
     like = [torch.zeros(2), torch.zeros(2, 3)]
     a, b = (cut(torch.randn(8), ["a", "b"], like) for _ in range(2))
@@ -128,31 +128,31 @@ def test_numbers_of_cut_trees_are_those_of_their_blocks():
     assert same(t.scale(a, -0.3), t.scale({**a}, -0.3))
     assert t.flatten(a) is a.vector
     other = cut(torch.randn(8), ["b", "a"], like[::-1])
-    assert same(t.add(a, other), t.add({**a}, {**other}))  # by name, not by place
+    assert same(t.add(a, other), t.add({**a}, {**other}))  # by name, not by position
 
 
-def test_a_matrix_has_a_row_for_each_client_that_can_be_cut_again():
+def test_rows_of_as_matrix_split_into_the_trees_of_clients():
     torch.manual_seed(0)
     tree = {"a": torch.randn(3, 2), "b": torch.randn(3, 2, 2), "c": torch.randn(3), "none": torch.randn(3, 0)}
     matrix = as_matrix(tree)
     for i in range(3):
         one = unstack(tree, i)
-        mine = cut(matrix[i], list(one), list(one.values()))
-        assert same(mine, one)
-        assert torch.equal(mine.vector, matrix[i])
+        row = cut(matrix[i], list(one), list(one.values()))
+        assert same(row, one)
+        assert torch.equal(row.vector, matrix[i])
     assert as_matrix({"a": torch.randn(3, 2), "n": torch.zeros(3, dtype=torch.int64)}) is None
     assert as_matrix({}) is None
 
 
-def test_the_mean_of_cut_trees_has_the_same_bits():
+def test_the_mean_of_flat_trees_has_the_same_bits():
     torch.manual_seed(0)
-    apart = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
-    matrix = as_matrix(stack(apart))
-    placed = [cut(matrix[i], ["a", "b"], list(apart[0].values())) for i in range(4)]
-    assert same(weighted_mean(placed, [1.0, 2.0, 3.0, 0.5]), weighted_mean(apart, [1.0, 2.0, 3.0, 0.5]))
+    plain = [{"a": torch.randn(5), "b": torch.randn(2, 3)} for _ in range(4)]
+    matrix = as_matrix(stack(plain))
+    flat = [cut(matrix[i], ["a", "b"], list(plain[0].values())) for i in range(4)]
+    assert same(weighted_mean(flat, [1.0, 2.0, 3.0, 0.5]), weighted_mean(plain, [1.0, 2.0, 3.0, 0.5]))
 
 
-def test_a_number_that_is_not_finite_is_found_in_a_cut_tree():
+def test_a_non_finite_value_is_found_in_a_flat_tree():
     whole = torch.zeros(6)
     tree = cut(whole, ["a", "b"], [whole[:2], whole[2:]])
     assert all_finite(tree)
@@ -160,7 +160,7 @@ def test_a_number_that_is_not_finite_is_found_in_a_cut_tree():
     assert not all_finite(tree)
     whole[4] = 3e38
     whole[5] = 3e38
-    assert all_finite(tree)  # though the sum is not
+    assert all_finite(tree)  # although the sum overflows
 
 
 def test_long_vectors_are_averaged_by_slices_to_the_same_bits(monkeypatch):
@@ -171,15 +171,15 @@ def test_long_vectors_are_averaged_by_slices_to_the_same_bits(monkeypatch):
     assert same(weighted_mean(trees, [1.0, 2.0, 3.0, 4.0, 5.0]), whole)
 
 
-def test_the_grand_total_tells_whether_all_numbers_are_finite():
-    counts = {"n": torch.tensor([2, 3])}  # whole numbers always are
+def test_the_grand_total_is_finite_only_if_all_values_are():
+    counts = {"n": torch.tensor([2, 3])}  # integers are always finite
     assert t.grand_total(A, counts).item() == 28.0
     assert t.grand_total(counts).item() == 0.0
     assert t.grand_total(A, {"x": torch.tensor([1.0, float("nan")])}).isnan()
     assert t.grand_total(A, {"x": torch.tensor([float("inf")])}).isinf()
 
 
-def test_a_cut_tree_is_a_dictionary_in_all_that_can_be_asked_of_one(monkeypatch):
+def test_a_flat_tree_behaves_like_a_dictionary(monkeypatch):
     def fresh():
         return cut(torch.arange(6.0), ["a", "b"], [torch.zeros(2, 2), torch.zeros(2)])
 
@@ -194,7 +194,7 @@ def test_a_cut_tree_is_a_dictionary_in_all_that_can_be_asked_of_one(monkeypatch)
     assert "c" not in tree
     assert all_finite(tree)
     assert weighted_mean([tree, fresh()], [1.0, 1.0]).vector.tolist() == tree.vector.tolist()
-    assert not calls, "nobody asked for a block"
+    assert not calls, "no block was accessed"
     plain = {"a": torch.arange(4.0).reshape(2, 2), "b": torch.tensor([4.0, 5.0])}
     ways = {
         "dict": dict,

@@ -1,3 +1,5 @@
+"""CIFAR-10 and CIFAR-100 from binary files and from JPEG sheets; damaged files."""
+
 import os
 from pathlib import Path
 
@@ -5,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.errors import DataError
 from thinwire.data import cache
 from thinwire.data.datasets.cifar import cifar10, cifar100
+from thinwire.errors import DataError
 
 BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
@@ -33,12 +35,12 @@ def binary(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def one_sheet(tmp_path_factory) -> Path:
-    """A sheet in which picture i has the grey value i // 100 + i % 100."""
+    """A sheet in which image i has the gray value i // 100 + i % 100."""
     image = pytest.importorskip("PIL.Image")
     path = tmp_path_factory.getbasetemp() / "sheet.jpg"
     if not path.exists():
-        grey = (np.arange(100)[:, None] + np.arange(100)).astype(np.uint8)
-        sheet = np.repeat(np.repeat(grey, 32, axis=0), 32, axis=1)
+        gray = (np.arange(100)[:, None] + np.arange(100)).astype(np.uint8)
+        sheet = np.repeat(np.repeat(gray, 32, axis=0), 32, axis=1)
         image.fromarray(np.stack([sheet] * 3, axis=-1)).save(path, quality=100, subsampling=0)
     return path
 
@@ -74,7 +76,7 @@ def test_the_official_binary_files_of_cifar100_are_read_by_fine_label(tmp_path) 
     assert source.test.pixels[5, 0, 0, 0] == 5
 
 
-def test_a_binary_file_that_lacks_a_byte_is_refused(tmp_path, binary) -> None:
+def test_a_truncated_or_mislabeled_binary_file_is_an_error(tmp_path, binary) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     for name in BATCHES:
@@ -98,7 +100,7 @@ def test_pickles_are_never_opened(tmp_path, load, path) -> None:
         load(tmp_path)
 
 
-def test_sheets_are_cut_row_by_row_and_noted_as_lossy(tmp_path, one_sheet) -> None:
+def test_sheets_are_read_row_by_row_and_noted_as_lossy(tmp_path, one_sheet) -> None:
     write_sheets(tmp_path, one_sheet)
     source = cifar10(tmp_path)
     means = source.train.pixels.float().mean(dim=(1, 2, 3))
@@ -109,7 +111,7 @@ def test_sheets_are_cut_row_by_row_and_noted_as_lossy(tmp_path, one_sheet) -> No
     assert "41.7 dB" in source.note
 
 
-def test_a_second_reading_does_not_decode_again(tmp_path, one_sheet, monkeypatch) -> None:
+def test_the_second_load_uses_the_cache(tmp_path, one_sheet, monkeypatch) -> None:
     write_sheets(tmp_path, one_sheet)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     first = cifar10(tmp_path)
@@ -117,21 +119,21 @@ def test_a_second_reading_does_not_decode_again(tmp_path, one_sheet, monkeypatch
     assert torch.equal(cifar10(tmp_path).train.pixels, first.train.pixels)
 
 
-def test_a_damaged_sheet_is_refused_and_nothing_is_cached(tmp_path, one_sheet, monkeypatch) -> None:
+def test_a_damaged_sheet_is_an_error_and_not_cached(tmp_path, one_sheet, monkeypatch) -> None:
     folder = write_sheets(tmp_path, one_sheet)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     bad = folder / "test_batch.jpg"
     bad.unlink()
     bad.write_bytes(one_sheet.read_bytes()[:40_000])
-    with pytest.raises(DataError, match="not a whole JPEG"):
+    with pytest.raises(DataError, match="not a complete JPEG"):
         cifar10(tmp_path)
     bad.write_bytes(b"GIF89a" + bytes(100))
-    with pytest.raises(DataError, match="not a whole JPEG"):
+    with pytest.raises(DataError, match="not a complete JPEG"):
         cifar10(tmp_path)
     assert not list(cache.folder().glob("*"))
 
 
-def test_a_sheet_of_another_size_is_refused_before_it_is_decoded(tmp_path, one_sheet) -> None:
+def test_a_sheet_of_another_size_is_an_error_before_decoding(tmp_path, one_sheet) -> None:
     image = pytest.importorskip("PIL.Image")
     folder = write_sheets(tmp_path, one_sheet)
     (folder / "data_batch_1.jpg").unlink()
@@ -140,28 +142,28 @@ def test_a_sheet_of_another_size_is_refused_before_it_is_decoded(tmp_path, one_s
         cifar10(tmp_path)
 
 
-def test_a_sheet_that_claims_an_enormous_size_is_refused_without_a_warning(tmp_path, one_sheet) -> None:
+def test_a_sheet_with_an_enormous_size_in_its_header_is_an_error_without_a_warning(tmp_path, one_sheet) -> None:
     folder = write_sheets(tmp_path, one_sheet)
     data = bytearray(one_sheet.read_bytes())
-    basis = data.index(b"\xff\xc0")  # marker, length (2), precision (1), height (2), width (2)
-    for side, says in ((12_000, "not a whole JPEG"), (4_000, "4000x4000 RGB, expected 3200x3200 RGB")):
-        data[basis + 5 : basis + 9] = side.to_bytes(2, "big") * 2
+    header = data.index(b"\xff\xc0")  # marker, length (2), precision (1), height (2), width (2)
+    for side, message in ((12_000, "not a complete JPEG"), (4_000, "4000x4000 RGB, expected 3200x3200 RGB")):
+        data[header + 5 : header + 9] = side.to_bytes(2, "big") * 2
         (folder / "data_batch_1.jpg").unlink()
         (folder / "data_batch_1.jpg").write_bytes(data)
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             cifar10(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"), [(bytes(59_999), "59999 bytes, expected 60000"), (b"\x0a" + bytes(59_999), "label 10")]
+    ("labels", "message"), [(bytes(59_999), "59999 bytes, expected 60000"), (b"\x0a" + bytes(59_999), "label 10")]
 )
-def test_wrong_labels_of_sheets_are_refused(tmp_path, one_sheet, labels, says) -> None:
+def test_invalid_labels_of_sheets_are_an_error(tmp_path, one_sheet, labels, message) -> None:
     (write_sheets(tmp_path, one_sheet) / "labels.bin").write_bytes(labels)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         cifar10(tmp_path)
 
 
-def test_without_pillow_the_line_says_what_to_install(tmp_path, one_sheet, monkeypatch) -> None:
+def test_without_pillow_the_error_message_names_the_package(tmp_path, one_sheet, monkeypatch) -> None:
     write_sheets(tmp_path, one_sheet)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)

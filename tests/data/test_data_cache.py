@@ -1,11 +1,13 @@
+"""The cache of decoded data."""
+
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from thinwire.errors import DataError
 from thinwire.data import cache
+from thinwire.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +23,7 @@ def source(tmp_path) -> Path:
 
 
 class Maker:
-    """Decodes a file and counts how often."""
+    """Decodes a file and counts its calls."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.times = path, 0
@@ -30,84 +32,84 @@ class Maker:
         self.times += 1
         return {"a": np.frombuffer(self.path.read_bytes(), np.uint8), "b": np.arange(3)}
 
-    def remembered(self) -> dict[str, np.ndarray]:
-        return cache.remember("thing-v1", [self.path], self, fits=lambda kept: set(kept) == {"a", "b"})
+    def cached(self) -> dict[str, np.ndarray]:
+        return cache.cached("example-v1", [self.path], self, fits=lambda found: set(found) == {"a", "b"})
 
 
 def test_the_same_file_is_decoded_once(source) -> None:
     make = Maker(source)
-    first, second = make.remembered(), make.remembered()
+    first, second = make.cached(), make.cached()
     assert make.times == 1
     for name in ("a", "b"):
         np.testing.assert_array_equal(first[name], second[name])
         assert first[name].dtype == second[name].dtype
 
 
-def test_a_changed_file_is_decoded_anew(source) -> None:
+def test_a_changed_file_is_decoded_again(source) -> None:
     make = Maker(source)
-    make.remembered()
+    make.cached()
     source.write_bytes(b"other")
-    assert make.remembered()["a"].tobytes() == b"other"
+    assert make.cached()["a"].tobytes() == b"other"
     os.utime(source, ns=(1, 1))
-    make.remembered()
+    make.cached()
     assert make.times == 3
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-30], lambda b: b"", lambda b: b.replace(b"first", b"worse")])
-def test_a_damaged_cache_is_made_again(source, damage) -> None:
+def test_a_damaged_cache_file_is_replaced(source, damage) -> None:
     make = Maker(source)
-    make.remembered()
-    (kept,) = cache.folder().glob("thing-v1-*.npz")
-    kept.write_bytes(damage(kept.read_bytes()))
-    assert make.remembered()["a"].tobytes() == b"first"
+    make.cached()
+    (file,) = cache.folder().glob("example-v1-*.npz")
+    file.write_bytes(damage(file.read_bytes()))
+    assert make.cached()["a"].tobytes() == b"first"
     assert make.times == 2
 
 
-def test_arrays_of_another_kind_in_the_cache_are_made_again(source) -> None:
+def test_unexpected_arrays_in_the_cache_are_replaced(source) -> None:
     make = Maker(source)
     for write in (np.savez, np.save):
-        make.remembered()
-        (kept,) = cache.folder().glob("thing-v1-*.npz")
-        with open(kept, "wb") as stream:
+        make.cached()
+        (file,) = cache.folder().glob("example-v1-*.npz")
+        with open(file, "wb") as stream:
             write(stream, np.arange(2))
-        assert make.remembered()["a"].tobytes() == b"first"
+        assert make.cached()["a"].tobytes() == b"first"
     assert make.times == 3
 
 
 def test_a_pickle_in_the_cache_is_not_opened(source) -> None:
     make = Maker(source)
-    make.remembered()
-    (kept,) = cache.folder().glob("thing-v1-*.npz")
-    np.savez(kept, a=np.array([{"object": 1}], dtype=object), b=np.arange(3))
-    assert make.remembered()["a"].tobytes() == b"first"
+    make.cached()
+    (file,) = cache.folder().glob("example-v1-*.npz")
+    np.savez(file, a=np.array([{"object": 1}], dtype=object), b=np.arange(3))
+    assert make.cached()["a"].tobytes() == b"first"
     assert make.times == 2
 
 
-def test_nothing_is_kept_of_a_failure(source) -> None:
+def test_a_failed_decode_is_not_cached(source) -> None:
     def fail() -> dict[str, np.ndarray]:
         raise DataError("broken")
 
     with pytest.raises(DataError, match="broken"):
-        cache.remember("thing-v1", [source], fail, fits=lambda kept: True)
+        cache.cached("example-v1", [source], fail, fits=lambda found: True)
     assert not list(cache.folder().glob("*"))
 
 
-def test_a_half_written_cache_leaves_no_trace(source, monkeypatch) -> None:
+def test_an_interrupted_write_leaves_no_file(source, monkeypatch) -> None:
     def stop(*args, **kwargs) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(np, "savez", stop)
     with pytest.raises(KeyboardInterrupt):
-        Maker(source).remembered()
+        Maker(source).cached()
     assert not list(cache.folder().glob("*"))
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(source, tmp_path, monkeypatch) -> None:
+def test_a_cache_that_cannot_be_written_is_not_an_error(source, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "file" / "cache"))
-    assert Maker(source).remembered()["a"].tobytes() == b"first"
+    assert Maker(source).cached()["a"].tobytes() == b"first"
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(DataError, match=r"absent\.bin: cannot be read"):
-        Maker(tmp_path / "absent.bin").remembered()
+        Maker(tmp_path / "absent.bin").cached()

@@ -1,64 +1,63 @@
-"""Pictures: scaled by their own mean and deviation, moved and mirrored when trained on."""
+"""Images: normalization, and augmentation by shift and flip in training."""
 
 import numpy as np
 import pytest
 import torch
 
 import thinwire as tw
-from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
+from thinwire.data.examples import Arrays, Images, Shifted, Source
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import prepared
 from thinwire.experiments.config import resolve
-from thinwire.data.task import Task
-from thinwire.data.examples import Arrays, Images, Shifted, Source
-from thinwire.data.partitions.base import Assignment
+from thinwire.runtime.job import Job
+from thinwire.simulation.engine import LocalEngine
 
 
-def pictures(n: int = 6, side: int = 8) -> Images:
+def images(n: int = 6, side: int = 8) -> Images:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, 3, side, side), np.uint8))
     return Images(pixels, torch.arange(n) % 2)
 
 
-def test_standard_scale_gives_mean_0_and_deviation_1() -> None:
+def test_standard_scale_gives_mean_0_and_standard_deviation_1() -> None:
     choice = resolve("fedavg", "cifar10", {"task.scale": "standard"}).task
-    train, test = prepared(choice, Source(pictures(), pictures(3), 2))
+    train, test = prepared(choice, Source(images(), images(3), 2))
     x, _ = train.gather(torch.arange(len(train)))
     assert x.mean((0, 2, 3)).abs().max() < 1e-5
     assert (x.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-5
     assert isinstance(train, Images)
     assert isinstance(test, Images)
-    assert test.mean == train.mean  # measured on the training pictures alone
+    assert test.mean == train.mean  # measured on the training images alone
 
 
-def test_a_variant_is_the_picture_cut_out_of_a_black_frame() -> None:
-    pool = Shifted(pictures(), reach=2)
-    basis = torch.nn.functional.pad(pool.pictures.gather(torch.arange(6))[0], (2, 2, 2, 2))
+def test_a_variant_is_a_crop_of_the_image_with_a_black_border() -> None:
+    pool = Shifted(images(), max_shift=2)
+    padded = torch.nn.functional.pad(pool.images.gather(torch.arange(6))[0], (2, 2, 2, 2))
     seen = set()
     for variant in range(pool.variants):
         got, targets = pool.gather(torch.tensor([4 + 6 * variant]))
         where = [
-            (top, left, turn)
+            (top, left, flipped)
             for top in range(5)
             for left in range(5)
-            for turn in (False, True)
-            if torch.equal(got[0], cut(basis[4], top, left, turn))
+            for flipped in (False, True)
+            if torch.equal(got[0], crop(padded[4], top, left, flipped))
         ]
         assert len(where) == 1
         assert targets.tolist() == [0]
         seen.add(where[0])
-    assert len(seen) == pool.variants == 50  # every place and both ways round, each once
-    assert torch.equal(pool.gather(torch.arange(6))[0], pool.pictures.gather(torch.arange(6))[0])
+    assert len(seen) == pool.variants == 50  # every shift with and without a flip, each once
+    assert torch.equal(pool.gather(torch.arange(6))[0], pool.images.gather(torch.arange(6))[0])
 
 
-def cut(basis: torch.Tensor, top: int, left: int, mirrored: bool) -> torch.Tensor:
-    # mirrored first, then moved
-    basis = basis.flip(-1) if mirrored else basis
-    return basis[:, top : top + 8, left : left + 8]
+def crop(padded: torch.Tensor, top: int, left: int, flipped: bool) -> torch.Tensor:
+    padded = padded.flip(-1) if flipped else padded  # flip first, then shift
+    return padded[:, top : top + 8, left : left + 8]
 
 
-def test_training_draws_forms_from_the_seed_and_evaluation_takes_pictures_as_they_are() -> None:
-    class Watching(Shifted):
+def test_training_draws_variants_from_the_seed() -> None:
+    class RecordIndices(Shifted):
         def gather(self, index: torch.Tensor) -> tuple:
             seen.append(index.clone())
             return super().gather(index)
@@ -66,18 +65,18 @@ def test_training_draws_forms_from_the_seed_and_evaluation_takes_pictures_as_the
     def run(seed: int) -> list[torch.Tensor]:
         seen.clear()
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
-        task = Task(model, Watching(pictures()), Assignment(np.arange(6), np.array([0, 3, 6])))
+        task = Task(model, RecordIndices(images()), Assignment(np.arange(6), np.array([0, 3, 6])))
         list(LocalEngine(backend="loop").run(Job(task, tw.Method(), rounds=2, cohort=2, seed=seed)))
-        return list(seen[1:])  # the first is the trial on one example
+        return list(seen[1:])  # the first is the check with one example
 
     seen: list[torch.Tensor] = []
     one, again, other = run(1), run(1), run(2)
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert len({int(i) // 6 for index in one for i in index.flatten()}) > 2  # several forms
+    assert len({int(i) // 6 for index in one for i in index.flatten()}) > 2  # several variants
 
 
-def test_scale_and_augment_are_for_pictures() -> None:
+def test_scale_and_augment_need_images() -> None:
     with pytest.raises(ConfigError, match=r"task\.scale must be one of unit, standard"):
         resolve("fedavg", "cifar10", {"task.scale": "big"})
     with pytest.raises(ConfigError, match=r"task\.augment must be one of none, shift-flip"):

@@ -1,4 +1,4 @@
-"""The hub, with a stand-in for its library: tests use no network."""
+"""Download from the hub, with a fake `datasets` library: tests use no network."""
 
 import subprocess
 import sys
@@ -17,8 +17,8 @@ def _no_folder(monkeypatch) -> None:
     monkeypatch.delenv("THINWIRE_DATA", raising=False)
 
 
-def stand_in(monkeypatch, tables: dict) -> None:
-    """A `datasets` module that knows these tables: {(name, config): {split: {column: values}}}."""
+def fake_hub(monkeypatch, tables: dict) -> None:
+    """Install a `datasets` module with these tables: {(name, config): {split: {column: values}}}."""
 
     def load_dataset(name, config=None):
         if (name, config) not in tables:
@@ -33,34 +33,34 @@ def both(first: str, second: str, **columns) -> dict:
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "20newsgroups", "sst2", "rte"])
-def test_without_the_library_one_line_says_where_files_go_and_what_to_install(monkeypatch, tmp_path, name) -> None:
+def test_without_the_library_the_error_names_the_files_and_the_package(monkeypatch, tmp_path, name) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     for folder in (None, tmp_path):
-        with pytest.raises(DataError) as refused:
+        with pytest.raises(DataError) as caught:
             lookup("task", name).make(folder)
-        line = str(refused.value)
+        line = str(caught.value)
         assert "pip install 'thinwire[data]'" in line
         assert "--data-dir or THINWIRE_DATA" in line
         assert "\n" not in line
 
 
-def test_without_a_network_one_line_says_so(monkeypatch) -> None:
-    stand_in(monkeypatch, {})
-    with pytest.raises(DataError) as refused:
+def test_without_a_network_the_error_is_one_line(monkeypatch) -> None:
+    fake_hub(monkeypatch, {})
+    with pytest.raises(DataError) as caught:
         lookup("task", "mnist").make(None)
-    assert "fetching ylecun/mnist failed (Couldn't reach ylecun/mnist on the Hub)" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "download of ylecun/mnist failed (Couldn't reach ylecun/mnist on the Hub)" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_pictures_are_fetched(monkeypatch) -> None:
-    grey = [np.full((28, 28), i, np.uint8) for i in range(3)]
-    colour = [np.zeros((32, 32, 3), np.uint8) for _ in range(2)]
-    colour[1][:, :, 0] = 255
-    stand_in(
+def test_images_are_downloaded(monkeypatch) -> None:
+    gray = [np.full((28, 28), i, np.uint8) for i in range(3)]
+    color = [np.zeros((32, 32, 3), np.uint8) for _ in range(2)]
+    color[1][:, :, 0] = 255
+    fake_hub(
         monkeypatch,
         {
-            ("ylecun/mnist", None): both("train", "test", image=grey, label=[3, 1, 2]),
-            ("uoft-cs/cifar100", None): both("train", "test", img=colour, fine_label=[99, 0], coarse_label=[1, 1]),
+            ("ylecun/mnist", None): both("train", "test", image=gray, label=[3, 1, 2]),
+            ("uoft-cs/cifar100", None): both("train", "test", img=color, fine_label=[99, 0], coarse_label=[1, 1]),
         },
     )
     source = lookup("task", "mnist").make(None)
@@ -73,37 +73,37 @@ def test_pictures_are_fetched(monkeypatch) -> None:
     assert y.tolist() == [0, 99]
 
 
-def test_texts_are_fetched(monkeypatch) -> None:
+def test_texts_are_downloaded(monkeypatch) -> None:
     pairs = both("train", "validation", sentence1=["a b", "c"], sentence2=["a", "d"], label=[0, 1])
     news = both("train", "test", text=["engine oil", "the pope"], label=[7, 15])
-    stand_in(monkeypatch, {("nyu-mll/glue", "rte"): pairs, ("SetFit/20_newsgroups", None): news})
+    fake_hub(monkeypatch, {("nyu-mll/glue", "rte"): pairs, ("SetFit/20_newsgroups", None): news})
     assert lookup("task", "rte").make(None).train.gather(torch.tensor([0]))[0].shape == (1, 128)
     assert lookup("task", "20newsgroups").make(None).test.targets.tolist() == [7, 15]
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("columns", "message"),
     [
         ({"image": [np.zeros((32, 32), np.uint8)], "label": [0]}, "expected uint8 (28, 28)"),
         ({"image": [np.zeros((28, 28), np.uint8)], "label": [10]}, "label 10"),
         ({"image": [np.zeros((28, 28), np.uint8)], "label": [None]}, "labels are object"),
-        ({"picture": []}, "fetching ylecun/mnist failed"),
+        ({"picture": []}, "download of ylecun/mnist failed"),
     ],
 )
-def test_what_is_fetched_is_not_trusted(monkeypatch, columns, says) -> None:
-    stand_in(monkeypatch, {("ylecun/mnist", None): both("train", "test", **columns)})
-    with pytest.raises(DataError) as refused:
+def test_downloaded_data_is_checked(monkeypatch, columns, message) -> None:
+    fake_hub(monkeypatch, {("ylecun/mnist", None): both("train", "test", **columns)})
+    with pytest.raises(DataError) as caught:
         lookup("task", "mnist").make(None)
-    assert says in str(refused.value)
+    assert message in str(caught.value)
 
 
-def test_text_that_is_no_text_is_refused(monkeypatch) -> None:
-    stand_in(monkeypatch, {("nyu-mll/glue", "sst2"): both("train", "validation", sentence=[None], label=[0])})
+def test_values_that_are_not_text_are_an_error(monkeypatch) -> None:
+    fake_hub(monkeypatch, {("nyu-mll/glue", "sst2"): both("train", "validation", sentence=[None], label=[0])})
     with pytest.raises(DataError, match="not text"):
         lookup("task", "sst2").make(None)
 
 
-def test_every_registered_task_has_a_line_and_a_paper() -> None:
+def test_every_registered_task_has_a_description_and_a_paper() -> None:
     table = entries("task")
     assert {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare", "20newsgroups"} <= set(table)
     assert {"sst2", "rte", "cola", "mrpc", "femnist", "sent140", "shakespeare-leaf"} <= set(table)
@@ -112,7 +112,7 @@ def test_every_registered_task_has_a_line_and_a_paper() -> None:
 
 def test_listing_tasks_imports_no_heavy_library() -> None:
     code = (
-        "import sys; from thinwire.core.registry import entries; entries('task'); entries('split');"
+        "import sys; from thinwire.core.registry import entries; entries('task'); entries('partition');"
         "print([m for m in ('sklearn', 'PIL', 'datasets', 'scipy', 'torchvision') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The real files, where THINWIRE_DATA names a folder that has them."""
+"""The real files, in the folder of THINWIRE_DATA; skipped without them."""
 
 from functools import cache
 from pathlib import Path
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.core.registry import lookup
 from thinwire.core.key import Key
-from thinwire.data.examples import Source
-from thinwire.data.datasets.newsgroups import bare
+from thinwire.core.registry import lookup
+from thinwire.data.datasets.newsgroups import strip_message
 from thinwire.data.datasets.shakespeare import ALPHABET
+from thinwire.data.examples import Source
 from thinwire.data.partitions.iid import Natural
 from thinwire.data.vocabulary import IDS, PAD
 
@@ -23,11 +23,11 @@ def load(name: str, folder: Path) -> Source:
 
 def have(real: Path, folder: str) -> Path:
     if not (real / folder).is_dir():
-        pytest.skip(f"no {folder} among the real data sets")
+        pytest.skip(f"no {folder} in the folder of real datasets")
     return real
 
 
-def test_digits_are_1797_in_ten_classes_with_a_fifth_of_each_for_testing() -> None:
+def test_digits_are_1797_in_ten_classes_with_a_fifth_of_each_in_the_test_set() -> None:
     source = load("digits", Path())
     assert (len(source.train), len(source.test), source.classes) == (1438, 359, 10)
     x, y = source.train.gather(torch.arange(1438))
@@ -40,13 +40,13 @@ def test_digits_are_1797_in_ten_classes_with_a_fifth_of_each_for_testing() -> No
     assert (share - 0.2).abs().max() < 0.003
 
 
-def test_digits_are_split_the_same_way_every_time() -> None:
+def test_the_test_set_of_digits_is_always_the_same() -> None:
     a, b = load("digits", Path()), lookup("task", "digits").make(None)
     assert torch.equal(a.test.gather(torch.arange(359))[0], b.test.gather(torch.arange(359))[0])
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_idx_sets_have_60000_and_10000_pictures(real, name) -> None:
+def test_mnist_datasets_have_60000_and_10000_images(real, name) -> None:
     source = load(name, have(real, name))
     assert (len(source.train), len(source.test)) == (60_000, 10_000)
     x, _ = source.train.gather(torch.arange(500))
@@ -81,18 +81,18 @@ def test_cifar10_is_balanced_and_has_the_published_means(real) -> None:
     shift = 0.03 / 255 if lossy else 1e-6
     assert mean.tolist() == pytest.approx([0.49139968, 0.48215841, 0.44653091], abs=shift)
     assert std.tolist() == pytest.approx([0.24703223, 0.24348513, 0.26158784], abs=2e-4 if lossy else 1e-5)
-    assert source.train.targets[:5].tolist() == [6, 9, 9, 4, 1]  # frog, lorry, lorry, deer, car
+    assert source.train.targets[:5].tolist() == [6, 9, 9, 4, 1]  # frog, truck, truck, deer, automobile
     assert ("41.7 dB" in source.note) == lossy
 
 
-def test_cifar10_comes_out_of_the_cache_as_it_went_in(real) -> None:
+def test_cifar10_from_the_cache_is_the_same(real) -> None:
     first = load("cifar10", have(real, "cifar10"))
     again = lookup("task", "cifar10").make(real)
     assert torch.equal(first.train.pixels, again.train.pixels)
     assert torch.equal(first.test.pixels, again.test.pixels)
 
 
-def test_shakespeare_has_1074_roles_and_no_window_in_both_halves(real) -> None:
+def test_shakespeare_has_1074_roles_and_no_window_in_both_splits(real) -> None:
     source = load("shakespeare", have(real, "shakespeare"))
     assert source.users is not None
     assert source.test_users is not None
@@ -109,7 +109,7 @@ def test_shakespeare_has_1074_roles_and_no_window_in_both_halves(real) -> None:
     assert int(source.train.codes.max()) < 80
 
 
-def test_the_hundred_busiest_roles_make_a_natural_split(real) -> None:
+def test_the_hundred_largest_roles_are_a_natural_partition(real) -> None:
     source = load("shakespeare", have(real, "shakespeare"))
     a = Natural().assign(source.train.targets.numpy(), 100, Key(0), source.users.numpy())
     assert len(a) == 100
@@ -128,18 +128,18 @@ def test_newsgroups_are_11314_and_7532_messages_in_20_groups(real) -> None:
 
 
 @pytest.mark.slow
-def test_messages_are_stripped_as_scikit_learn_strips_them(real) -> None:
+def test_messages_are_stripped_as_by_scikit_learn(real) -> None:
     import tarfile
 
-    from sklearn.datasets import _twenty_newsgroups as theirs
+    from sklearn.datasets import _twenty_newsgroups as reference
 
     have(real, "20newsgroups")
     with tarfile.open(real / "20newsgroups" / "20news-bydate.tar.xz") as archive:
         for member in archive:
             if member.isreg():
                 text = archive.extractfile(member).read().decode("latin-1")
-                usual = theirs.strip_newsgroup_footer(theirs.strip_newsgroup_header(text))
-                assert bare(text).split() == theirs.strip_newsgroup_quoting(usual).split()
+                stripped = reference.strip_newsgroup_footer(reference.strip_newsgroup_header(text))
+                assert strip_message(text).split() == reference.strip_newsgroup_quoting(stripped).split()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_messages_are_stripped_as_scikit_learn_strips_them(real) -> None:
         ("mrpc", 3_668, 408, 128, 2_474),
     ],
 )
-def test_glue_tasks_have_the_published_counts_and_say_that_dev_is_the_test(
+def test_glue_tasks_have_the_published_counts_and_a_note_about_the_dev_split(
     real, name, train, test, length, ones
 ) -> None:
     source = load(name, have(real, "glue"))

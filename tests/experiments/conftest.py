@@ -1,4 +1,4 @@
-"""Run directories for tests: real ones, trained once, and written ones that would take hours."""
+"""Run directories for tests: real ones, trained once, and hand-written ones."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ import torch
 import thinwire as tw
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError, IncompatibleParts, UnknownName
+from thinwire.experiments import combine
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.execute import execute
-from thinwire.experiments.presets import presets
+from thinwire.experiments.presets import Preset, presets
 from thinwire.experiments.toml import dumps, loads
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
@@ -22,7 +23,7 @@ from thinwire.simulation.engine import LocalEngine
 NAMES = sorted(presets("methods"))
 
 
-def test_slots_that_do_not_clash_stand_side_by_side():
+def test_methods_that_fill_different_slots_are_combined():
     method = resolve("fedpara+scaffold+fedadam+int8").method
     assert isinstance(method.space, tw.FedPara)
     assert (method.correction, method.client_weight) == (tw.Scaffold(), tw.Uniform())
@@ -30,30 +31,30 @@ def test_slots_that_do_not_clash_stand_side_by_side():
     assert method.up == tw.Quantize(8)
 
 
-def test_a_joined_method_is_the_same_from_its_record():
+def test_joined_method_survives_a_file():
     experiment = resolve("mapo+int8", on="fashion-mnist")
     again = from_table(loads(dumps(to_table(experiment)), "test"))
     assert (again, again.digest()) == (experiment, experiment.digest())
     assert experiment.name == "mapo+int8"
-    assert experiment.method.space.redraw_every == 10  # what mapo wants to be different on this task
+    assert experiment.method.space.redraw_every == 10  # the value of mapo on this task
 
 
-def test_the_order_of_methods_that_do_not_meet_does_not_matter():
+def test_order_of_methods_with_different_slots_does_not_matter():
     one, other = resolve("mapo+int8"), resolve("int8+mapo")
     assert one.method == other.method
 
 
-def test_codecs_chain_in_the_order_of_their_names():
+def test_codecs_chain_in_the_order_of_the_names():
     assert resolve("topk+int8").method.up == tw.Chain((tw.TopK(0.05), tw.Quantize(8)))
     assert resolve("ef+topk+int4").method.up == tw.Chain((tw.ErrorFeedback(), tw.TopK(0.05), tw.Quantize(4)))
     method = resolve("sparse+int8+fedavgm").method
     assert method.up == tw.Chain((tw.TopK(0.1, rounding="up"), tw.Quantize(8)))
     assert method.down == tw.TopK(0.1, rounding="up")
     assert method.server_opt.momentum == 0.9
-    assert resolve("fp16+fedpaq-fp16").method.up == resolve("fp16").method.up  # the same twice
+    assert resolve("fp16+fedpaq-fp16").method.up == resolve("fp16").method.up  # the same value twice
 
 
-def test_codecs_that_do_not_chain_are_refused_with_what_to_write():
+def test_codecs_that_do_not_chain_are_refused_with_the_right_order():
     for wrong, right in (("int8+topk", "topk+int8"), ("mapo+int4+topk", "mapo+topk+int4")):
         with pytest.raises(IncompatibleParts, match=r"method\.up") as error:
             resolve(wrong)
@@ -63,7 +64,7 @@ def test_codecs_that_do_not_chain_are_refused_with_what_to_write():
         resolve("int8+int4")
 
 
-def test_a_clash_names_the_slot_and_both():
+def test_conflict_names_the_slot_and_both_methods():
     for expression, slot in (("fedprox+scaffold", "correction"), ("mapo+fedavg+lora", "space")):
         with pytest.raises(IncompatibleParts) as error:
             resolve(expression)
@@ -72,29 +73,23 @@ def test_a_clash_names_the_slot_and_both():
         assert "\n" not in str(error.value)
 
 
-def test_the_first_rate_counts():
-    from thinwire.experiments import combine as plus
-    from thinwire.experiments.presets import Preset
-
+def test_first_client_optimizer_wins():
     slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
-    (mapo,) = plus.named("mapo")
-    assert plus.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
-    assert plus.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
-    assert plus.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
+    (mapo,) = combine.named("mapo")
+    assert combine.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
+    assert combine.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
+    assert combine.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
 
 
-def test_local_settings_that_differ_clash():
-    from thinwire.experiments import combine as plus
-    from thinwire.experiments.presets import Preset
-
-    (fedsgd,) = plus.named("fedsgd")
+def test_different_local_settings_are_refused():
+    (fedsgd,) = combine.named("fedsgd")
     other = Preset("other", "", "", {"local": {"steps": 5}})
     with pytest.raises(IncompatibleParts, match=r"'fedsgd' and 'other' both fill local\.steps"):
-        plus.join([fedsgd, other])
-    assert plus.join([fedsgd, Preset("same", "", "", {"local": {"steps": 1}})])["local"]["steps"] == 1
+        combine.join([fedsgd, other])
+    assert combine.join([fedsgd, Preset("same", "", "", {"local": {"steps": 1}})])["local"]["steps"] == 1
 
 
-def test_a_misspelt_name_inside_is_answered_with_the_nearest():
+def test_misspelled_name_gets_the_most_similar_one():
     with pytest.raises(UnknownName, match="unknown method 'int9': did you mean 'int"):
         resolve("mapo+int9")
     for expression in ("mapo+", "+mapo", "mapo++int8"):
@@ -105,7 +100,7 @@ def test_a_misspelt_name_inside_is_answered_with_the_nearest():
 
 
 @pytest.mark.parametrize("text", ['method = "mapo+int8"\n', '[method]\nkind = "mapo+int8"\n'])
-def test_a_file_builds_on_joined_methods(tmp_path, text):
+def test_file_builds_on_joined_methods(tmp_path, text):
     file = tmp_path / "mine.toml"
     file.write_text(f"rounds = 7\n{text}")
     experiment = resolve(str(file))
@@ -113,7 +108,7 @@ def test_a_file_builds_on_joined_methods(tmp_path, text):
     assert (experiment.name, experiment.rounds) == ("mine", 7)
 
 
-def test_a_file_may_change_what_it_builds_on(tmp_path):
+def test_file_changes_slots_of_joined_methods(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "mapo+int8"\nspace = { k = 7 }\nclient_opt = { lr = 0.25 }\n')
     method = resolve(str(file)).method
@@ -123,7 +118,7 @@ def test_a_file_may_change_what_it_builds_on(tmp_path):
         resolve(str(file))
 
 
-def test_simulate_takes_joined_methods_and_their_local_settings():
+def test_simulate_accepts_joined_methods_with_local_settings():
     clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
     model = torch.nn.Linear(4, 2)
     plain, short = (tw.simulate(model, clients, method, rounds=1) for method in ("fedavg", "fedadam+fp16"))
@@ -133,19 +128,19 @@ def test_simulate_takes_joined_methods_and_their_local_settings():
     assert all(torch.equal(one.weights[name], explicit.weights[name]) for name in one.weights)
 
 
-def test_every_pair_of_presets_is_ready_to_train_or_refused_in_one_line():
+def test_every_pair_of_methods_is_ready_to_train_or_refused_in_one_line():
     task = build_task(resolve("fedavg").task, Key(0))
     outcomes: dict[tuple[str, str], str] = {}
-    turned = {pair[::-1] for pair in itertools.combinations(NAMES, 2)}
+    reversed_pairs = {pair[::-1] for pair in itertools.combinations(NAMES, 2)}
     for pair in itertools.permutations(NAMES, 2):
         try:
             experiment = resolve("+".join(pair))
-            if pair not in turned:
+            if pair not in reversed_pairs:
                 LocalEngine().prepare(Job(task, experiment.method)).start()
             outcomes[pair] = ""
         except (IncompatibleParts, ConfigError) as error:
             outcomes[pair] = str(error)
-    assert not {pair: why for pair, why in outcomes.items() if "\n" in why or len(why) > 600}
+    assert not {pair: error for pair, error in outcomes.items() if "\n" in error or len(error) > 600}
     assert not outcomes["mapo", "int8"]
     assert outcomes["mapo", "scaffold"]
 

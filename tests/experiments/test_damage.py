@@ -1,4 +1,4 @@
-"""Files of a run that are damaged, swapped, cut short or made to mislead: named in one line, or restored."""
+"""Damaged, swapped, truncated or forged files of a run: refused in one line, or restored."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def quick(**overrides):
 
 
 def metrics(folder):
-    """The lines of a run, without the only number that may differ between two equal runs."""
+    """The lines of a run without `seconds`, which differs between equal runs."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 class Killed(Exception):
-    """Stands for a kill: nothing is saved on the way out."""
+    """A simulated kill: nothing is saved."""
 
 
 def killed_after(rounds, path, **overrides):
-    """A run that was killed in the round after these."""
+    """A run that was killed in the round after `rounds`."""
 
     def stop(record):
         if record.round == rounds + 1:
@@ -58,16 +58,16 @@ def two_runs(tmp_path_factory):
 
 @pytest.fixture
 def copies(two_runs, tmp_path):
-    """Copies of them that may be spoilt."""
+    """Copies of the two runs, to be damaged."""
     for seed in "01":
         shutil.copytree(two_runs / seed, tmp_path / seed)
     return tmp_path
 
 
-def spoil(file, how, other):
+def damage(file, how, other):
     if how == "swapped":
         shutil.copy(other, file)
-    elif how == "cut short":
+    elif how == "truncated":
         file.write_bytes(file.read_bytes()[:-20])
     elif how == "missing":
         file.unlink()
@@ -77,7 +77,7 @@ def spoil(file, how, other):
         file.write_bytes(data)
 
 
-def test_the_sums_of_a_finished_run_are_right_and_in_the_format_of_sha256sum(copies):
+def test_checksums_of_a_finished_run_match_in_the_format_of_sha256sum(copies):
     verify(copies / "0")
     text = (copies / "0/SHA256SUMS").read_text()
     assert [line.split()[1] for line in text.splitlines()] == list(COVERED)
@@ -85,11 +85,11 @@ def test_the_sums_of_a_finished_run_are_right_and_in_the_format_of_sha256sum(cop
         subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=copies / "0", check=True)
 
 
-@pytest.mark.parametrize("backend", ["swapped", "one bit", "cut short", "missing"])
+@pytest.mark.parametrize("how", ["swapped", "one bit", "truncated", "missing"])
 @pytest.mark.parametrize("name", COVERED)
-def test_a_damaged_file_of_a_finished_run_is_named_by_all_that_read_it(copies, name, how):
+def test_every_reader_names_a_damaged_file_of_a_finished_run(copies, name, how):
     path = copies / "0"
-    spoil(path / name, how, copies / "1" / name)
+    damage(path / name, how, copies / "1" / name)
     readers = {
         "resume": lambda: execute(quick(), path, resume=True),
         "verify": lambda: RunFolder.open(path).verify(),
@@ -97,7 +97,7 @@ def test_a_damaged_file_of_a_finished_run_is_named_by_all_that_read_it(copies, n
         "watch": lambda: standing(path),
     }
     if (name, how) == ("summary.json", "missing"):
-        return  # that run is not finished
+        return  # a run without a summary is unfinished
     if name == "model.safetensors":
         readers = {key: readers[key] for key in ("resume", "verify")}  # the others do not read it
     for reader in readers.values():
@@ -110,8 +110,8 @@ def test_a_damaged_file_of_a_finished_run_is_named_by_all_that_read_it(copies, n
 
 
 @pytest.mark.parametrize("name", COVERED)
-def test_what_the_error_tells_to_do_brings_a_damaged_file_back(copies, two_runs, name):
-    spoil(copies / "0" / name, "one bit", None)
+def test_the_remedy_in_the_error_restores_a_damaged_file(copies, two_runs, name):
+    damage(copies / "0" / name, "one bit", None)
     (copies / "0/summary.json").unlink()
     if name == "metrics.jsonl":
         with pytest.warns(UserWarning, match="4 rounds were restored"):
@@ -119,35 +119,35 @@ def test_what_the_error_tells_to_do_brings_a_damaged_file_back(copies, two_runs,
     else:
         execute(quick(), copies / "0", resume=True)
     verify(copies / "0")
-    for kept in COVERED:
-        assert (copies / "0" / kept).read_bytes() == (two_runs / "0" / kept).read_bytes()
+    for file in COVERED:
+        assert (copies / "0" / file).read_bytes() == (two_runs / "0" / file).read_bytes()
 
 
-@pytest.mark.parametrize("race", ["off", "on"])
-def test_training_that_diverged_has_totals_and_sums_too(tmp_path, monkeypatch, race):
-    monkeypatch.setenv("THINWIRE_PROBE", race)
+@pytest.mark.parametrize("probe", ["off", "on"])
+def test_a_diverged_run_has_totals_and_checksums(tmp_path, monkeypatch, probe):
+    monkeypatch.setenv("THINWIRE_PROBE", probe)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     wanted = quick(**{"method.client_opt.lr": 1e30})
     with pytest.raises(Diverged, match="round 1: "):
         execute(wanted, tmp_path / "run")
     path = tmp_path / "run"
     assert [line.split()[1] for line in (path / "SHA256SUMS").read_text().splitlines()] == [COVERED[0], COVERED[2]]
-    with pytest.raises(Diverged, match="found before"):
+    with pytest.raises(Diverged, match="known from an earlier run"):
         execute(wanted, path, resume=True)
     assert read_run(path).summary["status"] == "diverged"
-    spoil(path / "summary.json", "one bit", None)
+    damage(path / "summary.json", "one bit", None)
     with pytest.raises(CheckpointError, match=r"summary\.json is damaged"):
         execute(wanted, path, resume=True)
 
 
-def test_damaged_sums_are_named(copies):
+def test_damaged_checksums_are_refused(copies):
     for text in ("", "nonsense\n", "0" * 64 + "  summary.json\n", "\xff" * 9000):
         (copies / "0/SHA256SUMS").write_text(text)
         with pytest.raises(CheckpointError, match=r"SHA256SUMS is damaged"):
             read_run(copies / "0")
 
 
-def test_runs_of_versions_without_sums_are_read(copies):
+def test_runs_without_checksums_are_read(copies):
     (copies / "0/SHA256SUMS").unlink()
     assert len(read_run(copies / "0").records) == 4
     assert execute(quick(), copies / "0")["rounds"] == 4
@@ -156,7 +156,7 @@ def test_runs_of_versions_without_sums_are_read(copies):
 @pytest.mark.parametrize(
     "text", ["[1]", "{}", '{"rounds": 1e9}', "[" * 5000, '{"rounds": ' + "9" * 5000 + "}", "\ud800", '{"rounds": -1}']
 )
-def test_totals_that_make_no_sense_are_refused_where_there_are_no_sums(copies, text):
+def test_invalid_totals_without_checksums_are_refused(copies, text):
     (copies / "0/SHA256SUMS").unlink()
     (copies / "0/summary.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(CheckpointError, match=r"summary\.json") as error:
@@ -164,11 +164,11 @@ def test_totals_that_make_no_sense_are_refused_where_there_are_no_sums(copies, t
     assert len(str(error.value)) < 600
 
 
-# -- a run that goes on ------------------------------------------------------------------------------------------------
+# -- resumed runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", ["one line", "half a line", "all", "the file", "one bit", "other lines"])
-def test_lost_metrics_are_restored_from_the_checkpoint_and_that_is_said(tmp_path, two_runs, lost):
+def test_lost_metrics_are_restored_from_the_checkpoint_with_a_warning(tmp_path, two_runs, lost):
     path = killed_after(2, tmp_path / "cut", **{"checkpoint.every": 2})
     file = path / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
@@ -192,7 +192,7 @@ def test_lost_metrics_are_restored_from_the_checkpoint_and_that_is_said(tmp_path
 @pytest.mark.parametrize(
     "more", [b"", b'{"round": 3', b"\xff\xfe\n", b"[" * 9000 + b"\n", b'{"round": 1' + b"0" * 5000]
 )
-def test_what_stands_behind_the_checkpoint_is_cut_off(tmp_path, two_runs, more):
+def test_lines_after_the_checkpoint_are_removed(tmp_path, two_runs, more):
     path = killed_after(2, tmp_path / "cut", **{"checkpoint.every": 2})
     file = path / "metrics.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2]) + more)
@@ -201,7 +201,7 @@ def test_what_stands_behind_the_checkpoint_is_cut_off(tmp_path, two_runs, more):
     assert metrics(path) == metrics(two_runs / "0")
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_by_the_file(tmp_path, two_runs):
+def test_a_checkpoint_without_lines_uses_the_metrics_file(tmp_path, two_runs):
     path = killed_after(2, tmp_path / "cut", **{"checkpoint.every": 2})
     change(path, lambda meta: [meta.pop("metrics"), meta.pop("bytes")])
     execute(quick(), path, resume=True)
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_by_the_file(tmp_path, two_runs)
 
 
 def change(path, change_meta):
-    """Write the newest checkpoint's JSON again, changed, with a checksum that is right."""
+    """Change the JSON of the newest checkpoint, with a valid checksum."""
     file = max((path / "checkpoints").glob("*.json"))
     meta = read_checked(file)
     change_meta(meta)
@@ -218,9 +218,9 @@ def change(path, change_meta):
 
 @contextmanager
 def a_gigabyte_more():
-    """This process may take one more gigabyte of memory; a list of a billion numbers takes eight."""
+    """Limit this process to one more gigabyte of memory; a list of a billion integers takes eight."""
     file = Path("/proc/self/statm")
-    if not file.is_file():  # not on this system: there is no limit
+    if not file.is_file():  # this system has no such file: no limit
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -232,24 +232,24 @@ def a_gigabyte_more():
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-LIES = [
+FORGED = [
     (lambda meta: meta.update(round=10**9), "the round 1000000000, expected 0 to 4"),
     (lambda meta: meta.update(round=-1), "the round -1"),
     (lambda meta: meta.update(round=True), "the round True"),
     (lambda meta: meta.update(version=10**12), "the version 1000000000000"),
-    (lambda meta: meta["clients"].update({"1000000": 1}), "the number of a client 1000000"),
+    (lambda meta: meta["clients"].update({"1000000": 1}), "the client 1000000"),
     (lambda meta: meta["clients"].update({"0": 99}), "the version of a client or an entry 99"),
-    (lambda meta: meta.update(cohort=[0, 20]), "the number of a client 20, expected 0 to 19"),
-    (lambda meta: meta.update(chunk=10**9), "the count of clients trained together 1000000000"),
-    (lambda meta: meta.update(chunk=-1), "the count of clients trained together -1"),
+    (lambda meta: meta.update(cohort=[0, 20]), "the client 20, expected 0 to 19"),
+    (lambda meta: meta.update(chunk=10**9), "the number of clients trained together 1000000000"),
+    (lambda meta: meta.update(chunk=-1), "the number of clients trained together -1"),
     (lambda meta: meta["ledger"].update(opened=7), "the version of a client or an entry 7"),
     (lambda meta: meta["ledger"].update(lengths=[10**15]), "the length 1000000000000000"),
     (lambda meta: meta["ledger"].update(lengths=[-1]), "the length -1"),
     (lambda meta: meta["ledger"].update(lengths=[10**9]), "its ledger has"),
     (lambda meta: meta["ledger"].update(past=[[0, 10**9]]), "the version of a client or an entry 1000000000"),
-    (lambda meta: meta["sync_counts"]["syncs"].update(x=10**9), "the count of synchronizations 1000000000"),
+    (lambda meta: meta["sync_counts"]["syncs"].update(x=10**9), "the number of synchronizations 1000000000"),
     (lambda meta: meta.update(bytes=10**14), "bytes, not 100,000,000,000,000"),
-    (lambda meta: meta.update(how="magic"), "it trains by 'magic'"),
+    (lambda meta: meta.update(backend="magic"), "its backend is 'magic'"),
     (lambda meta: meta.update(names=["nothing"]), "nothing"),
     (lambda meta: meta.update(ledger=[]), "cannot be read"),
     (lambda meta: meta.update(clients={"x": 1}), "cannot be read"),
@@ -257,13 +257,13 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize(("lie", "says"), LIES, ids=[says for _, says in LIES])
-def test_a_checkpoint_that_claims_what_cannot_be_is_refused_before_memory_is_taken(copies, lie, says):
+@pytest.mark.parametrize(("forge", "message"), FORGED, ids=[message for _, message in FORGED])
+def test_a_checkpoint_with_impossible_counts_is_refused_before_memory_is_allocated(copies, forge, message):
     (copies / "0/summary.json").unlink()
-    change(copies / "0", lie)
+    change(copies / "0", forge)
     with a_gigabyte_more(), pytest.raises(CheckpointError) as error:
         execute(quick(), copies / "0", resume=True)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "round-000004" in str(error.value)
 
 
@@ -277,28 +277,30 @@ def test_a_checkpoint_of_another_model_is_refused(copies):
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "{" + '"a":{' * 5000, '{"round": ' + "9" * 5000 + "}", "\xff", "[]", ""]
 )
-def test_a_checkpoint_that_is_no_json_is_named(copies, text):
+def test_a_checkpoint_that_is_not_json_is_refused(copies, text):
     (copies / "0/summary.json").unlink()
     (copies / "0/checkpoints/round-000004.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"round-000004\.json cannot be read .*remove it to go on from round 2"):
+    with pytest.raises(
+        CheckpointError, match=r"round-000004\.json cannot be read .*remove it to continue from round 2"
+    ):
         execute(quick(), copies / "0", resume=True)
 
 
-# -- how clients are trained -------------------------------------------------------------------------------------------
+# -- the backend -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"backend": "loop"}', "[" * 9000])
-def test_a_damaged_choice_of_how_to_train_is_named(tmp_path, text):
+def test_a_damaged_training_file_is_refused(tmp_path, text):
     path = killed_after(1, tmp_path / "cut", **{"checkpoint.every": 4})
     (path / "training.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"training\.json .*remove it to choose again"):
         execute(quick(**{"checkpoint.every": 4}), path, resume=True)
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def test_of_several_files_all_are_written_or_none(tmp_path):
+def test_write_all_writes_all_files_or_none(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(OSError, match=r"Is a directory|File exists") as error:
         write_all(tmp_path, {"new/a": b"a", "new/deep/b": b"b", "there": b"c"})
@@ -307,7 +309,7 @@ def test_of_several_files_all_are_written_or_none(tmp_path):
     assert [path.read_bytes() for path in write_all(tmp_path, {"new/a": b"a", "b": b"b"})] == [b"a", b"b"]
 
 
-def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path):
+def test_a_failed_append_leaves_the_file_unchanged(tmp_path):
     file = tmp_path / "metrics.jsonl"
     append(file, b"first\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

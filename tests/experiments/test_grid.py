@@ -1,4 +1,4 @@
-"""Grids: what is tried, what is taken, and that nothing runs twice."""
+"""Grids: the search, the final lines, and that no run is repeated."""
 
 import json
 from pathlib import Path
@@ -17,22 +17,21 @@ CONTENT = {
 }
 
 
-def test_the_best_of_a_search_is_run_on_other_seeds_and_nothing_twice(tmp_path: Path) -> None:
-    grid, told = Grid(CONTENT), []
-    run_grids([grid], tmp_path, on_run=told.append)
+def test_the_best_of_a_search_is_run_on_other_seeds_and_no_run_is_repeated(tmp_path: Path) -> None:
+    grid, progress = Grid(CONTENT), []
+    run_grids([grid], tmp_path, on_run=progress.append)
     assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.1}, {}]
     assert {e.seed for line in grid.final(tmp_path) for e in line.runs} == {0, 1}
-    assert [len(line.runs) for line in grid.trials()] == [1, 1], "a row without a choice needs no search"
+    assert [len(line.runs) for line in grid.trials()] == [1, 1], "a row with one combination needs no search"
     assert all(summary(e, tmp_path)["rounds"] == 2 for line in grid.trials() for e in line.runs)
-    assert [(p.done, p.todo, p.trouble) for p in told] == [(i + 1, 2, "") for i in range(2)] + [
-        (i + 1, 4, "") for i in range(4)
-    ]
-    assert told[-1].seconds_left == 0
-    run_grids([grid], tmp_path, on_run=told.append)
-    assert len(told) == 6
+    counts = [(i + 1, 2, "") for i in range(2)] + [(i + 1, 4, "") for i in range(4)]
+    assert [(p.done, p.todo, p.trouble) for p in progress] == counts
+    assert progress[-1].seconds_left == 0
+    run_grids([grid], tmp_path, on_run=progress.append)
+    assert len(progress) == 6
 
 
-def test_a_search_can_go_by_examples_that_clients_hold_out(tmp_path: Path) -> None:
+def test_a_search_can_use_validation_examples_of_clients(tmp_path: Path) -> None:
     tune = {"seeds": [100], "share": 0.5, "validation_fraction": 0.2}
     grid = Grid({**CONTENT, "tune": tune, "seeds": [0], "rows": CONTENT["rows"][:1]})
     run_grids([grid], tmp_path)
@@ -41,25 +40,25 @@ def test_a_search_can_go_by_examples_that_clients_hold_out(tmp_path: Path) -> No
         found = summary(line.runs[0], tmp_path)
         assert score(line, tmp_path, grid.by(0)) == found["best_client_accuracy"] != found["best_accuracy"]
     assert [e.task.validation_fraction for line in grid.final(tmp_path) for e in line.runs] == [0.0], (
-        "the table trains on all"
+        "the final runs train on all examples"
     )
 
 
-def test_a_run_that_was_killed_goes_on_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+def test_killed_runs_continue_and_failed_runs_do_not_stop_others(tmp_path: Path) -> None:
     rows = [{"method": "fedavg", "set": {"method.client_opt.lr": 1e30}}, {"method": "fedavg"}]
-    grid, told = Grid({**CONTENT, "tune": {}, "seeds": [0], "rows": rows}), list[Progress]()
-    run_grids([grid], tmp_path, on_run=told.append)
-    assert "learning rate" in told[0].trouble
-    assert not told[1].trouble
+    grid, progress = Grid({**CONTENT, "tune": {}, "seeds": [0], "rows": rows}), list[Progress]()
+    run_grids([grid], tmp_path, on_run=progress.append)
+    assert "learning rate" in progress[0].trouble
+    assert not progress[1].trouble
     folder = default_folder(grid.lines()[1].runs[0], tmp_path)
     before = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").unlink()  # as if killed before the end
-    run_grids([grid], tmp_path, on_run=told.append)
+    run_grids([grid], tmp_path, on_run=progress.append)
     after = json.loads((folder / "summary.json").read_text())
     assert after["final_accuracy"] == before["final_accuracy"]
 
 
-def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) -> None:
+def test_runs_end_at_their_target_and_parallel_runs_are_equal(tmp_path: Path) -> None:
     rows = [{"method": "fedavg", "set": {"eval.target_accuracy": 0.3}}]
     grid = Grid({**CONTENT, "tune": {}, "rounds": 12, "rows": rows})
     run_grids([grid], tmp_path / "one")
@@ -73,21 +72,21 @@ def test_runs_end_at_their_goal_and_side_by_side_gives_the_same(tmp_path: Path) 
         assert to_target(e, tmp_path / "one", 0.99) is None
 
 
-def test_what_breaks_down_makes_room_for_the_next_best_and_is_not_run_again(tmp_path: Path) -> None:
+def test_a_diverged_run_is_replaced_by_the_next_best_and_not_repeated(tmp_path: Path) -> None:
     rows = [{"method": "fedavg", "over": {"method.client_opt.lr": [0.01, 0.1]}}]
-    grid, told = Grid({**CONTENT, "seeds": [0], "rows": rows}), list[Progress]()
+    grid, progress = Grid({**CONTENT, "seeds": [0], "rows": rows}), list[Progress]()
     best = grid.line(0, {"method.client_opt.lr": 0.1})
     folder = RunFolder(default_folder(best.runs[0], tmp_path), best.runs[0])
     folder.path.mkdir()
-    folder.broke_down("round 3: the training loss is nan")
-    run_grids([grid], tmp_path, on_run=told.append)
+    folder.record_diverged("round 3: the training loss is nan")
+    run_grids([grid], tmp_path, on_run=progress.append)
     assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.01}]
     assert broken(best, tmp_path) == [0]
-    assert len(told) == 3
-    wild = Grid(
+    assert len(progress) == 3
+    diverging = Grid(
         {**CONTENT, "tune": {}, "seeds": [0], "rows": [{"method": "fedavg", "set": {"method.client_opt.lr": 1e30}}]}
     )
-    run_grids([wild], tmp_path, on_run=told.append)
-    run_grids([wild], tmp_path, on_run=told.append)
-    assert broken(wild.lines()[0], tmp_path) == [0]
-    assert len(told) == 4
+    run_grids([diverging], tmp_path, on_run=progress.append)
+    run_grids([diverging], tmp_path, on_run=progress.append)
+    assert broken(diverging.lines()[0], tmp_path) == [0]
+    assert len(progress) == 4

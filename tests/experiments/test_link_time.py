@@ -7,7 +7,7 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.experiments.link_time import LINKS, Link, energy, link, round_seconds, seconds, seconds_by_link
 
-# (compute, megabytes of the model, rounds to the target); the size is what 470.2 s (47.2 s) at 2 Mbps means
+# (compute, megabytes of the model, rounds to the target); the size follows from 470.2 s (47.2 s) at 2 Mbps
 VGG16, FEDPARA = (1.64, 58.775, 112), (2.34, 5.9, 115)
 
 
@@ -20,7 +20,7 @@ def per_round(model, name):
     ("model", "name", "printed"),
     [
         (VGG16, "2 Mbps", 471.84),
-        (VGG16, "10 Mbps", 94.68 + 1),  # printed 94.68, but its two terms, 1.64 and 94.04, make 95.68
+        (VGG16, "10 Mbps", 94.68 + 1),  # printed as 94.68, but its two terms, 1.64 and 94.04, add up to 95.68
         (VGG16, "50 Mbps", 20.25 + 0.2),  # printed with 18.61 s of communication; a fifth of 94.04 is 18.81
         (FEDPARA, "2 Mbps", 49.54),
         (FEDPARA, "10 Mbps", 11.78),
@@ -49,7 +49,7 @@ def test_minutes_to_the_target_are_those_of_table_8(model, name, minutes):
     assert seconds(records, link(name)) / 60 == pytest.approx(minutes, abs=0.02)
 
 
-def test_catch_up_is_received_and_slow_uploads_only_slow_the_upload():
+def test_catch_up_counts_as_download_and_a_slow_upload_link_affects_uploads_only():
     record = {"clients": 4, "seconds": 2.0, "bytes_up": 800, "bytes_down": 300, "bytes_catchup": 100}
     assert seconds([record], Link("x", 8.0, 8.0), compute=0) == 300
     assert seconds([record], Link("x", 0.5, 8.0), compute=0) == 16 * 200 + 100
@@ -59,7 +59,7 @@ def test_catch_up_is_received_and_slow_uploads_only_slow_the_upload():
     assert by_link["2 Mbps (uploads 16x slower)"] > by_link["2 Mbps"]
 
 
-def test_energy_is_proportional_to_bytes_and_an_unknown_link_is_one_line():
+def test_energy_is_proportional_to_bytes_and_unknown_links_are_refused():
     assert energy(2e9) == 2 * energy(1e9)
     assert energy(1e6, joules_per_byte=1e-5) == pytest.approx(10)
     with pytest.raises(ConfigError, match="2 Mbps, 10 Mbps"):

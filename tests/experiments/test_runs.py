@@ -1,4 +1,4 @@
-"""Run directories: complete, resumable, guarded."""
+"""Run directories: their files, resumed runs, checkpoints, kills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thinwire.experiments.checkpoint import load_checkpoint, rounds_in, save_che
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.reports.compare import table
 from thinwire.runtime.job import RunState
@@ -38,12 +38,12 @@ def quick(**overrides):
 
 
 def metrics(folder: Path) -> list[dict]:
-    """The lines of a run, without the only number that may differ between two equal runs."""
+    """The lines of a run without `seconds`, which differs between equal runs."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-def test_a_run_directory_holds_what_it_promises(tmp_path):
+def test_a_run_directory_holds_all_files(tmp_path):
     summary = execute(quick(), tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {
@@ -57,8 +57,8 @@ def test_a_run_directory_holds_what_it_promises(tmp_path):
         "checkpoints",
     }
     assert json.loads((tmp_path / "run/summary.json").read_text()) == summary
-    promised = {"method", "task", "seed", "rounds", "parameters", "trainable", "final_accuracy", "best_accuracy"}
-    assert promised | {"bytes_up", "bytes_down", "bytes_catchup", "bytes_total", "seconds"} <= summary.keys()
+    keys = {"method", "task", "seed", "rounds", "parameters", "trainable", "final_accuracy", "best_accuracy"}
+    assert keys | {"bytes_up", "bytes_down", "bytes_catchup", "bytes_total", "seconds"} <= summary.keys()
     lines = metrics(tmp_path / "run")
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     assert {"loss", "accuracy", "bytes_up", "bytes_down", "bytes_catchup", "clients"} <= lines[0].keys()
@@ -89,7 +89,7 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
         {"method.schedule": {"kind": "fedlama", "phi": 2}, "method.client_opt.momentum": 0.5},
     ],
 )
-def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, overrides):
     execute(quick(**overrides), tmp_path / "whole")
 
     def stop(record):
@@ -108,7 +108,7 @@ def test_a_run_stopped_by_hand_goes_on_bit_for_bit(tmp_path, overrides):
     )
 
 
-def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
+def test_one_run_has_the_honest_and_the_ideal_total(tmp_path):
     space = {"kind": "mapo", "k": 8, "redraw_every": 3}
     known = {"method.space": space, "cohort.size": 2, "task.clients": 9, "rounds": 6}
     honest = execute(quick(**known), tmp_path / "run")
@@ -119,10 +119,10 @@ def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
     )
     rounds = []
     ideal = execute(quick(**known, accounting="ideal"), tmp_path / "run", on_round=rounds.append)
-    assert rounds == [], "it is the same run, counted otherwise"
+    assert rounds == [], "accounting does not change the run"
     assert ideal == {**honest, "accounting": "ideal", "bytes_total": honest["bytes_total_ideal"]}
     again = execute(quick(**known, accounting="ideal"), tmp_path / "other")
-    clock = {"seconds": 0, "seconds_by_link": 0}  # what may differ between two equal runs
+    clock = {"seconds": 0, "seconds_by_link": 0}  # these differ between equal runs
     assert {**again, **clock} == {**ideal, **clock}
     for summaries, accounting in (([ideal, again], "ideal"), ([ideal, honest], "honest")):
         (row,) = table(summaries)
@@ -137,7 +137,7 @@ def test_one_run_gives_the_honest_and_the_ideal_total(tmp_path):
         replace(quick(), accounting="free")
 
 
-def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):
+def test_a_finished_run_is_only_repeated_with_again(tmp_path):
     first = execute(quick(), tmp_path / "run")
     rounds = []
     assert execute(quick(), tmp_path / "run", on_round=rounds.append) == first
@@ -146,7 +146,7 @@ def test_a_finished_run_is_not_run_twice_unless_asked(tmp_path):
     assert len(rounds) == 4
 
 
-def test_a_directory_of_another_configuration_is_refused_and_left_alone(tmp_path):
+def test_a_directory_of_another_configuration_is_refused_and_unchanged(tmp_path):
     execute(quick(), tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match="another configuration"):
@@ -154,15 +154,15 @@ def test_a_directory_of_another_configuration_is_refused_and_left_alone(tmp_path
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
-def test_a_directory_with_other_things_in_it_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").write_text("precious")
+def test_a_directory_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("text")
     with pytest.raises(CheckpointError, match="not a run directory"):
         execute(quick(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
-def test_a_flipped_byte_in_a_checkpoint_is_found(tmp_path, suffix):
+def test_a_flipped_bit_in_a_checkpoint_is_detected(tmp_path, suffix):
     execute(quick(), tmp_path / "run")
     (tmp_path / "run/summary.json").unlink()
     file = tmp_path / f"run/checkpoints/round-000004.{suffix}"
@@ -175,10 +175,10 @@ def test_a_flipped_byte_in_a_checkpoint_is_found(tmp_path, suffix):
             execute(quick(), tmp_path / "run", resume=True)
         assert "round-000004" in str(error.value)
         assert "\n" not in str(error.value)
-    assert "go on from round 2" in str(error.value)
+    assert "continue from round 2" in str(error.value)
 
 
-def test_a_damaged_checkpoint_can_be_removed_to_go_on_from_the_one_before(tmp_path):
+def test_after_removing_a_damaged_checkpoint_the_run_continues_from_the_one_before(tmp_path):
     execute(quick(), tmp_path / "whole")
     execute(quick(), tmp_path / "run")
     (tmp_path / "run/summary.json").unlink()
@@ -187,12 +187,12 @@ def test_a_damaged_checkpoint_can_be_removed_to_go_on_from_the_one_before(tmp_pa
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
-def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
+def test_a_checkpoint_restores_every_part_of_the_state(tmp_path):
     def tree(prefix):
         return {f"{prefix}.{i}": torch.randn(3 + i) for i in (1, 0)}  # not in alphabetical order
 
-    public = Public(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
-    past = (Window(1, 3, (), b"where it ended"), Window(3, 5, (b"x", b"yz"), b""))
+    public = PublicState(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
+    past = (Window(1, 3, (), b"end of the window"), Window(3, 5, (b"x", b"yz"), b""))
     ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
     server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
     clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
@@ -210,7 +210,7 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
         assert list(mine) == list(theirs)
         assert all(torch.equal(mine[block], theirs[block]) for block in mine)
     assert back.server.ledger == ledger
-    assert (back.round, back.cohort, back.backend, back.why) == (9, (12, 3), "loop", "because")
+    assert (back.round, back.cohort, back.backend, back.backend_reason) == (9, (12, 3), "loop", "because")
     assert back.clients[3].blank
     assert back.clients[12].version == 6
     for name in ("held", "correction", "codec", "opt"):
@@ -220,7 +220,7 @@ def test_a_checkpoint_keeps_every_part_of_the_state(tmp_path):
         load_checkpoint(tmp_path, "other")
 
 
-def test_only_the_newest_two_checkpoints_stay(tmp_path):
+def test_the_newest_two_checkpoints_are_kept(tmp_path):
     execute(quick(**{"checkpoint.every": 1}), tmp_path / "run")
     assert rounds_in(tmp_path / "run/checkpoints") == [3, 4]
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 4
@@ -233,25 +233,26 @@ def test_the_saved_model_loads_into_a_plain_module(tmp_path):
     build("mlp").load_state_dict(load_file(tmp_path / "run/model.safetensors"))
 
 
-# -- how clients are trained -------------------------------------------------------------------------------------------
+# -- the backend -----------------------------------------------------------------------------------------------------
 
 
 def other_cache(kept: Path, folder: Path) -> str:
-    """A cache in which the race was won by another way; gives its name."""
+    """Write a cache in which another backend was the fastest; returns its name."""
     folder.mkdir()
     (file,) = kept.glob("way*.npz")
     with np.load(file, allow_pickle=False) as arrays:
         found = {name: arrays[name] for name in arrays.files}
-    other = "vmap" if str(found["backend"]) != "vmap" else "loop"
-    np.savez(folder / file.name, **(found | {"backend": np.array(other)}))
+    key = "backend" if "backend" in found else "how"
+    other = "vmap" if str(found[key]) != "vmap" else "loop"
+    np.savez(folder / file.name, **(found | {key: np.array(other)}))
     return other
 
 
-def test_a_run_killed_before_its_first_checkpoint_trains_on_as_it_was_chosen(tmp_path, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_keeps_its_backend(tmp_path, monkeypatch):
     monkeypatch.setenv("THINWIRE_PROBE", "on")
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "_known", {})
-    wanted = quick(**{"checkpoint.every": 100, "engine.precision": "bf16"})  # in 16 bits ways differ
+    wanted = quick(**{"checkpoint.every": 100, "engine.precision": "bf16"})  # in 16 bits backends differ
     execute(wanted, tmp_path / "whole")
     seen = []
 
@@ -274,11 +275,11 @@ def test_a_run_killed_before_its_first_checkpoint_trains_on_as_it_was_chosen(tmp
     )
     execute(wanted, tmp_path / "another")
     assert json.loads((tmp_path / "another/training.json").read_text())["backend"] == other, (
-        "the cache decides a fresh run"
+        "the cache decides for a new run"
     )
 
 
-def test_the_choice_is_made_before_anything_is_trained(tmp_path, monkeypatch):
+def test_the_backend_is_written_before_the_first_round(tmp_path, monkeypatch):
     def no_round(*_):
         raise RuntimeError("killed")
 
@@ -286,14 +287,19 @@ def test_the_choice_is_made_before_anything_is_trained(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="killed"):
         execute(quick(), tmp_path / "run")
     kept = json.loads((tmp_path / "run/training.json").read_text())
-    assert (kept["backend"], kept["why"], kept["chunk"], kept["onednn"]) == ("vmap", "THINWIRE_PROBE is off", 0, None)
+    assert (kept["backend"], kept["backend_reason"], kept["chunk"], kept["onednn"]) == (
+        "vmap",
+        "THINWIRE_PROBE is off",
+        0,
+        None,
+    )
     monkeypatch.undo()
     monkeypatch.setenv("THINWIRE_PROBE", "on")
     execute(quick(), tmp_path / "run", resume=True)
     assert json.loads((tmp_path / "run/environment.json").read_text())["because"] == "THINWIRE_PROBE is off"
 
 
-def test_a_round_that_finds_another_way_is_saved_at_once(tmp_path, monkeypatch):
+def test_a_round_that_changes_the_chunk_is_saved_at_once(tmp_path, monkeypatch):
     train = Simulation.train_portion
 
     def little_memory(self, portion, *rest, **more):
@@ -310,12 +316,12 @@ def test_a_round_that_finds_another_way_is_saved_at_once(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="killed"):
         execute(wanted, tmp_path / "run", on_round=stop)
     assert rounds_in(tmp_path / "run/checkpoints") == [1]
-    monkeypatch.undo()  # now there is room for all ten clients, but the run goes on by fives
+    monkeypatch.undo()  # now all ten clients fit into memory, but the run continues with five at a time
     execute(wanted, tmp_path / "run", resume=True)
     assert json.loads((tmp_path / "run/checkpoints/round-000004.json").read_text())["chunk"] == 5
 
 
-# -- real kills --------------------------------------------------------------------------------------------------------
+# -- real kills ------------------------------------------------------------------------------------------------------
 
 # a model large enough that writing a checkpoint takes a while, and a checkpoint after every round
 KILL = ["--rounds", "12", "--set", "checkpoint.every=1", "--set", "task.model.hidden=2000", "--set", "local.epochs=1"]
@@ -367,7 +373,7 @@ def kill_and_resume(tmp_path: Path, kills: int, seed: int) -> list[str]:
     finish("resume", str(cut))
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert metrics(cut) == metrics(whole)
-    assert not list(cut.rglob("*.tmp")), "a resumed run cleans up what a kill left behind"
+    assert not list(cut.rglob("*.tmp")), "a resumed run removes the temporary files of a killed one"
     return moments
 
 
@@ -391,16 +397,16 @@ def inode(file: Path) -> int:
 
 
 def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> list[str]:
-    """Kill a run, each time with an empty cache: at its start, in the race, or when it has trained a few rounds."""
+    """Kill a run, each time with an empty cache: at its start, while backends are timed, or after a few rounds."""
     rng = random.Random(seed)
     whole, cut, moments = tmp_path / "whole", tmp_path / "cut", list[str]()
-    decided = None  # the cache of the process that chose how to train
+    decided = None  # the cache of the process that chose the backend
     for attempt in range(kills):
         cache = tmp_path / f"cache-{attempt}"
         env = {"THINWIRE_CACHE": str(cache), "THINWIRE_PROBE": "on"}
         begun = (cut / "config.toml").is_file()
         words = ("resume", str(cut)) if begun else ("run", "fedavgm", *LATE, "--out", str(cut))
-        old = inode(cut / "metrics.jsonl")  # a run that goes on writes this file again from the first round
+        old = inode(cut / "metrics.jsonl")  # a resumed run writes this file again from the first round
         process = start(*words, **env)
         goal = rng.choice([0, 1, 2, 3])
         seconds, began = rng.uniform(2, 8), time.monotonic()

@@ -1,4 +1,4 @@
-"""Trackers: what a round says, and TensorBoard where it is installed."""
+"""Trackers: the values of a record, and TensorBoard where it is installed."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ def clients():
     return [(torch.randn(8, 3, generator=generator), torch.arange(8) % 2) for _ in range(3)]
 
 
-def test_a_hook_is_one_function_and_gets_plain_numbers():
-    told = []
-    run = tw.simulate(nn.Linear(3, 2), clients(), rounds=2, on_round=lambda record: told.append(numbers(record)))
-    assert len(told) == 2
-    assert sum(line["bytes_total"] for line in told) == run.bytes_total
-    assert "accuracy" not in told[0]  # there were no test examples
-    assert all(isinstance(value, int | float) for line in told for value in line.values())
+def test_on_round_gets_plain_values():
+    lines = []
+    run = tw.simulate(nn.Linear(3, 2), clients(), rounds=2, on_round=lambda record: lines.append(numbers(record)))
+    assert len(lines) == 2
+    assert sum(line["bytes_total"] for line in lines) == run.bytes_total
+    assert "accuracy" not in lines[0]  # there were no test examples
+    assert all(isinstance(value, int | float) for line in lines for value in line.values())
 
 
-def test_an_unknown_tracker_is_refused_and_none_is_silence(tmp_path):
+def test_an_unknown_tracker_is_refused_and_none_does_nothing(tmp_path):
     with pytest.raises(tw.UnknownName, match="did you mean 'tensorboard'"), tracker("tensorbord", tmp_path):
         pass
-    with tracker(None, tmp_path) as tell:
-        tell(None)
+    with tracker(None, tmp_path) as on_round:
+        on_round(None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="tensorboard is installed")
-def test_without_tensorboard_the_line_says_what_to_install(tmp_path):
+def test_without_tensorboard_the_error_names_the_package(tmp_path):
     with pytest.raises(tw.ConfigError, match="pip install tensorboard"), tensorboard(tmp_path / "logs"):
         pass
     assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
-def test_tensorboard_reads_what_was_told_once_even_if_it_was_told_twice(tmp_path):
+def test_tensorboard_reads_every_round_once_after_two_runs(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -52,6 +52,6 @@ def test_tensorboard_reads_what_was_told_once_even_if_it_was_told_twice(tmp_path
                 run = tw.simulate(nn.Linear(3, 2), clients(), rounds=3, on_round=on_round)
         events = EventAccumulator(str(tmp_path / "logs"))
         events.Reload()
-    told = events.Scalars("bytes_so_far")
-    assert [event.step for event in told] == [1, 2, 3]
-    assert told[-1].value == run.bytes_total
+    sent = events.Scalars("bytes_so_far")
+    assert [event.step for event in sent] == [1, 2, 3]
+    assert sent[-1].value == run.bytes_total

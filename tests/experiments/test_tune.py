@@ -1,4 +1,4 @@
-"""The search for two settings, such as rank and density."""
+"""The search over two settings, such as rank and density."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from thinwire.cli.app import app
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
+from thinwire.experiments.loop import Stop, rounds
 from thinwire.experiments.tune import Knob, Spent, flasc_knobs, numbers, search, tune
 
 SMALL = {"rounds": 2, "cohort.size": 2, "local.steps": 2}
@@ -36,17 +37,17 @@ def test_stops_at_the_first_density_at_which_the_larger_rank_wins():
     assert not found.stopped
 
 
-def test_if_the_larger_rank_never_wins_nothing_is_masked_and_the_best_run_is_given():
+def test_if_the_larger_rank_never_wins_the_share_is_1_and_the_best_run_is_returned():
     measure, calls = counted(lambda r, d: -r)
     found = search(measure, (1, 4, 16), (0.25, 0.5))
-    assert (found.size, found.share) == (1, 1.0), "the first run is better than all that came after it"
+    assert (found.size, found.share) == (1, 1.0), "the first run is the best"
     assert len(set(calls)) == len(calls)  # rank 1 without a mask is measured once
     assert search(measure, (1, 4), (0.5,)).tried[0].clipped  # 0.5 * 4 / 1 is above 1
-    assert found.tried[0] == (1, 1.0, -1, 1000, None, True)  # of equal cost at density 0.25, not any more at 0.5
+    assert found.tried[0] == (1, 1.0, -1, 1000, None, True)  # of equal cost at density 0.25, clipped at 0.5
 
 
-def test_the_best_run_is_never_dropped_and_the_cheaper_of_two_equals_is_taken():
-    # the first run beats everything that the second stage finds
+def test_the_best_run_is_returned_and_of_equal_runs_the_cheaper_one():
+    # the first run is better than all runs of the second stage
     measure, _ = counted(
         lambda r, d: {(1, 0.25): 0.9, (4, 0.0625): 0.2, (1, 1.0): 0.3, (4, 0.25): 0.5}.get((r, d), 0.4)
     )
@@ -58,7 +59,7 @@ def test_the_best_run_is_never_dropped_and_the_cheaper_of_two_equals_is_taken():
     assert [(low[:2], high[:2]) for low, high in same.compared] == [((1, 1.0), (4, 0.25)), ((1, 1.0), (4, 1.0))]
 
 
-def test_the_choice_goes_by_held_out_examples_and_not_by_the_test_set(tmp_path):
+def test_the_criterion_is_the_accuracy_on_validation_examples(tmp_path):
     experiment = resolve("flasc", "digits", {**SMALL, "local.epochs": 1, "local.steps": 0, "rounds": 3})
     found = tune(experiment, *flasc_knobs((1, 4), (0.5,)), out=tmp_path)
     totals = [json.loads(file.read_text()) for file in tmp_path.glob("*/summary.json")]
@@ -75,21 +76,21 @@ def test_the_choice_goes_by_held_out_examples_and_not_by_the_test_set(tmp_path):
         tune(experiment, *flasc_knobs((1, 4), (0.5,)), validation_fraction=0.001)
 
 
-def test_a_run_that_breaks_down_is_never_the_best(tmp_path):
-    wild = resolve("flasc", "digits", {**SMALL, "method.client_opt.lr": 1e30})
-    found = tune(wild, *flasc_knobs((1, 4), (1.0,)), out=tmp_path)
+def test_a_run_that_diverges_has_accuracy_0(tmp_path):
+    experiment = resolve("flasc", "digits", {**SMALL, "method.client_opt.lr": 1e30})
+    found = tune(experiment, *flasc_knobs((1, 4), (1.0,)), out=tmp_path)
     assert [one.accuracy for one in found.tried] == [0.0] * len(found.tried)
 
 
-def test_whole_numbers_stay_whole():
+def test_integer_settings_stay_integers():
     measure, calls = counted(lambda k, bits: k * bits)
     found = search(measure, (2, 3, 8), (3, 8), top=8)
-    assert calls == [(2, 4), (3, 3), (8, 3)]  # 3 * 3 / 2 bits are none that can be
+    assert calls == [(2, 4), (3, 3), (8, 3)]  # 3 * 3 / 2 bits is no whole number
     assert found.tried[0].clipped
     assert not found.tried[1].clipped
 
 
-def test_what_was_found_when_the_budget_is_spent():
+def test_a_spent_budget_returns_the_best_so_far():
     def measure(rank, density):
         if rank == 16:
             raise Spent(7)
@@ -99,11 +100,11 @@ def test_what_was_found_when_the_budget_is_spent():
     assert found.stopped
     assert found.bytes == 100 * len(found.tried) + 7
     assert (found.size, found.share) == (4, 1.0)
-    with pytest.raises(ConfigError, match="before one run was done"):
+    with pytest.raises(ConfigError, match="before one run finished"):
         search(lambda rank, density: (_ for _ in ()).throw(Spent(1)), (1, 4), (1.0,))
 
 
-def test_real_runs_and_what_a_grid_would_cost():
+def test_real_runs_and_the_estimated_bytes_of_a_grid():
     experiment = resolve("flasc", "digits", SMALL)
     found = tune(experiment, *flasc_knobs((1, 2, 4), (0.5,)))
     assert {one.size for one in found.tried} == {1, 2, 4}
@@ -111,15 +112,16 @@ def test_real_runs_and_what_a_grid_would_cost():
     assert best.accuracy == next(one.accuracy for one in found.tried if one[:2] == (found.size, found.share))
     assert found.bytes > 0
     (low, high), *_ = found.compared
-    assert high.bytes != low.bytes, "the real costs of the two are told"
+    assert high.bytes != low.bytes, "compared runs have their actual bytes"
     all_runs = 0
     for rank in (1, 2, 4):
         for density in (0.5, 1.0):
             given = {"method.space.rank": rank, "method.up.density": density, "method.down.density": density}
             chosen = resolve("flasc", "digits", {**SMALL, **given})
-            records = chosen.engine.run(build_job(chosen))
+            simulation = chosen.engine.prepare(build_job(chosen))
+            records = [record for _, record in rounds(simulation, simulation.start(), Stop(chosen.rounds))]
             all_runs += sum(one.bytes_up + one.bytes_down + one.bytes_catchup for one in records)
-    assert found.grid == pytest.approx(all_runs, rel=0.02)  # lengths of messages hardly depend on training
+    assert found.grid == pytest.approx(all_runs, rel=0.02)  # lengths of messages depend little on training
 
 
 def test_any_two_settings_of_any_method():
@@ -137,7 +139,7 @@ def test_any_two_settings_of_any_method():
     assert len(staged.tried) >= 2
 
 
-def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path):
+def test_a_stopped_search_continues(tmp_path):
     experiment, knobs = resolve("flasc", "digits", SMALL), flasc_knobs((1, 2, 4), (0.5,))
     whole = tune(experiment, *knobs, out=tmp_path / "whole")
     assert not whole.stopped
@@ -146,7 +148,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert part.stopped
     assert part.tried[0][:5] == whole.tried[0][:5]
     assert len(part.tried) == 1
-    assert first < part.bytes < first + whole.tried[1].bytes + 1  # it ends with the round in which it was spent
+    assert first < part.bytes < first + whole.tried[1].bytes + 1  # it ends with the round that spent it
     done = (tmp_path / "part").glob("*/summary.json")
     before = {file: file.stat().st_mtime_ns for file in done}
     assert len(before) == 1
@@ -155,7 +157,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert all(file.stat().st_mtime_ns == time for file, time in before.items())  # not run again
 
 
-def test_the_verb_prints_the_search_beside_a_grid(tmp_path):
+def test_the_command_prints_the_search_and_the_bytes_of_a_grid(tmp_path):
     words = ["tune", "flasc", "--on", "digits", "--rounds", "2", "--cohort", "2", "--ranks", "1,2", "--densities"]
     words += ["1/2,1", "--set", "local.steps=2", "--out", str(tmp_path), "--budget", "10MB"]
     done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
@@ -165,14 +167,14 @@ def test_the_verb_prints_the_search_beside_a_grid(tmp_path):
     assert 0 < facts["bytes_total"] <= 10_000_000
     assert facts["bytes_of_a_grid"] >= facts["bytes_total"] // 2
     assert facts["stopped"] is False
-    said = CliRunner().invoke(app, words, catch_exceptions=False).stdout
-    assert "bytes of a grid" in said
-    assert "times its bytes" in said
-    assert "on the test set" in said
+    text = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    assert "bytes of a grid" in text
+    assert "times its bytes" in text
+    assert "on the test set" in text
     assert len(list(Path(tmp_path).glob("flasc-digits-*"))) == len(facts["tried"])
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     for ranks, densities in (((4,), (1.0,)), ((4, 1), (1.0,)), ((1, 4), ()), ((1, 4), (0.5, 0.25)), ((1, 4), (2.0,))):
         with pytest.raises(ConfigError, match="ascend"):
             search(lambda r, d: (0.0, 0), ranks, densities)
@@ -180,7 +182,7 @@ def test_what_makes_no_sense_is_refused():
         tune(resolve("lora", "digits"), *flasc_knobs((1, 4), (1.0,)))
     with pytest.raises(ConfigError, match="is a whole number"):
         tune(resolve("flasc", "digits"), *flasc_knobs((1, 1.5, 2), (1.0,)))
-    with pytest.raises(ConfigError, match="numbers between commas"):
+    with pytest.raises(ConfigError, match="numbers separated by commas"):
         numbers("1,x", "ranks")
     with pytest.raises(ConfigError, match="--knob takes"):
         Knob.parse("rank")

@@ -1,4 +1,4 @@
-"""Looking on: from files alone, half-written ones too, and to the end of the run."""
+"""Watching a run: from its files, incomplete ones too, until it is finished."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from thinwire.cli.terminal import standing_line
 from thinwire.experiments.watch import follow, standing
 
 
-def test_a_finished_run_says_so(real_runs):
+def test_standing_of_a_finished_run(real_runs):
     now = standing(next(iter(sorted(real_runs.iterdir()))))
     assert (now.state, now.round, now.rounds, now.eta_seconds) == ("finished", 5, 5, 0.0)
     assert now.bytes_total == now.bytes_up + now.bytes_down + now.bytes_catchup > 0
     assert "finished" in standing_line(now)
 
 
-def test_a_running_one_says_how_long_it_will_take(write_run):
+def test_standing_of_a_running_run_has_the_remaining_time(write_run):
     path = write_run("x", rounds=30, finished=False)
     now = standing(path)
     assert (now.state, now.round) == ("running", 15)
@@ -30,7 +30,7 @@ def test_a_running_one_says_how_long_it_will_take(write_run):
     assert "no news for" in standing_line(standing(path))
 
 
-def test_one_that_has_not_begun_is_waited_for(write_run):
+def test_standing_of_a_run_without_rounds(write_run):
     path = write_run("x", finished=False)
     (path / "metrics.jsonl").unlink()
     now = standing(path)
@@ -38,7 +38,7 @@ def test_one_that_has_not_begun_is_waited_for(write_run):
     assert "round 0/30" in standing_line(now)
 
 
-def test_following_ends_with_the_run_and_never_trips_over_half_a_line(write_run):
+def test_follow_ends_with_the_run_and_ignores_incomplete_lines(write_run):
     path = write_run("x", rounds=6)
     lines, summary = (path / "metrics.jsonl").read_bytes(), (path / "summary.json").read_bytes()
     (path / "metrics.jsonl").write_bytes(b"")
@@ -62,7 +62,7 @@ def test_following_ends_with_the_run_and_never_trips_over_half_a_line(write_run)
     assert all(now.state != "finished" for now in seen[:-1])
 
 
-def test_watching_needs_no_torch(write_run):
+def test_watching_does_not_import_torch(write_run):
     code = "import sys; from thinwire.experiments.watch import standing; from pathlib import Path\n"
     code += f"standing(Path({str(write_run('x'))!r}))\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

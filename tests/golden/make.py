@@ -37,7 +37,7 @@ from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.download import open_round, receive, repair, request_full_state
 from thinwire.protocol.fields import raw, read_snapshot, read_step, unpack_up
 from thinwire.protocol.round import agree, begin, close_round, plan_round
-from thinwire.protocol.state import Contract, Public, ServerState
+from thinwire.protocol.state import Contract, PublicState, ServerState
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO
 from thinwire.wire import indices, symbols
@@ -273,7 +273,7 @@ def in_order(contract: Contract, names: frozenset[str]) -> list[str]:
     return [name for name in contract.coords.names if name in names]
 
 
-def public_hex(public: Public) -> dict:
+def public_hex(public: PublicState) -> dict:
     """A public state as raw bytes."""
     return {"version": public.version} | {part: as_hex(getattr(public, part)) for part in public._fields[1:]}
 

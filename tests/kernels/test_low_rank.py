@@ -8,10 +8,10 @@ from torch.func import grad, vmap
 
 import thinwire as tw
 from thinwire.core.tree import Tree, stack, unstack
-from thinwire.data.functional import Functional
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.route import Route
 from thinwire.spaces.unmerged import Unmerged
+from thinwire.training.functional import Functional
 
 
 class Turned(nn.Module):

@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
-from thinwire.masks.masks import dead_adapters
+from thinwire.masks import dead_adapters
 from thinwire.protocol.fields import unpack_up
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan

@@ -46,9 +46,9 @@ def test_they_keep_the_promises_of_an_optimiser(opt):
 
 def test_yogi_moves_its_size_by_the_square_at_most():
     opt = tw.Yogi(beta2=0.5)
-    state = {**opt.init({"w": torch.zeros(2)}), "v/w": torch.tensor([10.0, 0.1])}
+    state = {**opt.init({"w": torch.zeros(2)}), "v": {"w": torch.tensor([10.0, 0.1])}}
     _, after = opt.update({"w": torch.tensor([1.0, 1.0])}, state, {})
-    assert after["v/w"].tolist() == pytest.approx([9.5, 0.6])
+    assert after["v"]["w"].tolist() == pytest.approx([9.5, 0.6])
 
 
 def test_bad_settings_are_refused():

@@ -25,7 +25,7 @@ ALTERNATE = tuple(i % 2 for i in EVERYBODY)
 
 
 def same_states(a, b):
-    return all(same(x, y) for x, y in ((a.held, b.held), (a.correction, b.correction), (a.codec, b.codec)))
+    return all(same(x, y) for x, y in ((a.unsent, b.unsent), (a.correction, b.correction), (a.codec, b.codec)))
 
 
 def test_drawn_tiers_have_their_shares_and_never_change():

@@ -281,11 +281,11 @@ def test_without_the_guard_drift_goes_unseen():
 def test_what_a_lost_client_held_back_of_silent_blocks_stays():
     one = federation(schedule=AllBlocks(private=("2.*",)))
     one.round((0, 1))
-    held = one.states[1].held
+    held = one.states[1].unsent
     one.public[1] = one.public[1]._replace(coords=spoilt(one.public[1].coords, 0.5))
     one.hear(1)
     assert one.drifted == [1]
-    assert one.states[1].held == held != {}
+    assert one.states[1].unsent == held != {}
 
 
 def test_the_answer_to_a_lost_client_says_how_it_is_read():

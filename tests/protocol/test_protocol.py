@@ -329,14 +329,14 @@ def test_private_blocks_drift_at_home_and_never_travel(link, correction):
     public_numbers = D - (12 * 10 + 10)
     lengths = set()
     for cohort in ((0, 1), (0, 2), (3,), (4,), (3,), (1,)):
-        held = dict(federation.states[cohort[0]].held)
+        held = dict(federation.states[cohort[0]].unsent)
         for client, data in federation.round(cohort).items():
             (body,) = lanes_of(federation, data, client)
             assert body.plan == {"0.weight", "0.bias"}
             lengths |= {len(body.fields[field]) for field in (wire.COORDS, wire.SHARED) if field in body.fields}
-        assert set(federation.states[cohort[0]].held) == set(private)
+        assert set(federation.states[cohort[0]].unsent) == set(private)
         if held:
-            assert not same(held, federation.states[cohort[0]].held), "training goes on from what was held"
+            assert not same(held, federation.states[cohort[0]].unsent), "training goes on from what was held"
         for client in (0, 5):
             for body in lanes_of(federation, open_round(federation.contract, federation.server, {client: 0})[client]):
                 assert not (body.plan or set(federation.contract.coords.names)) & set(private)
@@ -349,11 +349,11 @@ def test_private_blocks_drift_at_home_and_never_travel(link, correction):
 def test_private_blocks_survive_missed_rounds():
     federation = Federation(Method(schedule=AllBlocks(private=("2.*",))))
     federation.round((0, 1))
-    held = federation.states[0].held
+    held = federation.states[0].unsent
     for _ in range(4):
         federation.round((1, 2))
     federation.hear(0)
-    assert same(federation.states[0].held, held)
+    assert same(federation.states[0].unsent, held)
 
 
 def test_a_client_starts_from_what_it_held_back():
@@ -374,7 +374,7 @@ def test_a_client_starts_from_what_it_held_back():
         heads[i] = {n: after[n] for n in heads[i]}
     for i in (0, 1):
         federation.hear(i)
-        mine = add(federation.states[i].held, federation.public[i].coords)
+        mine = add(federation.states[i].unsent, federation.public[i].coords)
         assert_close(mine, heads[i], 1e-5)
         assert_close({n: federation.public[i].coords[n] for n in bodies}, bodies, 1e-5)
 
@@ -384,10 +384,10 @@ def test_a_silent_block_is_held_until_its_turn_and_then_spoken():
     federation.round((0,))
     first, second = (plan_round(federation.contract, federation.server).names for _ in range(2))
     assert first == second
-    assert set(federation.states[0].held) == first, "what did not speak in round one speaks in round two"
-    drift = federation.states[0].held
+    assert set(federation.states[0].unsent) == first, "what did not speak in round one speaks in round two"
+    drift = federation.states[0].unsent
     federation.round((0,))
-    assert not set(federation.states[0].held) & first
+    assert not set(federation.states[0].unsent) & first
     for name in first:  # the second step starts where the first one ended
         moved = federation.server.public.coords[name] - federation.first.coords[name]
         assert (moved - drift[name]).abs().max() > 0
@@ -397,17 +397,17 @@ def test_a_silent_block_is_held_until_its_turn_and_then_spoken():
 def test_a_block_that_was_synchronised_elsewhere_is_dropped():
     federation = Federation(Method(schedule=Turns(2)))
     federation.round((0, 1))
-    assert federation.states[0].held
+    assert federation.states[0].unsent
     federation.round((2,))
     federation.hear(0)
-    assert federation.states[0].held == {}
+    assert federation.states[0].unsent == {}
 
 
 def test_forget_drops_only_what_was_touched():
     state = ClientState(3, {"a": torch.ones(1), "b": torch.ones(1)}, {"c": torch.ones(1)}, {"d": torch.ones(1)})
     assert forget(state, frozenset({"x"})) is state
     after = forget(state, frozenset({"a", "x"}))
-    assert list(after.held) == ["b"]
+    assert list(after.unsent) == ["b"]
     assert (after.version, after.correction, after.codec) == (3, state.correction, state.codec)
 
 
@@ -441,7 +441,7 @@ def test_corrections_leave_private_blocks_alone():
         federation.round((0,))
         federation.round((1,))
         assert set(federation.contract.shared.names) <= {"0.weight", "0.bias"}
-    assert_close(runs[1].states[0].held, runs[0].states[0].held, 1e-6)
+    assert_close(runs[1].states[0].unsent, runs[0].states[0].unsent, 1e-6)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

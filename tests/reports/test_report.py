@@ -1,4 +1,4 @@
-"""The page and its tables: complete, self-contained, honest, equal for equal runs."""
+"""The page and its tables: contents, HTML, equal output for equal runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 import thinwire as tw
-from thinwire.reports.charts import Bar, Curve, Frame, Row, bars, curves, dots
+from thinwire.reports.charts import Bar, Curve, DotRow, PlotArea, bars, curves, dots
+from thinwire.reports.compare import as_json, table
 from thinwire.reports.report import summaries
 from thinwire.reports.style import BACKGROUNDS, DARK, LIGHT
 
@@ -17,7 +18,7 @@ VOID = {"meta", "link"}
 
 
 class Page(HTMLParser):
-    """Every element, and that each one is closed where it should be."""
+    """All elements of a page; checks that each is closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -41,18 +42,16 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.elements if name == tag]
 
 
-def test_the_page_of_real_runs(real_runs, tmp_path):
-    lines = tw.report([real_runs], tmp_path / "page.html", tmp_path / "page.md", targets=[0.1, 0.999])
-    assert [line.label for line in lines] == ["fedavg", "mapo"]
+def test_page_of_real_runs_is_complete(real_runs, tmp_path):
+    groups = tw.report([real_runs], tmp_path / "page.html", tmp_path / "page.md", targets=[0.1, 0.999])
+    assert [group.label for group in groups] == ["fedavg", "mapo"]
     text, markdown = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     assert not {"script", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
     assert not re.findall(r"https?://|url\(|@import", text)
     charts = [attrs for attrs in page.all("svg") if attrs.get("role") == "img"]
-    assert (
-        len(charts) == 2 * 6
-    )  # wide and narrow: two curves, bars of the target that was reached, dots, layers of both
+    assert len(charts) == 2 * 6, "wide and narrow: two curves, bars of the reached target, dots, layers of both methods"
     for chart in charts:
         assert set(chart["aria-labelledby"].split()) <= set(page.ids)
     assert len(page.all("table")) == len(page.all("caption")) == 7
@@ -63,13 +62,13 @@ def test_the_page_of_real_runs(real_runs, tmp_path):
     assert "torch" in text
 
 
-def test_equal_runs_make_equal_pages(real_runs, tmp_path):
+def test_equal_runs_give_equal_pages(real_runs, tmp_path):
     for name in ("a", "b"):
         tw.report(sorted(real_runs.iterdir()), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_totals_on_the_page_are_those_of_the_summaries(real_runs, tmp_path):
+def test_totals_on_the_page_equal_the_summaries(real_runs, tmp_path):
     tw.report([real_runs], md=tmp_path / "page.md")
     row = next(row for row in (tmp_path / "page.md").read_text().splitlines() if row.startswith("| mapo |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -80,7 +79,7 @@ def test_totals_on_the_page_are_those_of_the_summaries(real_runs, tmp_path):
     assert cells[10:] == ["5", "2", "-"]
 
 
-def test_names_cannot_break_the_page(write_run, tmp_path):
+def test_names_are_escaped(write_run, tmp_path):
     run = write_run('<script>alert("x")</script> & |')
     tw.report([run], tmp_path / "page.html", tmp_path / "page.md")
     page = Page((tmp_path / "page.html").read_text())
@@ -88,17 +87,17 @@ def test_names_cannot_break_the_page(write_run, tmp_path):
     assert "\\|" in (tmp_path / "page.md").read_text()
 
 
-def test_unfinished_runs_and_other_clients_are_pointed_out(write_run, tmp_path):
+def test_notes_name_unfinished_runs_and_different_clients(write_run, tmp_path):
     runs = [write_run("a", finished=False), write_run("b")]
     config = runs[1] / "config.toml"
     config.write_text(config.read_text().replace("clients = 20", "clients = 99"))
     tw.report(runs, md=tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "not finished yet: a." in text
+    assert "unfinished: a." in text
     assert "differ in task.clients" in text
 
 
-def test_layers_are_drawn_where_they_were_counted(write_run, tmp_path):
+def test_layers_are_drawn_if_they_were_recorded(write_run, tmp_path):
     layers = [{"layer": f"block{i}", "numbers": 9, "syncs": 3, "bytes_up": 100 * i} for i in range(20)]
     mixed = [{"layer": "head", "numbers": 9, "syncs": 3, "bytes_up": None}]
     tw.report([write_run("a", layers=layers), write_run("b", layers=mixed), write_run("c")], tmp_path / "page.html")
@@ -106,12 +105,12 @@ def test_layers_are_drawn_where_they_were_counted(write_run, tmp_path):
     assert "a: bytes up by layer, the 16 largest of 20" in text
     assert "block19 (3)" in text
     assert "block3 (" not in text
-    assert "b: synchronisations by layer" in text
+    assert "b: synchronizations by layer" in text
     assert "c: bytes" not in text
     assert "c: sync" not in text
 
 
-def test_layers_that_tell_nothing_are_one_sentence_and_bytes_are_on_one_scale(write_run, tmp_path):
+def test_uniform_layers_are_one_sentence_and_bytes_have_one_scale(write_run, tmp_path):
     rows = {"a": 1000, "b": 250, "c": None}
     runs = []
     for name, sent in rows.items():
@@ -121,13 +120,13 @@ def test_layers_that_tell_nothing_are_one_sentence_and_bytes_are_on_one_scale(wr
         runs.append(run)
     tw.report(runs, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert "c: every layer spoke in every round" in text
-    assert "c: synchronisations by layer" not in text
+    assert "c: every layer was synchronized in every round" in text
+    assert "c: synchronizations by layer" not in text
     charts = [re.search(rf"{name}: bytes up by layer.*?<rect [^>]*width=\"([\d.]+)\"", text, re.S) for name in "ab"]
     assert float(charts[0][1]) == pytest.approx(4 * float(charts[1][1]), rel=0.01)
 
 
-def test_bars_show_the_spread_over_seeds(write_run, tmp_path):
+def test_bars_show_the_range_over_seeds(write_run, tmp_path):
     for seed, up in ((0, 1000), (1, 3000)):
         write_run("a", seed=seed, up=up)
     tw.report([tmp_path / "runs"], tmp_path / "page.html", targets=[0.5])
@@ -144,54 +143,119 @@ def test_a_task_without_accuracy_is_shown_by_its_loss(write_run, tmp_path):
     assert "Training loss against bytes" in (tmp_path / "page.html").read_text()
 
 
-def test_two_tasks_have_chapters_of_their_own(write_run, real_runs, tmp_path):
-    lines = tw.report([write_run("fedavg"), real_runs], md=tmp_path / "page.md")
-    assert [line.label for line in lines] == ["fedavg", "fedavg", "mapo"]
+def test_two_tasks_have_separate_chapters(write_run, real_runs, tmp_path):
+    groups = tw.report([write_run("fedavg"), real_runs], md=tmp_path / "page.md")
+    assert [group.label for group in groups] == ["fedavg", "fedavg", "mapo"]
     text = (tmp_path / "page.md").read_text()
-    assert "## letters: What accuracy cost" in text
-    assert "## digits: What accuracy cost" in text
-    assert {row["method"] for row in summaries(lines)} == {"letters: fedavg", "digits: fedavg", "digits: mapo"}
+    assert "## letters: Accuracy and bytes" in text
+    assert "## digits: Accuracy and bytes" in text
+    assert {row["method"] for row in summaries(groups)} == {"letters: fedavg", "digits: fedavg", "digits: mapo"}
 
 
-def test_bad_input_is_one_line(write_run, tmp_path):
+def test_bad_input_is_refused(write_run, tmp_path):
     run = write_run("a")
-    for given, says in (
+    for given, message in (
         ({"targets": [80]}, "such as 0.8"),
         ({"compute": -1}, "compute"),
         ({"joules_per_megabyte": 0}, "more than 0"),
         ({"html": tmp_path / "no/page.html"}, "no folder"),
     ):
-        with pytest.raises(tw.ConfigError, match=says):
+        with pytest.raises(tw.ConfigError, match=message):
             tw.report([run], **given)
     (run / "metrics.jsonl").write_text("")
-    with pytest.raises(tw.ConfigError, match="no round"):
+    with pytest.raises(tw.ConfigError, match="no finished round"):
         tw.report([run])
 
 
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color):
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
 
-@pytest.mark.parametrize(("colours", "back"), [(LIGHT, BACKGROUNDS[0]), (DARK, BACKGROUNDS[1])], ids=["light", "dark"])
-def test_every_line_stands_out_from_its_background(colours, back):
-    assert len(set(colours)) == 8
-    for colour in colours:
-        lights = sorted((luminance(colour), luminance(back)))
-        assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5, colour
+@pytest.mark.parametrize(
+    ("colors", "background"), [(LIGHT, BACKGROUNDS[0]), (DARK, BACKGROUNDS[1])], ids=["light", "dark"]
+)
+def test_series_colors_have_enough_contrast(colors, background):
+    assert len(set(colors)) == 8
+    for color in colors:
+        dark, light = sorted((luminance(color), luminance(background)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, color
 
 
-def test_bars_are_in_proportion_and_curves_stay_inside():
-    basis = Frame("t", "d", "x", "y", width=340, log_x=True)
-    picture = bars([Bar("a", "4", 0, [(3, 1.0), (1, 0.0)]), Bar("b", "1", 1, [(1, 1.0)])], basis)
-    widths = [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)"', picture)]
+def test_bars_are_to_scale_and_curves_are_inside_the_plot_area():
+    area = PlotArea("t", "d", "x", "y", width=340, log_x=True)
+    chart = bars([Bar("a", "4", 0, [(3, 1.0), (1, 0.0)]), Bar("b", "1", 1, [(1, 1.0)])], area)
+    widths = [float(w) for w in re.findall(r'<rect [^>]*width="([\d.]+)"', chart)]
     assert widths[0] == pytest.approx(3 * widths[2], abs=0.2)
     assert widths[0] + widths[1] == pytest.approx(4 * widths[2], abs=0.3)
-    picture = curves([Curve("a", 0, [(10.0**i, 0.1 * i, 0.0, 1.0) for i in range(9)])], basis)
-    path = re.search(r'class="line s0" d="M([^"]+)"', picture)[1]
+    chart = curves([Curve("a", 0, [(10.0**i, 0.1 * i, 0.0, 1.0) for i in range(9)])], area)
+    path = re.search(r'class="line s0" d="M([^"]+)"', chart)[1]
     for x, y in (map(float, pair.split()) for pair in path.split("L")):
         assert 0 < x < 340
-        assert 0 < y < basis.height
-    assert "nothing to draw" in curves([], basis)
-    assert "nothing to draw" in dots([Row("a", [])], basis)
+        assert 0 < y < area.height
+    assert "nothing to draw" in curves([], area)
+    assert "nothing to draw" in dots([DotRow("a", [])], area)
+
+
+CLIENTS = {"count": 20, "mean": 0.8, "worst_10": 0.31, "p10": 0.4, "p50": 0.85, "p90": 0.95}
+
+
+def page_rows(text: str, start: str) -> dict[str, str]:
+    """The cells of the row of a Markdown page that starts with a method, by column head."""
+    lines = text.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith(f"| {start} |"))
+    head = max(i for i in range(row) if lines[i + 1].startswith("| ---"))
+    cells = [[cell.strip() for cell in lines[i].strip("|").split("|")] for i in (head, row)]
+    return dict(zip(*cells, strict=True))
+
+
+def test_metrics_and_client_quantiles_are_shown_if_recorded(write_run, tmp_path):
+    for seed in (0, 1):
+        write_run("fedavg", seed=seed, metrics={"accuracy": 0.9, "macro_f1": 0.7 + 0.1 * seed}, clients_eval=CLIENTS)
+    write_run("plain")
+    tw.report([tmp_path / "runs"], tmp_path / "page.html", tmp_path / "page.md")
+    html, text = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
+    assert html.count("Macro_f1 against bytes, letters") == 3, "caption, and the titles of the wide and narrow chart"
+    assert "Accuracy against bytes" not in html, "accuracy has a chart already, of test accuracy"
+    row = page_rows(text, "fedavg")
+    assert row["macro_f1"] == "0.75 ± 0.071"
+    assert row["worst 10 % of clients, %"] == "31.00 ± 0.00"
+    other = page_rows(text, "plain")
+    assert (other["macro_f1"], other["worst 10 % of clients, %"]) == ("-", "-")
+    assert "accuracy" not in row
+    assert "| fedavg | 80.00 ± 0.00 | 31.00 ± 0.00 | 40.00 ± 0.00 | 85.00 ± 0.00 | 95.00 ± 0.00 |" in text
+    Page(html)
+
+
+def test_pages_of_runs_without_metrics_have_no_empty_columns(write_run, tmp_path):
+    tw.report([write_run("a", metrics={}), write_run("b")], md=tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "of clients, %" not in text
+    assert "p90" not in text
+    assert list(page_rows(text, "a"))[:4] == ["method", "final %", "best %", "total"]
+
+
+def test_comparisons_have_metrics_and_client_quantiles(write_run, tmp_path):
+    for seed in (0, 1):
+        write_run("fedavg", seed=seed, metrics={"accuracy": 0.9, "macro_f1": 0.7 + 0.1 * seed}, clients_eval=CLIENTS)
+    write_run("plain")
+    groups = tw.report([tmp_path / "runs"])
+    first, second = table(summaries(groups))
+    assert first.final_metrics.keys() == {"macro_f1"}
+    assert first.final_metrics["macro_f1"].mean == pytest.approx(0.75)
+    assert first.worst_clients == (0.31, 0.0)
+    assert (second.final_metrics, second.worst_clients) == ({}, None)
+    plain = as_json([first])[0]
+    assert plain["final_metrics"]["macro_f1"]["mean"] == pytest.approx(0.75)
+    assert plain["final_clients_eval"]["p50"] == {"mean": 0.85, "std": 0.0}
+
+
+@pytest.mark.parametrize("damaged", [None, 7, [], {"macro_f1": "high"}, {"macro_f1": None}, {"macro_f1": 10**400}])
+def test_damaged_metrics_are_ignored(write_run, tmp_path, damaged):
+    run = write_run("a", metrics={"macro_f1": 0.5}, clients_eval=CLIENTS)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**line, "metrics": damaged, "clients_eval": damaged}) + "\n" for line in lines]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    tw.report([run], md=tmp_path / "page.md")
+    assert "macro_f1" not in (tmp_path / "page.md").read_text()

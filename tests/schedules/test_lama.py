@@ -170,11 +170,11 @@ def test_all_clients_agree_at_the_end_of_a_window_and_only_then():
         states = [federation.states[i] for i in cohort]
         if number % phi:
             silent = frozenset(SMALL.names) - plan.names
-            assert all(set(state.held) == silent for state in states)
+            assert all(set(state.unsent) == silent for state in states)
             assert all(set(state.opt) == {f"momentum/{name}" for name in SMALL.names} for state in states)
             assert bool(silent) == (number > phi), "the first window has no long interval yet"
             for name in silent:
-                assert not torch.equal(states[0].held[name], states[1].held[name])
+                assert not torch.equal(states[0].unsent[name], states[1].unsent[name])
         else:
             assert plan.names == frozenset(SMALL.names)
             assert all(state.blank for state in states)
@@ -340,7 +340,7 @@ def drifting() -> Federation:
     federation = Federation(Method(schedule=FedLAMA(3), client_opt=SGD(0.1, momentum=0.9)), local=STEPS)
     for _ in range(4):
         federation.round((0, 1, 2))
-    assert federation.states[0].held
+    assert federation.states[0].unsent
     assert federation.states[0].opt
     return federation
 
@@ -352,7 +352,7 @@ def test_who_returns_after_missed_windows_starts_like_anybody_else():
     assert federation.server.public.version == 10
     federation.hear(0)
     assert same_public(federation.public[0], federation.server.public)
-    assert federation.states[0].held == {}
+    assert federation.states[0].unsent == {}
     new = initial_client_state(federation.contract, federation.first)
     assert answers(federation, 0, federation.states[0]) == answers(federation, 0, new)
     assert answers(federation, 1, federation.states[1]) != answers(
@@ -363,9 +363,9 @@ def test_who_returns_after_missed_windows_starts_like_anybody_else():
 def test_who_misses_a_round_within_the_window_keeps_what_still_waits_but_not_the_momentum():
     federation = drifting()
     federation.round((1, 2))
-    held = federation.states[0].held
+    held = federation.states[0].unsent
     federation.hear(0)
-    assert same(federation.states[0].held, held), "its layer was not synchronised meanwhile"
+    assert same(federation.states[0].unsent, held), "its layer was not synchronised meanwhile"
     without = replace(federation.states[0], opt={})
     assert answers(federation, 0, federation.states[0]) == answers(federation, 0, without)
 
@@ -415,7 +415,7 @@ def test_it_goes_together_with(case):
             before = federation.server
             federation.round(cohort)
             silent = frozenset(federation.contract.sendable.names) - plan.names
-            held |= {name for i in cohort for name in federation.states[i].held}
+            held |= {name for i in cohort for name in federation.states[i].unsent}
             for tree, after in ((before.opt, federation.server.opt), (before.correction, federation.server.correction)):
                 for name in tree:
                     if {name, name.split("/", 1)[-1]} & silent:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from thinwire.protocol.foresight import Foreseen, foreseeable
 
 from tests.simulation.test_local import METHODS, bits, digits_task, job, same_public
 from thinwire.optimizers import SGD, Adam, FedProx
 from thinwire.protocol import Method
-from thinwire.protocol.foresight import Foreseen, foreseeable
 from thinwire.protocol.round import plan_round
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO

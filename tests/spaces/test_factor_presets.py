@@ -93,9 +93,9 @@ def test_private_blocks_never_travel(name, network):
             schema = schema_of(federation.contract, data, client)
             body = wire.unpack_body(wire.unpack(data, schema).bodies[0], schema)
             assert not private & body.plan
-            for block in federation.states[client].held.values():
+            for block in federation.states[client].unsent.values():
                 assert block.contiguous().numpy().tobytes() not in data
-    assert federation.states[0].held.keys() == private
+    assert federation.states[0].unsent.keys() == private
 
 
 def test_local_is_the_same_as_training_alone(network):
@@ -103,8 +103,8 @@ def test_local_is_the_same_as_training_alone(network):
     for _ in range(2):
         together.round([0, 1, 2])
         alone.round([1])
-    for name, block in alone.states[1].held.items():
-        assert torch.equal(together.states[1].held[name], block)
+    for name, block in alone.states[1].unsent.items():
+        assert torch.equal(together.states[1].unsent[name], block)
     assert torch.equal(together.weights()["fc1.weight"], together.first.base["fc1.weight"])
 
 

@@ -352,12 +352,12 @@ def test_private_factors_differ_between_clients_and_outlast_rounds_without_them(
     schedule = tw.AllBlocks(private=("*/[txy]2",))
     federation = Federation(tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=schedule))
     federation.round([0, 1])
-    kept = {i: federation.states[i].held for i in (0, 1)}
+    kept = {i: federation.states[i].unsent for i in (0, 1)}
     assert set(kept[0]) == {f"{i}.weight/{part}2" for i in (0, 2) for part in "xy"}
     assert not same(kept[0], kept[1])
     federation.round([2, 3])
     federation.hear(0)
-    assert same(federation.states[0].held, kept[0])
+    assert same(federation.states[0].unsent, kept[0])
     for name in kept[0]:  # the server never learns them
         assert torch.equal(federation.server.public.coords[name], federation.first.coords[name])
 

@@ -15,19 +15,18 @@ from tests.federation import Federation, digits_task, perceptron, same_public
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, same, scale, sub, weighted_mean
-from thinwire.data.functional import Functional
 from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.protocol import Method
-from thinwire.protocol.setup import agree
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules import AllBlocks
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
 from thinwire.testing import check_space
 from thinwire.training import Local
+from thinwire.training.functional import Functional
 
 PRESETS = ("lora", "ffa-lora", "fa-lora", "fedsa-lora", "fedloru")
 EVERYONE = range(6)
@@ -81,7 +80,7 @@ def test_corrections_have_at_least_32_bits_and_weights_their_own_type(dtype, fre
     own = torch.float64 if dtype == torch.float64 else torch.float32
     assert {block.dtype for tree in (basis, coords) for block in tree.values()} == {own}
     assert {block.dtype for block in space.expand(base, basis, coords).values()} == {dtype}
-    patches = space.patches(base, basis, coords)
+    patches = space.expand_unmerged(base, basis, coords)
     assert {name: patches[name].dtype for name in base} == dict.fromkeys(base, dtype)
 
 
@@ -291,11 +290,11 @@ def test_fedsa_shares_a_and_never_sends_b():
     public = fed.server.public.coords
     assert not public["0.weight/b"].any()
     assert not torch.equal(public["0.weight/a"], fed.first.coords["0.weight/a"])
-    mine = [fed.states[i].held for i in (0, 1)]
+    mine = [fed.states[i].unsent for i in (0, 1)]
     assert set(mine[0]) == {"0.weight/b", "2.weight/b"}
     assert mine[0]["0.weight/b"].any()
     assert not torch.equal(mine[0]["0.weight/b"], mine[1]["0.weight/b"])
-    assert not fed.states[5].held  # never asked
+    assert not fed.states[5].unsent  # never asked
 
 
 @pytest.mark.parametrize("head", ["sent", "kept", "frozen"])
@@ -307,7 +306,7 @@ def test_a_head_is_trained_and_sent_or_trained_and_kept_or_frozen(head):
     adapter, whole = 4 * (64 + 12) * 4, (12 * 10 + 10) * 4
     sent = adapter + (whole if head == "sent" else 0)
     assert {len(message) - sent for message in up.values()} < set(range(60))
-    before, after, held = fed.first.base, fed.weights(), fed.states[0].held
+    before, after, held = fed.first.base, fed.weights(), fed.states[0].unsent
     assert torch.equal(after["2.weight"], before["2.weight"]) == (head != "sent")
     assert torch.equal(after["0.bias"], before["0.bias"])
     assert set(held) == ({"2.weight", "2.bias"} if head == "kept" else set())

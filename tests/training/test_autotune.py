@@ -11,7 +11,7 @@ from tests.federation import digits_task, same_public
 from thinwire.simulation import LocalEngine
 from thinwire.training import autotune as probe
 from thinwire.training.autotune import Choice, Way, choose
-from thinwire.training.local import UnsupportedModel
+from thinwire.training.inputs import UnsupportedModel
 
 
 @pytest.fixture(autouse=True)

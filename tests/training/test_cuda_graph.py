@@ -10,7 +10,6 @@ from torch import nn
 from tests.federation import SIZES, digits_task, same_public, workload
 from thinwire.core.key import Key
 from thinwire.core.tree import repeat
-from thinwire.data.functional import Functional
 from thinwire.errors import ConfigError
 from thinwire.optimizers import SGD, Adam
 from thinwire.protocol import Method
@@ -19,7 +18,8 @@ from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO, FedPara
 from thinwire.training import Local
 from thinwire.training.cuda_graph import KEPT, CudaGraphCache
-from thinwire.training.local import TrainingInputs, local_train
+from thinwire.training.functional import Functional
+from thinwire.training.inputs import TrainingInputs, local_train
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
 MORE = {

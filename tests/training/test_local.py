@@ -10,13 +10,13 @@ from tests.parts import Drift, Product
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, repeat, stack, unstack
 from thinwire.data.examples import Arrays
-from thinwire.data.functional import Functional
 from thinwire.data.task import Task
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.round import agree
 from thinwire.training import Local
-from thinwire.training.local import TrainingInputs, local_train
+from thinwire.training.functional import Functional
+from thinwire.training.inputs import TrainingInputs, local_train
 
 LOCAL = Local(epochs=2, batch=8)
 EVERYBODY = range(len(SIZES))

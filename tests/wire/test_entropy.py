@@ -1,4 +1,4 @@
-"""Unequally likely bytes in fewer bytes."""
+"""Tests of entropy coding."""
 
 import heapq
 import tracemalloc
@@ -15,12 +15,12 @@ from thinwire.wire.entropy import expand, squeeze
 
 
 @given(st.binary(max_size=400) | st.lists(st.sampled_from([0, 1, 7]), max_size=2000).map(bytes))
-def test_bytes_come_back_and_never_grow(data):
+def test_squeeze_round_trip_never_grows(data):
     assert len(squeeze(data)) <= len(data)
     assert expand(squeeze(data), len(data)) == data
 
 
-def test_likely_bytes_take_little_more_than_their_entropy():
+def test_compressed_size_is_close_to_the_entropy():
     data = np.random.default_rng(0).binomial(20, 0.5, 100_000).astype(np.uint8)
     p = np.bincount(data) / len(data)
     bound = -(p[p > 0] * np.log2(p[p > 0])).sum() * len(data) / 8
@@ -29,12 +29,12 @@ def test_likely_bytes_take_little_more_than_their_entropy():
 
 @pytest.mark.parametrize("order", ["nrnsn", "rn", "nr", "sss", "n"])
 @pytest.mark.parametrize("size", [70_000, 200_001])
-def test_stretches_that_no_code_shortens_stand_as_they_are(order, size):
+def test_incompressible_sections_are_stored(order, size):
     rng = np.random.default_rng(0)
     made = {
         "n": rng.integers(0, 256, size, dtype=np.uint8).tobytes(),  # noise
         "r": bytes(size),  # runs
-        "s": rng.binomial(20, 0.5, size).astype(np.uint8).tobytes(),  # some likelier than others
+        "s": rng.binomial(20, 0.5, size).astype(np.uint8).tobytes(),  # skewed
     }
     data = b"".join(made[kind] for kind in order)
     short = squeeze(data)
@@ -44,7 +44,7 @@ def test_stretches_that_no_code_shortens_stand_as_they_are(order, size):
 
 
 def huffman_bytes(data, blocks):
-    """What an optimal code of single bytes takes, and of the mark at the end of each block, which needs a code too."""
+    """The size of an optimal code of single bytes, including the end-of-block symbol of each block."""
     heap = [blocks, *(count for count in np.bincount(np.frombuffer(data, np.uint8)).tolist() if count)]
     heapq.heapify(heap)
     bits = 0
@@ -60,22 +60,22 @@ def huffman_bytes(data, blocks):
 def test_skewed_bytes_take_no_more_than_an_optimal_code_of_single_bytes(p, packed):
     values = (np.random.default_rng(0).random(400_000) > p).astype(np.int64)
     data = bits.pack(values, 2) if packed else values.astype(np.uint8).tobytes()
-    # deflate writes its code anew every 32,767 bytes: 74 bits, then 7 bits for each byte in use and 14 for each stretch
-    # of bytes that are not
+    # deflate writes a new code table every 32,767 bytes: 74 bits, then 7 bits for each byte value in use and 14 for
+    # each range of unused byte values
     blocks = -(-len(data) // 32_767)
     codes = blocks * (74 + (7 + 14) * (len(set(data)) + 2)) / 8
     assert len(squeeze(data)) <= huffman_bytes(data, blocks) + codes
 
 
 @pytest.mark.parametrize("p", [0.99, 0.999])
-def test_bytes_that_are_nearly_all_the_same_are_not_held_to_a_bit_each(p):
+def test_long_runs_take_less_than_one_bit_per_byte(p):
     data = (np.random.default_rng(0).random(400_000) > p).astype(np.uint8).tobytes()
-    # a code of single bytes cannot go below a bit a byte; a run costs 5 bits for its length at most, 15 for the code of
-    # it, 1 for its distance, and the byte that ends it 15 more: less than 50 for the 100 bytes of an average run
+    # a code of single bytes takes at least one bit per byte; a run takes at most 5 bits for its length, 15 for its
+    # code, 1 for its distance, and 15 for the byte after it: less than 50 bits for the 100 bytes of an average run
     assert len(squeeze(data)) < len(data) / 8 / 2
 
 
-def test_a_bomb_makes_no_more_than_what_is_expected():
+def test_a_decompression_bomb_allocates_no_more_than_expected():
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     bomb = deflate.compress(bytes(50_000_000)) + deflate.flush()
     tracemalloc.start()
@@ -85,7 +85,7 @@ def test_a_bomb_makes_no_more_than_what_is_expected():
     tracemalloc.stop()
 
 
-def test_what_is_missing_or_follows_is_refused():
+def test_missing_or_trailing_bytes_are_refused():
     data = bytes([1, 2, 3] * 200)
     short = squeeze(data)
     for bad in (short[:-1], short + b"\0", b"", b"\xff" * 20, data + b"\0"):
@@ -97,7 +97,7 @@ def test_what_is_missing_or_follows_is_refused():
 
 
 @given(st.integers(1, 32), st.integers(0, 300), st.integers(0, 1 << 30))
-def test_symbols_of_any_width_come_back_in_at_most_their_bits(width, count, seed):
+def test_symbols_round_trip_in_at_most_their_packed_size(width, count, seed):
     values = np.random.default_rng(seed).integers(0, 1 << width, count)
     data = symbols.encode(values, width)
     assert len(data) <= bits.width(count, width)
@@ -105,7 +105,7 @@ def test_symbols_of_any_width_come_back_in_at_most_their_bits(width, count, seed
 
 
 @pytest.mark.parametrize("bits", [1, 3, 4, 5, 8, 11])
-def test_damaged_symbols_are_numbers_or_refused(bits):
+def test_damaged_symbols_decode_to_valid_levels_or_are_refused(bits):
     rng = np.random.default_rng(bits)
     values = np.clip(rng.normal(0, 0.1, 3000) * (1 << bits), 0, (1 << bits) - 1).astype(np.int64)
     data = symbols.encode(values, bits)

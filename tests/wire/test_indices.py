@@ -1,4 +1,4 @@
-"""Which k of n."""
+"""Tests of the encoding of sets of positions."""
 
 import math
 import tracemalloc
@@ -17,7 +17,7 @@ def drawn(n, k, seed=0):
 
 
 @given(st.sets(st.integers(0, 4999), max_size=600), st.integers(0, 3000))
-def test_any_set_comes_back(chosen, more):
+def test_positions_round_trip(chosen, more):
     n = max(chosen, default=0) + 1 + more
     at = np.array(sorted(chosen), np.int64)
     assert indices.decode(indices.encode(at, n), n, len(at)).tolist() == at.tolist()
@@ -25,17 +25,17 @@ def test_any_set_comes_back(chosen, more):
 
 @pytest.mark.parametrize("n", [100_000, 1_000_000])
 @pytest.mark.parametrize("density", [1 / 4, 0.1, 0.01])
-def test_positions_take_little_more_than_they_must(n, density):
+def test_encoded_size_is_close_to_the_lower_bound(n, density):
     k = int(n * density)
     data = indices.encode(drawn(n, k), n)
     bound = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2) / 8
-    # 1.03 is the bar for 4,000 or more; a Rice code of geometric gaps is within 4 % of their entropy, and has a header
+    # within 3 % from 4,000 positions on; a Rice code of geometric gaps is within 4 % of their entropy, plus a header
     assert bound < len(data) <= (1.03 * bound if k >= 4000 else 1.04 * bound + 2)
     assert np.array_equal(indices.decode(data, n, k), drawn(n, k))
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000])
-def test_nothing_and_everything_cost_nothing(n):
+def test_empty_and_full_sets_take_no_bytes(n):
     assert indices.encode(np.zeros(0, np.int64), n) == b""
     assert indices.encode(np.arange(n), n) == b""
     assert indices.decode(b"", n, n).tolist() == list(range(n))
@@ -43,7 +43,7 @@ def test_nothing_and_everything_cost_nothing(n):
         indices.decode(b"\0", n, n)
 
 
-def test_clustered_positions_with_long_gaps_come_back():
+def test_clustered_positions_with_long_gaps_round_trip():
     n = 10_000_000
     at = np.unique(np.concatenate([np.arange(s, s + 3000) for s in (5, 400_000, 9_990_000)] + [drawn(n, 40)]))
     data = indices.encode(at, n)
@@ -58,7 +58,7 @@ def test_clustered_positions_with_long_gaps_come_back():
     ("n", "k", "form"),
     [(1000, 30, indices.RICE), (100_000, 8000, indices.GAPS), (20_000, 9000, indices.BITMAP), (64, 1, indices.RICE)],
 )
-def test_damaged_positions_are_positions_or_refused(n, k, form):
+def test_damaged_positions_decode_to_valid_positions_or_are_refused(n, k, form):
     data = indices.encode(drawn(n, k), n)
     assert data[0] == form
     rng = np.random.default_rng(n)
@@ -80,7 +80,7 @@ def test_damaged_positions_are_positions_or_refused(n, k, form):
 
 
 @pytest.mark.parametrize("k", [-1, 11])
-def test_more_positions_than_numbers_are_refused(k):
+def test_more_positions_than_values_are_refused(k):
     with pytest.raises(WireError):
         indices.decode(b"\0\0", 10, k)
 
@@ -100,9 +100,9 @@ def test_forms_that_are_never_sent_are_refused(n, k, form):
         indices.decode(bytes([form]) + bytes(40), n, k)
 
 
-def test_long_bytes_of_a_small_set_are_refused_before_they_are_unpacked():
+def test_too_many_bytes_for_a_small_set_are_refused_before_unpacking():
     tracemalloc.start()
-    with pytest.raises(WireError, match="longer than all 1000 numbers"):
+    with pytest.raises(WireError, match="longer than all 1000 values"):
         indices.decode(bytes([indices.RICE, 0]) + bytes(10_000_000), 1000, 3)
     assert tracemalloc.get_traced_memory()[1] < 20_100_000  # the bytes themselves, twice
     tracemalloc.stop()

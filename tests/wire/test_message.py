@@ -1,4 +1,4 @@
-"""The wire format: round trips, one encoding each, and refusal of everything else."""
+"""Tests of the wire format: round trips, unique encodings, and refusal of all other bytes."""
 
 import tracemalloc
 import zlib
@@ -39,12 +39,12 @@ bodies = st.builds(Body, plans, fields)
 
 
 def of(kind: int) -> Schema:
-    """The schema with which a message of this kind is written and read: what clients send names the client."""
+    """The schema of a message of this kind: messages of clients include the client id in the checksum."""
     return SCHEMA.sent_by(5) if kind in FROM_CLIENTS else SCHEMA
 
 
 def sealed(data: bytes, schema: Schema = SCHEMA) -> bytes:
-    """The same bytes with a checksum that fits: what an attacker can send."""
+    """The same bytes with a valid checksum, as an attacker could send."""
     return data + zlib.crc32(data, zlib.crc32(schema.digest + schema.sender)).to_bytes(4, "little")
 
 
@@ -57,7 +57,7 @@ def example() -> bytes:
 
 
 @given(bodies)
-def test_a_body_comes_back(body):
+def test_body_round_trip(body):
     back = unpack_body(pack_body(body, SCHEMA), SCHEMA)
     everything = body.plan is None or body.plan == frozenset(BLOCKS)
     assert back.plan == (None if everything else body.plan)
@@ -65,7 +65,7 @@ def test_a_body_comes_back(body):
 
 
 @given(st.lists(bodies, max_size=4), st.integers(4, (1 << 35) - 1), st.integers(0, 4))
-def test_a_message_comes_back(content, version, behind):
+def test_message_round_trip(content, version, behind):
     packed = [pack_body(body, SCHEMA) for body in content]
     for kind, least, most in ((UP, 1, 1), (STEPS, min(behind, 1) + 1, behind + 1), (STATE, 2, 2), (LOST, 0, 0)):
         if least <= len(packed) <= most:
@@ -78,7 +78,7 @@ def test_a_message_comes_back(content, version, behind):
 @given(st.lists(bodies, min_size=1, max_size=3), st.integers(0, 1 << 20), st.data())
 @settings(max_examples=200)
 def test_each_message_has_exactly_one_encoding(content, version, data):
-    """Whatever mutation still unpacks, packs to the mutated bytes again: no two byte strings mean the same."""
+    """A mutation that still unpacks must pack to the same bytes: no two byte strings have the same meaning."""
     packed = [pack_body(body, SCHEMA) for body in content]
     payload = bytearray(pack(STEPS, version + 5, packed, SCHEMA, behind=5)[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -92,16 +92,16 @@ def test_each_message_has_exactly_one_encoding(content, version, data):
     assert pack(message.kind, message.version, again, SCHEMA, message.behind) == forged
 
 
-def test_the_order_in_which_lanes_were_given_does_not_matter():
+def test_the_order_of_fields_does_not_matter():
     forward = pack_body(Body(None, {COORDS: b"a", WEIGHT: b"b"}), SCHEMA)
     assert forward == pack_body(Body(None, {WEIGHT: b"b", COORDS: b"a"}), SCHEMA)
 
 
-def test_a_plan_of_all_blocks_is_written_as_all():
+def test_a_plan_of_all_blocks_is_encoded_as_all():
     assert pack_body(Body(frozenset(BLOCKS)), SCHEMA) == pack_body(Body(None), SCHEMA)
 
 
-def test_the_format_never_changes():
+def test_bytes_of_a_message_are_fixed():
     schema = Schema(bytes(range(1, 9)), ("a", "b", "c")).sent_by(3)
     body = Body(frozenset({"a", "c"}), {COORDS: b"\x01\x02\x03", WEIGHT: b"\x00\x00\x80\x3f"})
     data = pack(UP, 300, [pack_body(body, schema)], schema)
@@ -111,7 +111,7 @@ def test_the_format_never_changes():
     assert unpack_body(message.bodies[0], schema) == body
 
 
-def test_every_change_of_one_byte_is_refused():
+def test_a_change_of_any_byte_is_refused():
     data = example()
     for at in range(len(data)):
         for flip in (0x01, 0x80, 0xFF, 0x10):
@@ -126,7 +126,7 @@ def test_every_truncation_is_refused():
     for n in range(len(data)):
         with pytest.raises(WireError):
             unpack(data[:n], SCHEMA)
-    for n in range(len(data) - 4):  # also with a checksum that fits
+    for n in range(len(data) - 4):  # also with a valid checksum
         with pytest.raises(WireError):
             unpack(sealed(data[:n]), SCHEMA)
 
@@ -161,11 +161,13 @@ def test_random_bytes_are_refused(data):
             unpack(bad, SCHEMA)
         except WireError:
             continue
-        assert bad[8:] == data + bad[-4:]  # only a sealed message may pass, if its content happens to be well formed
+        assert (
+            bad[8:] == data + bad[-4:]
+        )  # only a message with a valid checksum may pass, if its content is well formed by chance
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda d: b"XX" + d[2:], "not a thinwire message"),
         (lambda d: d[:2] + b"\x03" + d[3:], "message format 3 is not known"),
@@ -174,13 +176,13 @@ def test_random_bytes_are_refused(data):
         (lambda d: d[:10], "10 bytes are too few"),
     ],
 )
-def test_the_refusal_says_what_is_wrong(change, says):
-    with pytest.raises(WireError, match=says):
-        unpack(sealed(change(example()[:-4])) if says[:2] != "10" else change(example()), SCHEMA)
+def test_a_wrong_header_is_named_in_the_error_message(change, message):
+    with pytest.raises(WireError, match=message):
+        unpack(sealed(change(example()[:-4])) if message[:2] != "10" else change(example()), SCHEMA)
 
 
 @pytest.mark.parametrize("kind", [UP, LOST])
-def test_what_another_client_sent_is_refused(kind):
+def test_a_message_of_another_client_is_refused(kind):
     bodies = [pack_body(Body(None, {COORDS: b"abcd"}), SCHEMA)] if kind == UP else []
     data = pack(kind, 7, bodies, SCHEMA.sent_by(1))
     assert unpack(data, SCHEMA.sent_by(1)).version == 7
@@ -189,15 +191,15 @@ def test_what_another_client_sent_is_refused(kind):
 
 
 @pytest.mark.parametrize("kind", [UP, STEPS, STATE, LOST])
-def test_the_kind_is_looked_at_before_the_bodies(kind):
-    """A message that goes the wrong way is refused by its kind, whatever follows."""
+def test_the_kind_is_checked_before_the_bodies(kind):
+    """A message sent in the wrong direction is refused by its kind, before its bodies are read."""
     wrong = SCHEMA if kind in FROM_CLIENTS else SCHEMA.sent_by(0)
     data = sealed(b"TW\x02" + bytes([kind]) + SCHEMA.digest[:4] + b"\xff" * 50, wrong)
     with pytest.raises(WireError, match="which never sends it"):
         unpack(data, wrong)
 
 
-def test_another_schema_is_refused_even_if_its_first_half_agrees():
+def test_another_schema_with_the_same_first_half_is_refused():
     other = Schema(SCHEMA.digest[:4] + b"else", BLOCKS)
     with pytest.raises(WireError, match="checksum"):
         unpack(example(), other)
@@ -208,14 +210,14 @@ def test_another_schema_is_refused_even_if_its_first_half_agrees():
     [(UP, 0, 0), (UP, 0, 2), (STATE, 0, 1), (STATE, 9, 3), (STEPS, 0, 0), (STEPS, 0, 2), (STEPS, 2, 1), (STEPS, 2, 4)]
     + [(LOST, 0, 1)],
 )
-def test_every_kind_has_its_number_of_bodies(kind, behind, count):
+def test_a_wrong_number_of_bodies_is_refused(kind, behind, count):
     body = pack_body(Body(), SCHEMA)
     with pytest.raises(WireError, match=f"bodies, this one has {count}"):
         unpack(pack(kind, 9, [body] * count, of(kind), behind), of(kind))
 
 
 @pytest.mark.parametrize(("behind", "most"), [(3, "4"), (1 << 20, "513")])
-def test_many_small_bodies_take_little_memory_and_are_not_read(behind, most):
+def test_too_many_bodies_are_refused_in_little_memory(behind, most):
     data = pack(STEPS, 1 << 20, [pack_body(Body(), SCHEMA)] * 50_000, SCHEMA, behind)
     tracemalloc.start()
     try:
@@ -226,18 +228,18 @@ def test_many_small_bodies_take_little_memory_and_are_not_read(behind, most):
         tracemalloc.stop()
 
 
-def test_the_length_is_looked_at_before_the_bytes():
+def test_the_length_is_checked_before_the_content():
     with pytest.raises(WireError, match="has 24 bytes, expected at most 20"):
         unpack(b"TW\x01\x01" + bytes(20), SCHEMA, longest=20)
 
 
-def test_no_way_begins_before_version_0():
+def test_a_message_behind_version_0_is_refused():
     with pytest.raises(WireError, match="to version 3 cannot start 4 versions before it"):
         unpack(pack(STEPS, 3, [pack_body(Body(), SCHEMA)] * 2, SCHEMA, behind=4), SCHEMA)
 
 
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 16383, 16384, (1 << 32) - 1, (1 << 35) - 1])
-def test_lengths_come_back_in_their_shortest_form(value):
+def test_varint_round_trip_in_shortest_form(value):
     data = varint(value)
     assert read_varint(data, 0) == (value, len(data))
     assert len(data) == max(1, -(-value.bit_length() // 7))
@@ -247,7 +249,7 @@ def test_lengths_come_back_in_their_shortest_form(value):
             read_varint(longer, 0)
 
 
-def test_overlong_lengths_are_refused():
+def test_overlong_varints_are_refused():
     with pytest.raises(WireError, match="longer than five bytes"):
         read_varint(b"\x80\x80\x80\x80\x80\x01", 0)
     with pytest.raises(WireError, match="end inside a length"):
@@ -261,7 +263,7 @@ def test_overlong_lengths_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (b"", "body should begin"),
         (b"\x02\x00", "plan flag 2"),
@@ -275,14 +277,14 @@ def test_overlong_lengths_are_refused():
         (b"\x00\x01\x01\xff\xff\xff\xff\x7f", "announces 34359738367 bytes"),
     ],
 )
-def test_malformed_bodies_are_refused(body, says):
-    with pytest.raises(WireError, match=says):
+def test_malformed_bodies_are_refused(body, message):
+    with pytest.raises(WireError, match=message):
         unpack_body(body, SCHEMA)
     with pytest.raises(WireError):
         unpack(sealed(example()[:8] + b"\x01\x01" + (body or b"\x00")), SCHEMA)
 
 
-def test_a_model_without_blocks_has_one_plan():
+def test_a_model_without_blocks_has_one_encoding_of_its_plan():
     empty = Schema(SCHEMA.digest, ())
     assert unpack_body(pack_body(Body(frozenset()), empty), empty).plan is None
     with pytest.raises(WireError, match="plan of all blocks"):
@@ -290,7 +292,7 @@ def test_a_model_without_blocks_has_one_plan():
 
 
 @pytest.mark.parametrize("first", [1, 5000])
-def test_a_long_message_is_laid_out_so_that_its_numbers_can_be_read_where_they_are(first):
+def test_values_of_a_long_message_are_aligned_and_not_copied(first):
     payload = np.arange(10_000, dtype="<f4")
     body = Body(None, {COORDS: payload.tobytes(), WEIGHT: b"abcd", 200: b"x" * first})
     pieces = pack_pieces(UP, 300, [pack_body(body, SCHEMA)[:7], pack_body(body, SCHEMA)[7:]], SCHEMA)
@@ -298,11 +300,11 @@ def test_a_long_message_is_laid_out_so_that_its_numbers_can_be_read_where_they_a
     made = laid_out(pieces, lambda size: np.empty(size, np.uint8))
     assert bytes(made) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
     parts = (b"short", memoryview(payload).cast("B"), b"end")
-    for room in (lambda size: np.empty(size, np.uint8), None):
-        made = laid_out(parts, room)
+    for allocate in (lambda size: np.empty(size, np.uint8), None):
+        made = laid_out(parts, allocate)
         assert bytes(made) == b"".join(parts)
-        there = np.frombuffer(made, np.uint8)[5:]
-        assert there.ctypes.data % 8 == 0
-        assert there.flags.writeable, "torch takes no other"
+        values = np.frombuffer(made, np.uint8)[5:]
+        assert values.ctypes.data % 8 == 0
+        assert values.flags.writeable, "torch needs writable memory"
     field = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).fields[COORDS]
-    assert isinstance(field, memoryview), "nothing is copied to be read"
+    assert isinstance(field, memoryview), "fields are views, not copies"

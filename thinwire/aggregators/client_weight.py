@@ -1,7 +1,8 @@
-"""How much a client counts in the mean. The client says it; where all count alike, nothing is sent."""
+"""Weight of a client in the aggregate: by its number of examples, or the same for all."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,22 +10,23 @@ from thinwire.core.registry import register
 
 
 class ClientWeight(Protocol):
-    """Gives a client's weight in the mean, p_i = weight_i / sum of weights."""
+    """Weight of a client in the weighted mean:  p_i = weight_i / sum_j weight_j."""
 
     @property
     def sent(self) -> bool:
-        """Whether the weight travels as a lane (four bytes) because the server cannot know it."""
-        ...
+        """Whether the weight is a field of the upload (four bytes), because only the client can compute it."""
+        return False
 
+    @abstractmethod
     def weight(self, samples: int) -> float:
-        """The weight of a client with that many examples."""
+        """Return the weight of a client with that many examples."""
         ...
 
 
 @register("client_weight", "samples", paper="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
-class BySamples:
-    """A client counts as much as it has examples:  p_i = n_i / sum n_j.
+class BySamples(ClientWeight):
+    """Weight clients by their number of examples:  p_i = n_i / sum_j n_j.
 
     >>> BySamples().weight(600)
     600.0
@@ -32,24 +34,23 @@ class BySamples:
 
     @property
     def sent(self) -> bool:
-        """Yes: only the client knows how many examples it has."""
+        """True: only the client can count its examples."""
         return True
 
     def weight(self, samples: int) -> float:
-        """The number of examples."""
+        """Return the number of examples."""
         return float(samples)
 
 
 @register("client_weight", "uniform")
 @dataclass(frozen=True)
-class Uniform:
-    """All clients count alike:  p_i = 1 / m."""
+class Uniform(ClientWeight):
+    """Weight all clients of a round equally:  p_i = 1 / m.
 
-    @property
-    def sent(self) -> bool:
-        """No."""
-        return False
+    >>> Uniform().weight(600)
+    1.0
+    """
 
     def weight(self, samples: int) -> float:
-        """One."""
+        """Return 1."""
         return 1.0

@@ -1,13 +1,13 @@
-"""How far apart clients are, over all numbers that they sent, from the inner products of all pairs.
+"""Distances between client updates, from the inner products of all pairs.
 
     |x_i - x_j|^2 = <x_i, x_i> + <x_j, x_j> - 2 <x_i, x_j>
 
-Points between the clients, z = sum_j p_j x_j, need no more than these products either, so a method that moves z many
-times reads the numbers once. With 100 clients of 10 million numbers that is 10^11 products.
+The distance to a convex combination z = sum_j p_j x_j follows from the same products, so an iterative method reads the
+updates only once. For 100 clients of 10 million values that is 10^11 multiplications.
 
-Sums are in float64, a slice of the numbers at a time, in the order of the blocks. A squared distance is exact to about
-1e-15 of |x_i|^2 + |x_j|^2, and its last bits depend on the order in which a BLAS library adds: two clients whose
-distances differ by less may change places on another machine. Only the server computes these, and sends what follows.
+Sums are in float64, over slices of the values, in the order of the blocks. A squared distance is exact to about 1e-15
+of |x_i|^2 + |x_j|^2; its last bits depend on the order of summation in the BLAS library, so two clients whose distances
+differ by less may be ordered differently on another machine. Only the server computes distances.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from thinwire.core.tree import FlatTree, Tree
 
-_SLICE = 1 << 15  # numbers of each client that are looked at together: memory grows with these, not with the model
+_SLICE = 1 << 15  # values of each client that are processed together: memory grows with this, not with the model
 
 
 def inner_products(trees: Sequence[Tree]) -> Tensor:
-    """<x_i, x_j> for all pairs of trees, as a matrix of float64.
+    """Return <x_i, x_j> for all pairs of trees, as a matrix of float64.
 
     >>> inner_products([{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}]).tolist()
     [[25.0, 3.0], [3.0, 1.0]]
@@ -37,14 +37,14 @@ def inner_products(trees: Sequence[Tree]) -> Tensor:
 
 
 def _blocks(trees: Sequence[Tree]) -> list[list[Tensor]]:
-    """For each block the vectors of all clients; one block where all trees lie in one vector each."""
+    """Return for each block the vectors of all clients; a single block if every tree is one vector."""
     if all(isinstance(tree, FlatTree) and tree.names == trees[0].names for tree in trees):  # type: ignore[attr-defined]
         return [[tree.vector for tree in trees]]  # type: ignore[attr-defined]
     return [[tree[name].reshape(-1) for tree in trees] for name in trees[0]]
 
 
 def squares_between(products: Tensor) -> Tensor:
-    """|x_i - x_j|^2 for all pairs, from their inner products.
+    """Return |x_i - x_j|^2 for all pairs, from their inner products.
 
     >>> squares_between(torch.tensor([[25.0, 3.0], [3.0, 1.0]])).tolist()
     [[0.0, 20.0], [20.0, 0.0]]
@@ -54,7 +54,7 @@ def squares_between(products: Tensor) -> Tensor:
 
 
 def squares_from(products: Tensor, shares: Tensor) -> Tensor:
-    """|x_i - z|^2 for all i, where z = sum_j shares_j x_j, from the inner products of the x.
+    """Return |x_i - z|^2 for all i, where z = sum_j shares_j x_j, from the inner products of the x.
 
     >>> squares_from(torch.tensor([[25.0, 3.0], [3.0, 1.0]]), torch.tensor([0.5, 0.5])).tolist()
     [5.0, 5.0]

@@ -1,7 +1,7 @@
-"""Numbers to bytes and back: the contract of a codec, and the plainest one.
+"""The contract of a codec, and the simplest one: `Raw`.
 
-Both ends know the `Spec` of what travels, so names and shapes are never sent, and a decoder knows how much memory the
-result may take before it looks at a single byte.
+Sender and receiver know the `Spec` of the tree, so names and shapes are never sent, and a decoder knows the size of the
+result before it reads the first byte.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import FlatTree, Tree, cut
-from thinwire.errors import WireError
+from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What both ends know of one client in one round, and a codec may use without sending it.
+    """What server and client both know of one client in one round; a codec may use it without sending it.
 
-    What a client can afford is known, too, but no codec asks: each tier of a `Budget` has codecs of its own.
+    The bandwidth of a client is not part of it: each tier of a `Budget` has its own codecs.
 
     Args:
         key: shared randomness of this client in this round.
         everyone: shared randomness of all clients in this round.
-        mask: by block, which numbers this client may have changed; a block without one may have changed everywhere.
+        mask: by block, which values this client may have changed; a block without a mask may have changed anywhere.
     """
 
     key: Key
@@ -40,49 +40,117 @@ class Peer:
 
 
 class Codec(Protocol):
-    """Turns a tree into bytes and bytes into a tree.
+    """Encodes a tree of tensors as bytes and decodes it again.
 
-    A codec that can tell before the first message that it does not suit some blocks, because a selector matches none
-    of them for example, has a method `check(spec)`, too, which raises a ConfigError: see `check_fits`. A codec whose
-    bytes are plain numbers at the same places for all clients of a round has `adds = True`: such messages can be added
-    up as they are.
+    A codec subclasses this contract and implements `encode` and `decode`. Everything else has a default, which declares
+    a codec without state, without a fixed size and without special properties. `thinwire.testing.check_codec` checks
+    the laws below.
+
+    >>> from thinwire.core.key import Key
+    >>> class Negated(Codec):
+    ...     def encode(self, tree, state, peer):
+    ...         return Raw().encode({name: -block for name, block in tree.items()}, {}, peer)[0], state
+    ...     def decode(self, data, spec, peer):
+    ...         return {name: -block for name, block in Raw().decode(data, spec, peer).items()}
+    >>> tree, peer = {"w": torch.tensor([1.0, 2.0])}, Peer(Key(0))
+    >>> Negated().decode(Negated().encode(tree, {}, peer)[0], Spec.of(tree), peer)["w"].tolist()
+    [1.0, 2.0]
     """
 
+    @property
+    def exact(self) -> bool:
+        """Whether `decode(encode(x))` is x, bit for bit."""
+        return False
+
+    @property
+    def summable(self) -> bool:
+        """Whether payloads can be summed element by element, as secure aggregation does.
+
+        The payload must be float32 values, at the same positions for all clients of a round.
+        """
+        return False
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros decode to zeros and all other values are decoded exactly, so that pruned weights stay zero."""
+        return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether decoded values are scaled up so that their expectation is x.
+
+        The error of such a codec can be larger than x, so `ErrorFeedback` refuses it.
+        """
+        return False
+
+    @property
+    def adds(self) -> bool:
+        """Former name of `summable`."""
+        return self.summable
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError, before training starts, if these blocks cannot be sent.
+
+        For example because a selector matches none of them. Called through `check_fits`.
+        """
+        return
+
     def init(self, spec: Spec) -> Tree:
-        """State that the sender keeps between messages (error feedback); often empty."""
-        ...
+        """The initial state of the sender, kept between its messages (error feedback); empty by default."""
+        return {}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """Bytes, or a view of them if they are there already, and the sender's next state."""
+        """Encode a tree.
+
+        Args:
+            tree: the blocks to send; they may be fewer than those that `init` was given.
+            state: the state of the sender.
+            peer: shared randomness and mask of the client.
+
+        Returns:
+            The payload, which may be a view of the tree, and the next state of the sender.
+        """
         ...
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The tree, on the CPU. Anything but bytes that `encode` can make raises WireError.
+        """Decode a tree to the CPU. Bytes that `encode` cannot return raise a WireError.
 
-        The bytes may be a view of a message, and the tree a view of the bytes.
+        The payload may be a view of a message, and the tree a view of the payload.
         """
         ...
 
     def size(self, spec: Spec) -> int | None:
-        """How many bytes `encode` makes, if it is always the same number."""
-        ...
+        """The number of bytes that `encode` returns, or None if it depends on the values."""
+        return None
+
+    def block_bytes(self, spec: Spec) -> dict[str, int] | None:
+        """The number of payload bytes of each block, or None if the codec mixes blocks or the sizes vary."""
+        return None
 
 
 def check_fits(codec: Codec, spec: Spec) -> None:
-    """Raise a ConfigError, before anything is trained, if a codec cannot send these blocks.
+    """Raise a ConfigError, before training starts, if a codec cannot send these blocks.
 
-    Codecs with others inside them ask those in turn.
+    Codecs that contain others check those in turn.
     """
-    check = getattr(codec, "check", None)
-    if check is not None:
-        check(spec)
+    codec.check(spec)
     codec.init(spec)
+
+
+def refuse_stateful(outer: object, inner: Codec) -> None:
+    """Raise a ConfigError if an inner codec has state: the positions of the values it encodes change every message."""
+    if inner.init(Spec((Block("values", (1,)),))):
+        name, within = type(outer).__name__, type(inner).__name__
+        raise ConfigError(
+            f"{within} inside {name} would keep state for values whose positions change; "
+            f"write it the other way round: {within}({name}(...))"
+        )
 
 
 @register("codec", "raw")
 @dataclass(frozen=True)
-class Raw:
-    """Send every number as it is: the blocks one after another, little endian.
+class Raw(Codec):
+    """Send all values unchanged: the blocks in order, little endian.
 
     >>> import torch
     >>> tree, peer = {"w": torch.tensor([1.0, -2.0])}, Peer(Key(0))
@@ -92,31 +160,37 @@ class Raw:
     """
 
     @property
-    def adds(self) -> bool:
-        """Yes."""
+    def exact(self) -> bool:
+        """True: the payload holds the bits of all values."""
         return True
 
-    def init(self, spec: Spec) -> Tree:
-        """No state."""
-        return {}
+    @property
+    def summable(self) -> bool:
+        """True: each value has a fixed position."""
+        return True
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """True, as for every exact codec."""
+        return True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """All blocks, joined; where they are already, as they lie."""
+        """Join all blocks; a `FlatTree` is one vector already and is not copied."""
         if isinstance(tree, FlatTree):
             return _as_bytes(tree.vector), state
         return b"".join([_as_bytes(block) for block in tree.values()]), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """FlatTree the bytes at the sizes that the specification gives."""
+        """Split the payload into blocks; the result is a view of it where alignment allows."""
         if len(data) != spec.nbytes:
-            raise WireError(f"expected {spec.nbytes} bytes of raw numbers, got {len(data)}")
-        there = np.frombuffer(data, np.uint8)
-        # bytes that nobody may write to, or that lie at odd places, cannot be numbers of torch
-        place, fixed = there.__array_interface__["data"]
-        whole = torch.from_numpy(there.copy() if fixed or place % 8 else there)
-        kind = spec.dtype
-        if kind not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: cut once
-            return cut(whole.view(kind), spec.names, spec.like)
+            raise WireError(f"expected {spec.nbytes} bytes of raw values, got {len(data)}")
+        payload = np.frombuffer(data, np.uint8)
+        # torch needs writable, aligned memory
+        address, readonly = payload.__array_interface__["data"]
+        whole = torch.from_numpy(payload.copy() if readonly or address % 8 else payload)
+        dtype = spec.dtype
+        if dtype not in (None, torch.bool) and data and sys.byteorder == "little":  # the common case: one split
+            return cut(whole.view(dtype), spec.names, spec.like)
         out: Tree = {}
         position = 0
         for block in spec:
@@ -125,12 +199,14 @@ class Raw:
         return out
 
     def size(self, spec: Spec) -> int:
-        """The size of the numbers."""
+        """The size of all values."""
         return spec.nbytes
 
-    def shares(self, spec: Spec) -> dict[str, int]:
-        """Where `encode` cuts: the bytes of each block. Codecs that mix blocks have no such method."""
+    def block_bytes(self, spec: Spec) -> dict[str, int]:
+        """The size of the values of each block."""
         return {block.name: block.nbytes for block in spec}
+
+    shares = block_bytes  # former name
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:
@@ -138,7 +214,7 @@ def _as_bytes(tensor: Tensor) -> memoryview:
     if raw.dtype is torch.bfloat16:  # numpy has no such type
         raw = raw.view(torch.int16)
     array = np.ascontiguousarray(raw.numpy())
-    if sys.byteorder == "big":  # pragma: no cover - the wire is little endian everywhere
+    if sys.byteorder == "big":  # pragma: no cover - the wire format is little endian
         array = array.byteswap()
     return array.reshape(-1).view(np.uint8).data
 
@@ -151,6 +227,6 @@ def _from_bytes(raw: Tensor, block: Block) -> Tensor:
     width = block.nbytes // max(1, block.numel)
     if sys.byteorder == "big":  # pragma: no cover
         raw = raw.view(-1, width).flip(1).reshape(-1)
-    if raw.storage_offset() % width:  # behind a block of a shorter type
+    if raw.storage_offset() % width:  # misaligned, after a block of a shorter type
         raw = raw.clone()
     return raw.view(block.dtype).view(block.shape)

@@ -1,4 +1,4 @@
-"""Different codecs for different blocks: few bits for large matrices, exact numbers for the rest."""
+"""Different codecs for different blocks: for example few bits for large matrices, exact values for all others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinwire.wire.bits import Bytes, read_varint, varint
 
 @dataclass(frozen=True)
 class CodecRule:
-    """Which blocks, by selectors on their names, and the codec that sends them."""
+    """Selectors of block names, and the codec of the blocks that they match."""
 
     on: tuple[str, ...]
     codec: Codec
@@ -26,14 +26,14 @@ Pair: TypeAlias = tuple[str | tuple[str, ...], Codec]
 
 @register("codec", "route")
 @dataclass(frozen=True)
-class ByBlock:
-    """Send some blocks with one codec and others with another; the first rule that matches a block has it.
+class ByBlock(Codec):
+    """Use a different codec for each group of blocks; the first rule that matches a block applies.
 
         bytes = v length, codec_0(blocks of rule 0); v length, codec_1(...); ...; codec_last(...)
 
     Args:
-        rules: pairs `(selector or selectors, codec)`; the last selector is `*`, so that every block has a codec. In a
-            file: `rules = [{ on = ["*.weight"], codec = { kind = "quantize" } }, { on = ["*"], codec = "raw" }]`.
+        rules: pairs `(selector or selectors, codec)`; the last selector is `*`, so that each block has a codec. In
+            TOML: `rules = [{ on = ["*.weight"], codec = { kind = "quantize" } }, { on = ["*"], codec = "raw" }]`.
 
     >>> import torch
     >>> from thinwire.core.key import Key
@@ -44,10 +44,10 @@ class ByBlock:
     >>> len(data) < 64, codec.decode(data, Spec.of(tree), peer)["fc.bias"] == tree["fc.bias"]
     (True, tensor([True]))
 
-    The blocks of a rule are all that its codec sees: a `TopK` takes the largest of them. In a round in which some
-    blocks are silent a rule may have none, and costs nothing then. With one rule the bytes are those of its codec.
+    The codec of a rule sees the blocks of this rule only: `TopK` selects among those. A rule without blocks, in a round
+    that synchronizes some blocks only, takes no bytes. With one rule the bytes are those of its codec.
 
-    Not the route of spaces, which says how blocks are trained.
+    Not `Route`, which selects the space in which each block is trained.
     """
 
     rules: tuple[CodecRule | Pair, ...] = (CodecRule(("*",), Raw()),)
@@ -57,62 +57,62 @@ class ByBlock:
         for rule in self.rules:
             if not isinstance(rule, CodecRule):
                 if not isinstance(rule, tuple) or len(rule) != 2:
-                    raise ConfigError(f"a rule of ByBlock is a pair of selectors and a codec, not {rule!r}")
+                    raise ConfigError(f"a rule of ByBlock must be a pair of selectors and a codec, not {rule!r}")
                 rule = CodecRule((rule[0],) if isinstance(rule[0], str) else tuple(rule[0]), rule[1])
             if not rule.on:
                 raise ConfigError(f"a rule for {rule.codec!r} selects nothing; write for example on = ['*']")
             rules.append(rule)
         if not rules or rules[-1].on != ("*",):
-            raise ConfigError("the last rule of ByBlock must take what is left: end with ('*', Raw())")
-        object.__setattr__(self, "rules", tuple(rules))  # one way to write it, so that equal ones are equal
+            raise ConfigError("the last rule of ByBlock must match all remaining blocks; end with ('*', Raw())")
+        object.__setattr__(self, "rules", tuple(rules))  # normalized, so that equal codecs compare equal
 
     def check(self, spec: Spec) -> None:
-        """Raise a ConfigError when a selector matches none of all the blocks that will ever be sent."""
+        """Raise a ConfigError if a selector matches none of the blocks that can be sent."""
         for rule in self._rules():
             if rule.on != ("*",):
                 select(spec.names, rule.on, what="rule")
-        for _, codec, names in self._shares(spec.names):
+        for _, codec, names in self._groups(spec.names):
             check_fits(codec, spec.restrict(names))
 
     def init(self, spec: Spec) -> Tree:
-        """The states of all codecs, each name behind the number of its rule."""
+        """The states of all codecs; names are prefixed by the index of the rule."""
         out: Tree = {}
-        for i, codec, names in self._shares(spec.names):
+        for i, codec, names in self._groups(spec.names):
             out.update({f"{i}/{name}": block for name, block in codec.init(spec.restrict(names)).items()})
         return out
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """The bytes of each rule that has blocks, all but the last behind their length."""
+        """The payload of each rule that has blocks, all but the last preceded by their length."""
         parts, after = [], dict(state)
-        for i, codec, names in self._shares(tuple(tree)):
-            mine = {name.removeprefix(f"{i}/"): block for name, block in state.items() if name.startswith(f"{i}/")}
-            data, mine = codec.encode(restrict(tree, names), mine, _own(peer, i))
-            after.update({f"{i}/{name}": block for name, block in mine.items()})
+        for i, codec, names in self._groups(tuple(tree)):
+            own = {name.removeprefix(f"{i}/"): block for name, block in state.items() if name.startswith(f"{i}/")}
+            data, own = codec.encode(restrict(tree, names), own, _rule_peer(peer, i))
+            after.update({f"{i}/{name}": block for name, block in own.items()})
             parts.append(data)
         return b"".join([*(varint(len(part)) + part for part in parts[:-1]), *parts[-1:]]), after
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The blocks of all rules, in the order of the specification."""
-        shares = self._shares(spec.names)
-        made: Tree = {}
+        """The blocks of all rules, in the order of the spec."""
+        groups = self._groups(spec.names)
+        decoded: Tree = {}
         position = 0
-        for i, codec, names in shares:
+        for i, codec, names in groups:
             end = len(data)
-            if i != shares[-1][0]:
+            if i != groups[-1][0]:
                 length, position = read_varint(data, position)
                 end = position + length
                 if end > len(data):
                     raise WireError(f"a rule announces {length} bytes, {len(data) - position} are left")
-            made.update(codec.decode(data[position:end], spec.restrict(names), _own(peer, i)))
+            decoded.update(codec.decode(data[position:end], spec.restrict(names), _rule_peer(peer, i)))
             position = end
         if position != len(data):
             raise WireError(f"{len(data) - position} bytes follow the last block")
-        return {name: made[name] for name in spec.names}
+        return {name: decoded[name] for name in spec.names}
 
     def size(self, spec: Spec) -> int | None:
-        """The sum of all, if all are known."""
+        """The sum of the sizes of all rules, or None if one of them varies."""
         sizes = []
-        for _, codec, names in self._shares(spec.names):
+        for _, codec, names in self._groups(spec.names):
             size = codec.size(spec.restrict(names))
             if size is None:
                 return None
@@ -120,18 +120,18 @@ class ByBlock:
         return sum(sizes) + sum(len(varint(size)) for size in sizes[:-1])
 
     def _rules(self) -> list[CodecRule]:
-        return [rule for rule in self.rules if isinstance(rule, CodecRule)]  # all are, since __post_init__
+        return [rule for rule in self.rules if isinstance(rule, CodecRule)]  # __post_init__ has converted all pairs
 
-    def _shares(self, names: tuple[str, ...]) -> list[tuple[int, Codec, tuple[str, ...]]]:
-        """Number, codec and blocks of each rule that has any."""
-        mine: dict[int, list[str]] = {}
+    def _groups(self, names: tuple[str, ...]) -> list[tuple[int, Codec, tuple[str, ...]]]:
+        """Index, codec and block names of each rule that has blocks."""
+        groups: dict[int, list[str]] = {}
         rules = self._rules()
         for name in names:
             first = next(i for i, rule in enumerate(rules) if matches(name, rule.on))
-            mine.setdefault(first, []).append(name)
-        return [(i, rules[i].codec, tuple(mine[i])) for i in sorted(mine)]
+            groups.setdefault(first, []).append(name)
+        return [(i, rules[i].codec, tuple(groups[i])) for i in sorted(groups)]
 
 
-def _own(peer: Peer, i: int) -> Peer:
-    """Randomness of its own for each rule; the first has the peer's, so that one rule alone is its codec."""
+def _rule_peer(peer: Peer, i: int) -> Peer:
+    """Separate randomness for each rule; the first uses the peer's, so that a single rule equals its codec."""
     return replace(peer, key=peer.key.fold("rule", i), everyone=peer.everyone.fold("rule", i)) if i else peer

@@ -1,4 +1,4 @@
-"""Codecs one after another: each hands the numbers that it picked to the next."""
+"""Composition of codecs: the values that one selects are encoded by the next."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from thinwire.wire.bits import Bytes
 
 @register("codec", "chain")
 @dataclass(frozen=True)
-class Chain:
-    """Apply codecs one after another, and undo them in reverse.
+class Chain(Codec):
+    """Compose codecs: encode with all of them in order, decode in reverse order.
 
         Chain((a, b, c)) = a(inner=b(inner=c))
 
     Args:
-        parts: the codecs. All but the last must leave numbers to the next one (have an `inner` codec that is not set):
-            `ErrorFeedback`, `TopK`, `Threshold`, `RandomK`. The last may be anything.
+        parts: the codecs. All but the last must have an `inner` codec that is not set: `ErrorFeedback`, `TopK`,
+            `Threshold`, `RandomK`, `Masked`, `RankSlice`. The last may be any codec.
 
     >>> import torch
     >>> from thinwire.core.key import Key
@@ -32,6 +32,8 @@ class Chain:
     >>> chain, nested = Chain((TopK(0.1), Quantize(4))), TopK(0.1, inner=Quantize(4))
     >>> chain.encode(tree, {}, peer) == nested.encode(tree, {}, peer)
     True
+
+    Not `ByBlock`, which applies codecs side by side, to different blocks.
     """
 
     parts: tuple[Codec, ...] = (Raw(),)
@@ -45,52 +47,62 @@ class Chain:
             )
         for i, part in enumerate(self.parts[:-1]):
             name, after = type(part).__name__, type(self.parts[i + 1]).__name__
-            if not _opens(part):
-                turned = _opens(self.parts[i + 1])
-                instead = f"write Chain(({after}(...), {name}(...)))" if turned else f"keep either {name} or {after}"
-                raise ConfigError(f"{name} makes bytes, so nothing can follow it in a Chain; {instead}")
+            if not _has_inner(part):
+                swapped = _has_inner(self.parts[i + 1])
+                instead = f"write Chain(({after}(...), {name}(...)))" if swapped else f"keep either {name} or {after}"
+                raise ConfigError(f"{name} has no inner codec, so no codec can follow it in a Chain; {instead}")
             inner = vars(part)["inner"]
             if inner != Raw():
                 raise ConfigError(
                     f"{name} in a Chain has an inner codec already; write it as the next part: "
                     f"Chain(({name}(...), {type(inner).__name__}(...)))"
                 )
-        _ = self.codec  # refuses what cannot be nested
+        _ = self.codec  # raises a ConfigError if these cannot be nested
 
     @cached_property
     def codec(self) -> Codec:
-        """The same, nested."""
+        """The equivalent nested codec."""
         out = self.parts[-1]
         for part in reversed(self.parts[:-1]):
             out = dataclasses.replace(part, inner=out)  # type: ignore[type-var]
         return out
 
     @property
-    def adds(self) -> bool:
+    def exact(self) -> bool:
         """As the nested codec."""
-        return getattr(self.codec, "adds", False)
+        return self.codec.exact
+
+    @property
+    def summable(self) -> bool:
+        """As the nested codec."""
+        return self.codec.summable
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """As the nested codec."""
+        return self.codec.keeps_zeros
 
     def check(self, spec: Spec) -> None:
-        """Ask all of them."""
+        """Check the nested codec."""
         check_fits(self.codec, spec)
 
     def init(self, spec: Spec) -> Tree:
-        """The state of the first codec that has one."""
+        """The state of the nested codec."""
         return self.codec.init(spec)
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """The bytes of all."""
+        """As the nested codec."""
         return self.codec.encode(tree, state, peer)
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The tree that they say."""
+        """As the nested codec."""
         return self.codec.decode(data, spec, peer)
 
     def size(self, spec: Spec) -> int | None:
-        """The size of all."""
+        """As the nested codec."""
         return self.codec.size(spec)
 
 
-def _opens(part: Codec) -> bool:
-    """Whether a codec hands numbers on to an inner one."""
+def _has_inner(part: Codec) -> bool:
+    """Whether a codec encodes its values with an inner one."""
     return dataclasses.is_dataclass(part) and any(field.name == "inner" for field in dataclasses.fields(part))

@@ -1,19 +1,19 @@
-"""Every number in a few bits: rounding to a grid, as bytes.
+"""Quantization: round each value to one of a few levels.
 
-Uniform: Quantize of the sketching papers. QSGD: Alistarh et al., NeurIPS 2017, used by FedPAQ (Reisizadeh et al.,
-AISTATS 2020). Sign: signSGD (Bernstein et al., ICML 2018) with the scale of Karimireddy et al., ICML 2019.
+Uniform: the Quantize baseline of the sketching papers. QSGD: Alistarh et al., NeurIPS 2017, used by FedPAQ (Reisizadeh
+et al., AISTATS 2020). Sign: signSGD (Bernstein et al., ICML 2018) with the scale of Karimireddy et al., ICML 2019.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from thinwire.codecs.base import Peer
+from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.half import decode_half, encode_half
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
@@ -22,34 +22,32 @@ from thinwire.core.vectors import common_type, cut, join
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices, symbols
 from thinwire.wire.bits import Bytes, read_varint, varint
-from thinwire.wire.entropy import expand, squeeze
 
 Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign"]
 Per = Literal["block", "tree"]
 
-_BF16_MAX = 0x7F7F  # as bits
-_STRETCH = 1024  # numbers at a time
+_BF16_MAX = 0x7F7F  # the bits of the largest bfloat16
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @register("codec", "quantize", paper="Alistarh et al., NeurIPS 2017; Reisizadeh et al., AISTATS 2020")
 @dataclass(frozen=True)
-class Quantize:
-    """Round every number to one of a few levels, and send which.
+class Quantize(Codec):
+    """Round each value to one of a few levels and send the levels.
 
-        block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` numbers
+        block     x ~ s q,  q = round(x / s),  |q| <= L = 2^(bits-1) - 1,  s = max |x| / L of each `block` values
         qsgd      the same with s = ||x||_2 / L and q rounded up or down at random, so that E[s q] = x
         uniform   x ~ min + s q,  0 <= q < 2^bits,  s = (max - min) / (2^bits - 1) of the whole tree
-        sign      x ~ s sign(x),  s = mean |x| of the numbers that are not 0;  0 stays 0
-        fp16, bf16   floating point of sixteen bits
+        sign      x ~ s sign(x),  s = mean |x| of the non-zero values;  0 stays 0
+        fp16, bf16   sixteen-bit floating point
 
     Args:
-        bits: bits a number, 1 to 32 (2 or more for `block` and `qsgd`); the last three schemes have their own.
-        scheme: how to round, see above.
-        block: how many numbers in a row share a scale; blocks run over the joined tree.
-        stochastic: round up or down at random, unbiased; `qsgd` always does. The randomness is the peer's key, so the
-            same message is made twice.
-        per: `tree` takes one scale for all numbers (`block`, `qsgd`, `sign`).
+        bits: bits per value, 1 to 32 (2 or more for `block` and `qsgd`); the last three schemes ignore it.
+        scheme: the rounding scheme, see above.
+        block: the number of consecutive values that share a scale; blocks run over the joined tree.
+        stochastic: round up or down at random, without bias; `qsgd` always does. The randomness is drawn from the
+            peer's key, so that encoding is deterministic.
+        per: `block` uses a scale for each block, `tree` one scale for all values (`block`, `qsgd`, `sign`).
 
     >>> import torch
     >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
@@ -57,8 +55,11 @@ class Quantize:
     >>> len(data), float((Quantize(8).decode(data, Spec.of(tree), peer)["w"] - tree["w"]).abs().max()) < 0.004
     (130, True)
 
-    Levels that are used more often take fewer bits (Huffman codes). Scales travel as bfloat16, rounded up so that
-    nothing is clipped: against float32 that widens a step by 0.4 % on average and saves sixteen bits a block.
+    The payload is the scales, then the levels, Huffman-coded: frequent levels take fewer bits. Scales are bfloat16,
+    rounded up so that no value is clipped: compared to float32 this widens a step by 0.4 % on average and saves sixteen
+    bits per block.
+
+    `block` of values is not a block of the tree: scales do not depend on the shapes of parameters.
     """
 
     bits: int = 8
@@ -77,12 +78,12 @@ class Quantize:
         if self.block < 1:
             raise ConfigError(f"block must be 1 or more, not {self.block}")
         if self.scheme in ("block", "qsgd") and self.bits < 2:
-            raise ConfigError(f"one bit has no level beside zero under {self.scheme!r}; write scheme = 'sign'")
+            raise ConfigError(f"one bit has no level besides zero with scheme {self.scheme!r}; write scheme = 'sign'")
         if self.stochastic and self.scheme in ("fp16", "bf16", "sign"):
-            raise ConfigError(f"scheme {self.scheme!r} does not round at random; write stochastic = false")
+            raise ConfigError(f"scheme {self.scheme!r} has no stochastic rounding; write stochastic = false")
 
     def init(self, spec: Spec) -> Tree:
-        """No state; refuses blocks that are not of real numbers."""
+        """No state; raises a ConfigError for blocks that are not floating point."""
         common_type(spec)
         return {}
 
@@ -92,7 +93,7 @@ class Quantize:
         if not len(vector):
             return b"", state
         if self.scheme in _HALF:
-            return _encode_half(vector, _HALF[self.scheme]), state
+            return encode_half(vector, _HALF[self.scheme]), state
         x = vector.float().numpy() if self._short(vector.dtype) else vector.double().numpy()
         if self.scheme == "uniform":
             return self._encode_uniform(x.astype(np.float64), peer.key), state
@@ -102,77 +103,67 @@ class Quantize:
             return scales.tobytes() + _encode_signs(x), state
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
         np.clip(q, -self._levels, self._levels, out=q)
-        if self.scheme == "block":  # the largest number has the highest level, or nearly
-            return scales.tobytes() + symbols.encode(_whole(q, self.bits), self.bits), state
-        # hardly a level of qsgd is far from 0 when many numbers share a scale: say how many bits are in use
+        if self.scheme == "block":  # the largest value has the highest level, or nearly
+            return scales.tobytes() + symbols.encode(_unsigned(q, self.bits), self.bits), state
+        # if many values share a scale, the levels of qsgd are near 0: send the number of bits in use
         bits = max(2, int(max(q.max(), -q.min())).bit_length() + 1)
-        return scales.tobytes() + bytes([bits]) + symbols.encode(_whole(q, bits), bits), state
+        return scales.tobytes() + bytes([bits]) + symbols.encode(_unsigned(q, bits), bits), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The numbers of those levels, all of them finite."""
+        """The values of the levels, all finite."""
         n, dtype = spec.size, common_type(spec)
         if n == 0:
             if data:
-                raise WireError(f"no numbers take no bytes, got {len(data)}")
+                raise WireError(f"no values take no bytes, got {len(data)}")
             return cut(torch.zeros(0, dtype=dtype), spec)
         if self.scheme in _HALF:
-            return _finite_cut(_decode_half(data, n, _HALF[self.scheme]), spec)
-        real: type[np.floating] = np.float32 if self._short(dtype) else np.float64
+            return _finite_split(decode_half(data, n, _HALF[self.scheme]), spec)
         if self.scheme == "uniform":
-            return _finite_cut(self._decode_uniform(data, n), spec)
+            return _finite_split(self._decode_uniform(data, n), spec)
+        real: type[np.floating] = np.float32 if self._short(dtype) else np.float64
         length = self._length(n)
-        count = -(-n // length)
-        scales = np.frombuffer(data[: 2 * count], np.uint8)
-        if len(scales) != 2 * count:
-            raise WireError(f"expected {count} scales of two bytes, got {len(scales)} bytes")
-        scales = scales.view("<u2")
-        if int(scales.max()) > _BF16_MAX:
-            raise WireError("a scale is negative or not finite")
-        rest = memoryview(data)[2 * count :]
-        if self.scheme == "sign":
-            x = _decode_signs(rest, n, real)
-        else:
-            bits = self.bits
-            if self.scheme == "qsgd":
-                bits, rest = rest[0] if rest else 0, rest[1:]
-                if not 2 <= bits <= self.bits:
-                    raise WireError(f"levels of {bits} bits cannot be, expected 2 to {self.bits}")
-            q = symbols.decode(rest, n, bits)
-            if int(q.max()) > 2 * _highest(bits):
-                highest = _highest(bits)
-                raise WireError(f"level {int(q.max()) - highest} does not exist, the highest is {highest}")
-            x = q.astype(real)
-            del q  # here and below: a decoder may not take much memory
-            np.subtract(x, _highest(bits), out=x)
+        scales, rest = _read_scales(data, -(-n // length))
+        x = _decode_signs(rest, n, real) if self.scheme == "sign" else self._decode_levels(rest, n, real)
         wide, end = _widen(scales).astype(real), n // length * length
         with np.errstate(over="ignore"):  # clamped below
             rows = x[:end].reshape(-1, length)
             np.multiply(rows, wide[: len(rows), None], out=rows)
             np.multiply(x[end:], wide[-1], out=x[end:])
-        return _finite_cut(x, spec)
+        return _finite_split(x, spec)
 
-    def size(self, spec: Spec) -> int | None:
-        """Not known before: it depends on how often each level is used."""
-        return None
+    def _decode_levels(self, data: memoryview, n: int, real: type[np.floating]) -> np.ndarray:
+        """The levels of `block` and `qsgd` as floating point; one array at a time, to save memory."""
+        bits = self.bits
+        if self.scheme == "qsgd":
+            bits, data = data[0] if data else 0, data[1:]
+            if not 2 <= bits <= self.bits:
+                raise WireError(f"levels of {bits} bits are not possible, expected 2 to {self.bits}")
+        q, highest = symbols.decode(data, n, bits), _highest(bits)
+        if int(q.max()) > 2 * highest:
+            raise WireError(f"level {int(q.max()) - highest} does not exist, the highest is {highest}")
+        x = q.astype(real)
+        del q
+        np.subtract(x, highest, out=x)
+        return x
 
     @property
     def _levels(self) -> int:
         return _highest(self.bits)
 
     def _short(self, dtype: torch.dtype) -> bool:
-        """Whether float32 is exact enough to work in."""
+        """Whether float32 arithmetic is exact enough."""
         return dtype is not torch.float64 and self.bits <= 12
 
     def _length(self, n: int) -> int:
         return n if self.per == "tree" else min(self.block, n)
 
     def _scales(self, rows: np.ndarray) -> np.ndarray:
-        """One scale a row, as the bits of bfloat16."""
+        """One scale per row, as the bits of a bfloat16."""
         if self.scheme == "block":
             size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / self._levels
         elif self.scheme == "qsgd":
             most = np.abs(rows).max(axis=1).astype(np.float64)
-            share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the numbers themselves may overflow
+            share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the values themselves may overflow
             size = most * np.sqrt(np.square(share).sum(axis=1)) / self._levels
         else:
             size = np.abs(rows).sum(axis=1, dtype=np.float64) / np.maximum(1, np.count_nonzero(rows, axis=1))
@@ -185,7 +176,7 @@ class Quantize:
         return q
 
     def _encode_uniform(self, x: np.ndarray, key: Key) -> bytes:
-        """In float64: max - min may be beyond float32."""
+        """In float64: max - min may exceed the range of float32."""
         ends = np.array([x.min(), x.max()]).clip(*_RANGE).astype("<f4")
         low, step = self._grid(ends)
         q = self._round((x - low) / (step or 1.0), key)
@@ -193,10 +184,10 @@ class Quantize:
 
     def _decode_uniform(self, data: Bytes, n: int) -> np.ndarray:
         if len(data) < 8:
-            raise WireError(f"expected the smallest and the largest number in 8 bytes, got {len(data)}")
+            raise WireError(f"expected the smallest and the largest value in 8 bytes, got {len(data)}")
         ends = np.frombuffer(data[:8], "<f4")
         if not (np.isfinite(ends).all() and ends[0] <= ends[1]):
-            raise WireError(f"numbers from {ends[0]} to {ends[1]} cannot be")
+            raise WireError(f"values from {ends[0]} to {ends[1]} are not a range")
         low, step = self._grid(ends)
         x = symbols.decode(memoryview(data)[8:], n, self.bits).astype(np.float64)
         x *= step
@@ -215,15 +206,15 @@ def _highest(bits: int) -> int:
     return (1 << (bits - 1)) - 1
 
 
-def _whole(q: np.ndarray, bits: int) -> np.ndarray:
-    """Levels around 0 as whole numbers from 0 on, in as few bytes as they need: what follows is the faster for it."""
-    whole: np.ndarray = np.empty(q.shape, np.uint8 if bits <= 8 else np.uint32)
-    np.add(q, _highest(bits), out=whole, casting="unsafe")
-    return whole
+def _unsigned(q: np.ndarray, bits: int) -> np.ndarray:
+    """Levels around 0 as unsigned integers of one byte where possible, which makes entropy coding faster."""
+    shifted: np.ndarray = np.empty(q.shape, np.uint8 if bits <= 8 else np.uint32)
+    np.add(q, _highest(bits), out=shifted, casting="unsafe")
+    return shifted
 
 
 def _rows(x: np.ndarray, length: int) -> np.ndarray:
-    """A vector as rows of that length, the last one filled up with zeros."""
+    """A vector as rows of that length, the last one padded with zeros."""
     if len(x) % length == 0:
         return x.reshape(-1, length)
     rows = np.empty((-(-len(x) // length), length), x.dtype)
@@ -237,11 +228,22 @@ def _flat(rows: np.ndarray, n: int) -> np.ndarray:
 
 
 def _round_up(size: np.ndarray) -> np.ndarray:
-    """The bits of the nearest bfloat16 numbers that are not smaller (the largest finite one where there are none)."""
+    """The bits of the smallest bfloat16 that is not smaller, or of the largest finite one."""
     single = size.clip(0, _RANGE[1]).astype("<f4").view("<u4")
     up = (single.astype(np.int64) + 0xFFFF) >> 16
     bits: np.ndarray = np.minimum(up, _BF16_MAX).astype("<u2")
     return bits
+
+
+def _read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
+    """So many scales, as the bits of bfloat16, and the bytes after them."""
+    scales = np.frombuffer(data[: 2 * count], np.uint8)
+    if len(scales) != 2 * count:
+        raise WireError(f"expected {count} scales of two bytes, got {len(scales)} bytes")
+    scales = scales.view("<u2")
+    if int(scales.max()) > _BF16_MAX:
+        raise WireError("a scale is negative or not finite")
+    return scales, memoryview(data)[2 * count :]
 
 
 def _widen(scales: np.ndarray) -> np.ndarray:
@@ -254,8 +256,8 @@ def _divisor(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(wide == 0, 1, wide).astype(dtype)[:, None]
 
 
-def _finite_cut(x: np.ndarray, spec: Spec) -> Tree:
-    """The blocks of a vector (which is overwritten), each number brought into the range of its block's type."""
+def _finite_split(x: np.ndarray, spec: Spec) -> Tree:
+    """Split a vector (which is overwritten) into blocks; values are clamped to the range of the block's dtype."""
     vector = torch.from_numpy(x)
     out: Tree = {}
     position = 0
@@ -268,9 +270,9 @@ def _finite_cut(x: np.ndarray, spec: Spec) -> Tree:
 
 
 def _encode_signs(x: np.ndarray) -> bytes:
-    """How many zeros, where they are, and the signs of the others.
+    """The number of zeros, their positions, and the signs of all other values.
 
-    A zero has no sign: any other number in its place would move, in every round, a weight that nobody moved.
+    Zeros are kept: any other value would move, every round, a weight that no client trained.
     """
     zero = np.flatnonzero(x == 0)
     where = indices.encode(zero, len(x)) if len(zero) else b""
@@ -281,7 +283,7 @@ def _encode_signs(x: np.ndarray) -> bytes:
 def _decode_signs(data: memoryview, n: int, real: type[np.floating]) -> np.ndarray:
     count, position = read_varint(data)
     if count > n:
-        raise WireError(f"{count} zeros among {n} numbers cannot be")
+        raise WireError(f"{count} zeros announced, there are {n} values")
     some = np.ones(n, np.bool_)
     if count:
         length, position = read_varint(data, position)
@@ -292,58 +294,3 @@ def _decode_signs(data: memoryview, n: int, real: type[np.floating]) -> np.ndarr
     x = np.zeros(n, real)
     x[some] = 2 * symbols.decode(data[position:], n - count, 1).astype(np.int8) - 1
     return x
-
-
-def _encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
-    """Length of the lower bytes, lower bytes, upper bytes, both squeezed.
-
-    Lower bytes stand in the order of their upper bytes: the code then changes with the exponent, where it matters.
-    """
-    limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
-    kept = vector.clamp(-limit, limit)
-    if half is torch.float16:  # numpy rounds as torch does, in a tenth of the time
-        word = kept.float().numpy().astype(np.float16).view(np.uint16)
-    else:
-        word = kept.to(half).view(torch.int16).numpy().view(np.uint16)
-    # the sign to the end: the exponent, most of what is worth a code, then has the upper byte nearly for itself
-    turned = (word << np.uint16(1)) | (word >> np.uint16(15))
-    high = (turned >> np.uint16(8)).astype(np.uint8)
-    low = turned.astype(np.uint8)[np.argsort(high, kind="stable")]
-    lower, upper = squeeze(low.tobytes()), squeeze(high.tobytes())
-    return varint(len(lower)) + lower + upper
-
-
-def _by_upper_byte(high: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """For each stretch of numbers, their places when all are sorted by upper byte, equal ones in their order.
-
-    By stretches, because a decoder may not take much memory, and the places of all take more than the numbers.
-    """
-    count = np.bincount(high, minlength=256)
-    first = np.cumsum(count) - count
-    stretch = max(_STRETCH, len(high) // 32)  # the places of one then take half as much memory as the numbers
-    for at in range(0, len(high), stretch):
-        some = high[at : at + stretch]
-        order, count = np.argsort(some, kind="stable"), np.bincount(some, minlength=256)
-        place = np.empty(len(some), np.int64)
-        place[order] = np.arange(len(some)) + np.repeat(first - np.cumsum(count) + count, count)
-        first += count
-        yield slice(at, at + len(some)), place
-
-
-def _decode_half(data: Bytes, n: int, half: torch.dtype) -> np.ndarray:
-    length, start = read_varint(data)
-    if length > len(data) - start:
-        raise WireError(f"{length} lower bytes announced, {len(data) - start} are left")
-    rest = memoryview(data)[start:]
-    lower, high = np.frombuffer(expand(rest[:length], n), np.uint8), np.frombuffer(expand(rest[length:], n), np.uint8)
-    word = high.astype(np.uint16)
-    word <<= np.uint16(8)
-    for part, place in _by_upper_byte(high):
-        word[part] |= lower[place]
-    sign = word << np.uint16(15)
-    word >>= np.uint16(1)
-    infinite = np.uint16(0x7C00 if half is torch.float16 else 0x7F80)
-    if bool(((word & infinite) == infinite).any()):
-        raise WireError("a number is not finite")
-    word |= sign
-    return torch.from_numpy(word.view(np.int16)).view(half).float().numpy()

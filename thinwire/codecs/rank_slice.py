@@ -1,4 +1,4 @@
-"""The leading ranks of thin factors only, for clients that can afford no more (HetLoRA).
+"""Send the leading ranks of low-rank factors, for clients with little bandwidth (HetLoRA).
 
 Paper: HetLoRA (Cho et al., EMNLP 2024).
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.codecs.base import Codec, Peer, Raw, check_fits
-from thinwire.codecs.sparse import refuse_memory
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.core.registry import register
 from thinwire.core.spec import Block, Spec, matches, select
 from thinwire.core.tree import Tree
@@ -18,16 +17,16 @@ from thinwire.wire.bits import Bytes
 
 @register("codec", "rank-slice", paper="Cho et al., EMNLP 2024")
 @dataclass(frozen=True)
-class RankSlice:
-    """Send the first ranks of each pair of factors and the other blocks whole; the ranks left out arrive as zero.
+class RankSlice(Codec):
+    """Send the leading ranks of each pair of factors, and all other blocks whole; the other ranks decode to zero.
 
         A[:rank], B[:, :rank]
 
     Args:
-        rank: how many ranks are sent; factors of fewer are sent whole.
-        rows: selectors of the factors whose rows are ranks.
-        columns: selectors of the factors whose columns are ranks.
-        inner: the codec of what is sent.
+        rank: the number of ranks that is sent; factors of a lower rank are sent whole.
+        rows: selectors of the factors A, whose rows are ranks.
+        columns: selectors of the factors B, whose columns are ranks.
+        inner: the codec of the sliced blocks.
 
     >>> import torch
     >>> from thinwire.core.key import Key
@@ -37,8 +36,8 @@ class RankSlice:
     >>> back["fc/a"].sum(1).tolist(), back["fc/b"].sum(0).tolist(), back["bias"].tolist()
     ([3.0, 0.0], [3.0, 0.0], [1.0])
 
-    Both ways over `full` download a client trains the ranks that it received and no other: a rank of which both factors
-    are zero has no gradient.
+    Used for upload and `full` download, a client trains the ranks that it received and no others: a rank of which both
+    factors are zero has no gradient. Not `TopK`, which selects single values.
     """
 
     rank: int = 4
@@ -49,45 +48,45 @@ class RankSlice:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ConfigError(f"rank must be 1 or more, not {self.rank}")
-        refuse_memory(self, self.inner)
+        refuse_stateful(self, self.inner)
 
     @property
-    def adds(self) -> bool:
-        """As the inner codec: all send the same ranks."""
-        return getattr(self.inner, "adds", False)
+    def summable(self) -> bool:
+        """As the inner codec: all clients send the same ranks."""
+        return self.inner.summable
 
     def check(self, spec: Spec) -> None:
-        """Raise a ConfigError when a selector matches no block, or one that is no matrix."""
+        """Raise a ConfigError if a selector matches no block, or a block that is not a matrix."""
         for what, patterns in (("rows", self.rows), ("columns", self.columns)):
             for name in select(spec.names, patterns, what=what):
                 shape = next(block.shape for block in spec if block.name == name)
                 if len(shape) != 2:
-                    raise ConfigError(f"{what} selects {name!r} of shape {list(shape)}; ranks are sides of matrices")
-        check_fits(self.inner, self._cut(spec))
+                    raise ConfigError(f"{what} selects {name!r} of shape {list(shape)}; it must be a matrix")
+        check_fits(self.inner, self._sliced(spec))
 
     def init(self, spec: Spec) -> Tree:
-        """No state."""
-        return self.inner.init(self._cut(spec))
+        """No state: the inner codec has none."""
+        return self.inner.init(self._sliced(spec))
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The leading ranks."""
-        wanted = self._cut(Spec.of(tree))
+        wanted = self._sliced(Spec.of(tree))
         return self.inner.encode({b.name: tree[b.name][_corner(b)] for b in wanted}, state, peer)
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
-        """The leading ranks, and zeros after them."""
-        said = self.inner.decode(data, self._cut(spec), peer)
+        """The leading ranks, and zeros for all others."""
+        decoded = self.inner.decode(data, self._sliced(spec), peer)
         out = spec.zeros()
-        for name, block in said.items():
+        for name, block in decoded.items():
             out[name][tuple(slice(0, n) for n in block.shape)] = block
         return out
 
     def size(self, spec: Spec) -> int | None:
-        """The size of what is sent."""
-        return self.inner.size(self._cut(spec))
+        """The size of the sliced blocks."""
+        return self.inner.size(self._sliced(spec))
 
-    def _cut(self, spec: Spec) -> Spec:
-        """What the blocks look like without the ranks that are left out."""
+    def _sliced(self, spec: Spec) -> Spec:
+        """The spec of the sliced blocks."""
         blocks = []
         for block in spec:
             shape = block.shape

@@ -1,1 +1,1 @@
-"""Layer 0: trees of named tensors, their specifications, randomness that two machines share, and names of parts."""
+"""Trees of named tensors, their specs, shared randomness, the registry of parts, threads and text."""

@@ -1,8 +1,7 @@
-"""Memory that a GPU can reach by itself: for long messages of a simulation, and for numbers on their way to it.
+"""Pinned memory, for long messages of a simulation and for transfers to a GPU.
 
-New memory is cleared by the system page by page, which for many megabytes takes longer than to fill it. Memory that a
-GPU may write to (pinned memory) is kept by torch when nobody uses it any more, and given out again. Elsewhere numpy
-asks for large pages, of which there are few.
+The operating system clears new memory page by page, which for many megabytes takes longer than writing to it. torch
+caches and reuses pinned memory. Without a GPU, numpy requests huge pages, which are few.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST = 1 << 30  # bytes of pinned memory for the messages of a round: it cannot be lent to anybody else
+MOST = 1 << 30  # bytes of pinned memory for the messages of a round: other processes cannot use pinned memory
 
 
 def pinned_empty(size: int, *, pinned: bool) -> np.ndarray:
-    """So many bytes of whatever they hold; pinned ones, for which there must be a GPU, were often used before."""
+    """An uninitialized array of bytes; `pinned` needs a GPU and usually reuses cached memory."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.empty(size, np.uint8)
 
 
-def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Numbers on a device; a GPU takes them when it comes to it, and nobody waits.
+def sent(values: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device, asynchronously to a GPU.
 
     >>> sent(np.arange(3), torch.device("cpu"))
     tensor([0, 1, 2])
     """
-    here = torch.from_numpy(numbers)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,87 +1,176 @@
-"""Names for parts, so that a text file can say `kind = "mapo"`.
+"""The registry: a name for every part, so that a file can write `kind = "mapo"`.
 
-One decorator, one table. A part is registered where it is defined; the table fills when the module is imported.
+A part is registered where it is defined, by one decorator. `KINDS` is the only list of kinds: configuration files, the
+command line, `thinwire list` and the tests derive theirs from it. Parts of other packages: `plugins.py`.
 
 >>> @register("codec", "doctest-codec", doc="Only for this example.")
 ... class Example: ...
 >>> lookup("codec", "doctest-codec").make is Example
 True
->>> del _TABLE["codec"]["doctest-codec"]     # leave no trace of the example
+>>> del _TABLE["codec"]["doctest-codec"]  # remove the example again
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from thinwire.core import plugins
 from thinwire.errors import UnknownName
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-# Importing these modules fills the table of each kind. Only names: nothing is imported until somebody asks.
-HOMES: dict[str, tuple[str, ...]] = {
-    "space": ("thinwire.spaces",),
-    "sketch": ("thinwire.sketches",),
-    "schedule": ("thinwire.schedules",),
-    "codec": ("thinwire.codecs",),
-    "optimizer": ("thinwire.optimizers",),
-    "correction": ("thinwire.optimizers",),
-    "penalty": ("thinwire.optimizers",),
-    "lr_schedule": ("thinwire.optimizers",),
-    "privacy": ("thinwire.privacy",),
-    "client_weight": ("thinwire.aggregators",),
-    "mask": ("thinwire.masks",),
-    "aggregator": ("thinwire.aggregators",),
-    "partition": ("thinwire.data",),
-    "task": ("thinwire.data",),
-    "model": ("thinwire.models",),
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of part.
+
+    Args:
+        name: as in `register(name, ...)`.
+        module: the module whose import registers the built-in parts of this kind; imported on first use.
+        plural: the name in `thinwire list`.
+        contract: the address of the class that parts implement. A field with this type holds a part, which is a table
+            in an experiment file.
+        slots: the fields of `Method` that hold such a part.
+    """
+
+    name: str
+    module: str
+    plural: str
+    contract: str = ""
+    slots: tuple[str, ...] = ()
+
+    def contract_type(self) -> Any:
+        """The class at `contract`."""
+        module, _, name = self.contract.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+# The order of slots is their order in the configuration of a run.
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("space", "thinwire.spaces", "spaces", "thinwire.spaces.base.Space", ("space",)),
+        Kind("sketch", "thinwire.sketches", "sketches", "thinwire.sketches.base.Sketch", ("sketch",)),
+        Kind("schedule", "thinwire.schedules", "schedules", "thinwire.schedules.base.Schedule", ("schedule",)),
+        Kind("codec", "thinwire.codecs", "codecs", "thinwire.codecs.base.Codec", ("up", "down", "merge_codec")),
+        Kind(
+            "client_weight",
+            "thinwire.aggregators",
+            "client-weights",
+            "thinwire.aggregators.client_weight.ClientWeight",
+            ("client_weight",),
+        ),
+        Kind(
+            "aggregator",
+            "thinwire.aggregators",
+            "aggregators",
+            "thinwire.aggregators.base.Aggregator",
+            ("aggregator",),
+        ),
+        Kind(
+            "optimizer",
+            "thinwire.optimizers",
+            "optimizers",
+            "thinwire.optimizers.base.Optimizer",
+            ("client_opt", "server_opt"),
+        ),
+        Kind(
+            "lr_schedule",
+            "thinwire.optimizers",
+            "lr-schedules",
+            "thinwire.optimizers.lr_schedules.LRSchedule",
+            ("lr_schedule", "server_lr_schedule"),
+        ),
+        Kind(
+            "correction",
+            "thinwire.optimizers",
+            "corrections",
+            "thinwire.optimizers.base.Correction",
+            ("correction",),
+        ),
+        Kind("penalty", "thinwire.optimizers", "penalties", "thinwire.optimizers.penalties.Penalty", ("penalty",)),
+        Kind("privacy", "thinwire.privacy", "privacy", "thinwire.privacy.base.Privacy", ("privacy",)),
+        Kind("mask", "thinwire.masks", "masks", "thinwire.masks.masks.Mask", ("mask",)),
+        Kind("partition", "thinwire.data", "partitions"),
+        Kind("dataset", "thinwire.data", "datasets"),
+        Kind("model", "thinwire.models", "models"),
+        Kind("metric", "thinwire.metrics", "metrics"),
+        Kind("method", "thinwire.methods", "methods"),
+    )
 }
+
+# slot of Method -> kind of its part
+SLOTS: dict[str, str] = {slot: kind.name for kind in KINDS.values() for slot in kind.slots}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered part: its kind and name, what makes it, one line about it, and where it was published."""
+    """A registered part.
+
+    Args:
+        kind: its kind.
+        name: its name.
+        make: the class or function that makes it.
+        doc: one line about it.
+        paper: where it was published.
+        preset: settings to use it with, as in an experiment file: for a dataset its clients, partition and model.
+    """
 
     kind: str
     name: str
     make: Callable[..., Any]
     doc: str
     paper: str = ""
+    preset: Mapping[str, Any] = field(default_factory=dict)
 
 
 _TABLE: dict[str, dict[str, Entry]] = {}
 
 
-def register(kind: str, name: str, *, doc: str = "", paper: str = "") -> Callable[[T], T]:
-    """Give a class or function a name under which configuration files find it.
+def register(
+    kind: str, name: str, *, doc: str = "", paper: str = "", preset: Mapping[str, Any] | None = None
+) -> Callable[[T], T]:
+    """Name a class or function, so that experiment files and the command line find it.
 
-    `doc` defaults to the first line of the docstring. Registering a name twice is an error: it would hide a part.
+    Args:
+        kind: a key of `KINDS`.
+        name: the name; one that is taken is refused.
+        doc: one line about it; by default the first line of the docstring.
+        paper: where it was published.
+        preset: settings to use it with, as in an experiment file.
     """
+    if kind not in KINDS:
+        raise UnknownName("kind of part", kind, KINDS)
 
     def enter(make: T) -> T:
+        if not _is_builtin(make):
+            _import_builtin(kind)  # so that a clash is found here, and not when the built-in part is registered
         table = _TABLE.setdefault(kind, {})
-        if name in table and _address(table[name].make) != _address(make):  # the same again: a reloaded module
-            raise ValueError(f"{kind} {name!r} is already registered by {table[name].make!r}")
+        if name in table and _address(table[name].make) != _address(make):  # equal: a module that is reloaded
+            raise ValueError(
+                f"{kind} {name!r} is already registered by {'.'.join(_address(table[name].make))}; choose another name"
+            )
         line = doc or (make.__doc__ or "").strip().split("\n", 1)[0]
-        table[name] = Entry(kind, name, make, line, paper)
+        table[name] = Entry(kind, name, make, line, paper, dict(preset or {}))
         return make
 
     return enter
 
 
 def entries(kind: str) -> dict[str, Entry]:
-    """All parts of a kind by name, in alphabetical order; imports the modules that define them."""
-    if kind not in HOMES:
-        raise UnknownName("kind of part", kind, HOMES)
-    for home in HOMES[kind]:
-        importlib.import_module(home)
+    """All parts of a kind by name, in alphabetical order, those of installed plugins included."""
+    if kind not in KINDS:
+        raise UnknownName("kind of part", kind, KINDS)
+    _import_builtin(kind)
+    plugins.load_installed()
     return dict(sorted(_TABLE.get(kind, {}).items()))
 
 
 def lookup(kind: str, name: str) -> Entry:
-    """The part of that kind and name, or an error that lists its neighbours."""
+    """The part of that kind and name, or an error that lists similar names."""
     table = entries(kind)
     if name not in table:
         raise UnknownName(kind, name, table)
@@ -89,11 +178,43 @@ def lookup(kind: str, name: str) -> Entry:
 
 
 def name_of(kind: str, part: object) -> str | None:
-    """The registered name of a part's class, or None."""
+    """The registered name of a part's class; None if it has none."""
     for name, entry in entries(kind).items():
         if entry.make is type(part):
             return name
     return None
+
+
+def registered(kind: str) -> list[Entry]:
+    """The parts of a kind that are registered so far, without any import."""
+    return list(_TABLE.get(kind, {}).values())
+
+
+def foreign() -> set[tuple[str, str]]:
+    """Kind and name of every registered part that is not built in."""
+    return {
+        (kind, name) for kind, table in _TABLE.items() for name, entry in table.items() if not _is_builtin(entry.make)
+    }
+
+
+def unregister(names: Iterable[tuple[str, str]]) -> None:
+    """Remove parts by kind and name."""
+    for kind, name in names:
+        del _TABLE[kind][name]
+
+
+def _import_builtin(kind: str) -> None:
+    """Import the module of a kind; packages that this version lacks hold no parts."""
+    module = KINDS[kind].module
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+
+
+def _is_builtin(make: Callable[..., Any]) -> bool:
+    return make.__module__.startswith("thinwire.")
 
 
 def _address(make: Callable[..., Any]) -> tuple[str, str]:

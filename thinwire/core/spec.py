@@ -1,4 +1,4 @@
-"""What both ends know about a tree without sending it: names, shapes and number types; and selectors on names.
+"""Specs: names, shapes and dtypes of a tree, which server and clients know without sending them; selectors of names.
 
 >>> import torch
 >>> spec = Spec.of({"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)})
@@ -24,7 +24,7 @@ from thinwire.core.key import Device
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 
-# Each number type that may travel, with its code in the schema hash and its size in bytes.
+# Each dtype that can be sent, with its code in the schema hash and its size in bytes.
 DTYPES: dict[torch.dtype, tuple[str, int]] = {
     torch.float32: ("f4", 4),
     torch.float64: ("f8", 8),
@@ -41,7 +41,7 @@ DTYPES: dict[torch.dtype, tuple[str, int]] = {
 
 @dataclass(frozen=True)
 class Block:
-    """One named tensor of a tree: its name, shape and number type."""
+    """One named tensor of a tree: its name, shape and dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,12 +54,12 @@ class Block:
 
     @cached_property
     def numel(self) -> int:
-        """How many numbers."""
+        """The number of values."""
         return math.prod(self.shape)
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes when sent as they are."""
+        """The size in bytes."""
         return self.numel * DTYPES[self.dtype][1]
 
 
@@ -71,7 +71,7 @@ class Spec:
 
     @classmethod
     def of(cls, tree: Tree) -> Spec:
-        """The specification of a tree."""
+        """The spec of a tree."""
         return cls(tuple(Block(name, tuple(t.shape), t.dtype) for name, t in tree.items()))
 
     def __iter__(self) -> Iterator[Block]:
@@ -87,38 +87,38 @@ class Spec:
 
     @cached_property
     def named(self) -> frozenset[str]:
-        """The same without an order."""
+        """Block names as a set."""
         return frozenset(self.names)
 
     @cached_property
     def size(self) -> int:
-        """How many numbers in all."""
+        """The number of values of all blocks."""
         return sum(block.numel for block in self.blocks)
 
     @cached_property
     def nbytes(self) -> int:
-        """How many bytes in all when sent as they are."""
+        """The size of all blocks in bytes."""
         return sum(block.nbytes for block in self.blocks)
 
     def restrict(self, names: Iterable[str]) -> Spec:
-        """Only the named blocks, in this order."""
+        """The spec of the named blocks, in the order of this spec."""
         wanted = set(names)
         kept = tuple(block for block in self.blocks if block.name in wanted)
         return self if len(kept) == len(self.blocks) else Spec(kept)
 
     @cached_property
     def dtype(self) -> torch.dtype | None:
-        """The number type of all blocks, if they share one."""
+        """The dtype of all blocks, or None if they differ."""
         kinds = {block.dtype for block in self.blocks}
         return kinds.pop() if len(kinds) == 1 else None
 
     @cached_property
     def like(self) -> tuple[Tensor, ...]:
-        """Tensors of these shapes and types that hold no memory."""
+        """Meta tensors of these shapes and dtypes, without memory."""
         return tuple(torch.empty(block.shape, dtype=block.dtype, device="meta") for block in self.blocks)
 
     def shapes(self) -> Tree:
-        """A tree of these blocks that holds no memory: for learning the shapes of what a function makes of it."""
+        """A tree of meta tensors, to infer the shapes of the result of a function."""
         return dict(zip(self.names, self.like, strict=True))
 
     def zeros(self, device: Device = None) -> Tree:
@@ -126,7 +126,7 @@ class Spec:
         return {block.name: torch.zeros(block.shape, dtype=block.dtype, device=device) for block in self.blocks}
 
     def digest(self) -> bytes:
-        """Eight bytes that change when any name, shape, type or the order changes."""
+        """A hash of eight bytes of all names, shapes and dtypes in order."""
         h = hashlib.blake2b(digest_size=8)
         for block in self.blocks:
             h.update(f"{block.name}\0{DTYPES[block.dtype][0]}\0{block.shape}\n".encode())
@@ -134,7 +134,7 @@ class Spec:
 
 
 def weight_of(name: str) -> str:
-    """The weight that a coordinate belongs to: what stands before its last slash.
+    """The weight that a coordinate belongs to: its name up to the last slash.
 
     >>> weight_of("fc.weight/x1"), weight_of("fc.weight"), weight_of("model/b")
     ('fc.weight', 'fc.weight', 'model')
@@ -143,7 +143,7 @@ def weight_of(name: str) -> str:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a block: the module whose weight it is, or is a coordinate of.
+    """The layer of a block: the module of the weight, or of the weight that the coordinate belongs to.
 
     Weights of the outermost module, and coordinates of all weights together, belong to the layer `model`.
 
@@ -155,9 +155,9 @@ def layer_of(name: str) -> str:
 
 
 def select(names: Sequence[str], patterns: Sequence[str], *, what: str = "selector") -> tuple[str, ...]:
-    """The names that match: shell-style patterns, a leading `!` takes matches away again; order of `names` kept.
+    """The names that match shell-style patterns, in the order of `names`; a pattern with a leading `!` removes matches.
 
-    Every pattern must match something: a selector that silently selects nothing is the commonest misspelling.
+    Raises a ConfigError for a pattern without a match, which is usually misspelled.
 
     >>> select(("a.weight", "a.bias", "b.weight"), ("*", "!*.bias"))
     ('a.weight', 'b.weight')
@@ -174,7 +174,7 @@ def select(names: Sequence[str], patterns: Sequence[str], *, what: str = "select
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """As `select`, for one name and patterns that need not match anything: the last one that matches decides.
+    """Whether one name matches: the last matching pattern decides. Unlike `select`, patterns without a match are fine.
 
     >>> matches("a.bias", ("a.*", "!*.bias")), matches("a.weight", ("a.*", "!*.bias"))
     (False, True)

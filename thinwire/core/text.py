@@ -1,15 +1,15 @@
-"""Text from outside (names, paths, errors of clients), made safe to show: on one line, bounded, no escape codes."""
+"""Untrusted text (names, paths, errors of clients) made safe to print: on one line, bounded, no escape codes."""
 
 from __future__ import annotations
 
 from html import escape
 
-LONGEST = 2000  # characters of an error or a line of a log
+LONGEST = 2000  # characters of an error message or a line of a log
 _MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`|*[]"} | {"<": "&lt;"})
 
 
 def visible(text: str, most: int = LONGEST) -> str:
-    """The text on one line: what cannot be printed is written as an escape, what is too long is cut in the middle.
+    """The text on one line: characters that cannot be printed are escaped, long text is shortened in the middle.
 
     >>> visible("red: \\x1b[31m, two\\nlines, \\u202eturned"), visible("a" * 5000 + "z", 40)
     ('red: \\\\x1b[31m, two\\\\nlines, \\\\u202eturned', 'aaaaaaaa ... (5,001 characters) ... aaaz')
@@ -24,7 +24,7 @@ def visible(text: str, most: int = LONGEST) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """The text as Markdown that shows it, in a cell of a table too: no markup, no HTML, no end of a cell or line.
+    """Escape text for Markdown, also in a table cell: no markup, no HTML, no end of cell or line.
 
     >>> markdown_text("a|b `c` <script> [x](y)")
     'a\\\\|b \\\\`c\\\\` &lt;script> \\\\[x\\\\](y)'
@@ -33,7 +33,7 @@ def markdown_text(text: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """The text as HTML and SVG that show it; characters that no page may hold stand as escapes.
+    """Escape text for HTML and SVG, including characters that HTML does not allow.
 
     >>> html_text("<b>\\x07")
     '&lt;b&gt;\\\\x07'
@@ -42,11 +42,11 @@ def html_text(text: str) -> str:
 
 
 def unfit_for_a_name(name: str, most: int) -> str:
-    """Why a text cannot name something that is shown and becomes part of a file's name; "" if it can.
+    """Why a text cannot be used as a name, which is printed and becomes part of a file name; "" if it can.
 
     Args:
         name: the text.
-        most: how many bytes it may have in UTF-8.
+        most: the largest number of bytes in UTF-8.
 
     >>> unfit_for_a_name("mapo+int8", 80), unfit_for_a_name("../x", 80), unfit_for_a_name("a\\x1b[0m", 80)
     ('', 'it begins with a dot', "it holds '\\\\x1b'")

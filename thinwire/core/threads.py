@@ -1,7 +1,7 @@
-"""Work on several cores: threads that compute on one core each.
+"""Thread pools whose threads compute on one core each.
 
-numpy, zlib and torch let go of Python's lock while they work, so threads are enough. As many as torch may use
-(`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, nothing is started.
+numpy, zlib and torch release the GIL, so threads suffice. The pool has as many threads as torch may use
+(`torch.get_num_threads()`, `OMP_NUM_THREADS`); with one, no thread is started.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import torch
 
 A = TypeVar("A")
 B = TypeVar("B")
-LEAST = 1 << 20  # bytes of one item: below, Python's own share of the work is the larger, and threads wait for its lock
-MOST = 16  # threads; more stand in each other's way
-_this = local()  # thread; one of the pool that waited for others of it could wait for ever
+LEAST = 1 << 20  # bytes per item: smaller items spend most time in Python, where threads wait for the GIL
+MOST = 16  # threads; more slow each other down
+_this = local()  # marks threads of the pool: one that waits for others of the pool could deadlock
 
 
 def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
-    """fn of each item, in their order, side by side if they are large. The first error is raised.
+    """Apply a function to each item, in parallel if the items are large; results are in order.
+
+    Raises the first error.
 
     Args:
-        fn: a function that changes nothing but what it makes.
-        items: what it is asked about.
-        size: about how many bytes it handles for one of them.
+        fn: a function without side effects on shared objects.
+        items: its arguments.
+        size: approximate number of bytes that it processes per item.
 
     >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
     [2, 4, 6]
@@ -42,10 +44,10 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Let torch compute on one core in this thread; `each` may still use all.
+    """Restrict torch to one core in this thread; `each` may still use all cores.
 
-    For whoever has much else to do on a GPU: to wake up other cores for a short piece of work takes longer than the
-    work, the longer the less often it happens. Measured beside an H200: milliseconds to compare 45 KB.
+    For threads that mostly use a GPU: waking up other cores for a short computation takes longer than the computation,
+    especially if it is rare. Measured with an H200: milliseconds to compare 45 KB.
 
     >>> with on_one_core():
     ...     torch.get_num_threads()
@@ -65,17 +67,17 @@ def on_one_core() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """The threads of this process: a fork has none of its parent's."""
+    """The pool of this process; a forked process needs a new one, because threads are not inherited."""
     return start(workers)
 
 
 def start(workers: int) -> ThreadPoolExecutor:
-    """Threads that compute on one core each; they end when nobody holds the pool any more."""
+    """A pool of threads that compute on one core each; they end when the pool is garbage-collected."""
     before = torch.get_num_threads()
-    ready = Barrier(workers)  # so that each thread is asked once
+    ready = Barrier(workers)  # so that each thread runs the initializer once
 
     def one_core() -> None:
-        torch.get_num_threads()  # a thread takes over the process's number when it first asks, and must not do so later
+        torch.get_num_threads()  # the first call in a thread copies the setting of the process: make it before the next
         torch.set_num_threads(1)
         _this.works = True
         ready.wait()
@@ -83,5 +85,5 @@ def start(workers: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(workers, thread_name_prefix="thinwire")
     for job in [pool.submit(one_core) for _ in range(workers)]:
         job.result()
-    torch.set_num_threads(before)  # for this thread, and as the default of others
+    torch.set_num_threads(before)  # for this thread, and as the default of new threads
     return pool

@@ -1,4 +1,4 @@
-"""Numbers for people: bytes, shares, seconds, joules."""
+"""Human-readable quantities: bytes, fractions, seconds, joules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinwire.errors import ConfigError
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1000.
+    """Format a number of bytes, in powers of 1000. The inverse is `read_bytes`.
 
     >>> human_bytes(999), human_bytes(1500), human_bytes(2.5e9)
     ('999 B', '1.5 kB', '2.5 GB')
@@ -18,7 +18,7 @@ def human_bytes(count: float) -> str:
 
 
 def read_bytes(text: str) -> int:
-    """A number of bytes as people write it, in powers of 1000.
+    """Parse a number of bytes such as 500MB, in powers of 1000. The inverse is `human_bytes`.
 
     >>> read_bytes("500MB"), read_bytes("1.5 kB"), read_bytes("1000")
     (500000000, 1500, 1000)
@@ -33,7 +33,7 @@ def read_bytes(text: str) -> int:
 
 
 def human_joules(count: float) -> str:
-    """An energy for people.
+    """Format an energy.
 
     >>> human_joules(0.25), human_joules(12.3), human_joules(360_000)
     ('0.25 J', '12.3 J', '360 kJ')
@@ -42,7 +42,7 @@ def human_joules(count: float) -> str:
 
 
 def human_seconds(count: float) -> str:
-    """A time for people.
+    """Format a duration.
 
     >>> human_seconds(0.034), human_seconds(59), human_seconds(125), human_seconds(9000), human_seconds(200_000)
     ('0.034 s', '59 s', '2.08 min', '2.5 h', '2.31 d')
@@ -53,13 +53,13 @@ def human_seconds(count: float) -> str:
     return f"{count:.3g} s"
 
 
-def percent(share: float | None) -> str:
-    """A share for people.
+def percent(fraction: float | None) -> str:
+    """Format a fraction.
 
     >>> percent(0.9312), percent(None)
     ('93.12 %', '-')
     """
-    return "-" if share is None else f"{100 * share:.2f} %"
+    return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def _scaled(count: float, units: tuple[str, ...]) -> str:

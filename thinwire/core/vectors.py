@@ -1,4 +1,4 @@
-"""Trees of real numbers as one vector and back, for codecs that treat all numbers alike.
+"""Trees of floating-point values as one vector and back, for codecs that ignore the boundaries of blocks.
 
 >>> tree = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3.0, dtype=torch.float16)}
 >>> join(tree), cut(join(tree), Spec.of(tree))["b"]
@@ -18,20 +18,20 @@ from thinwire.errors import ConfigError
 
 
 def common_type(spec: Spec) -> torch.dtype:
-    """The smallest type that holds every number of these blocks; whole numbers and truth values are refused."""
+    """The smallest floating-point dtype that holds all blocks; raises a ConfigError for integers and booleans."""
     for block in spec:
         if not block.dtype.is_floating_point:
             kind = str(block.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"block {block.name!r} is of type {kind}, but this codec rounds or drops real numbers; "
-                f"send it as it is: ByBlock((({block.name!r}, Raw()), ('*', ...)))"
+                f"block {block.name!r} is of type {kind}, but this codec takes floating point only; "
+                f"send it unchanged: ByBlock((({block.name!r}, Raw()), ('*', ...)))"
             )
     types = [block.dtype for block in spec]
     return reduce(torch.promote_types, types) if types else torch.float32
 
 
 def join(tree: Tree) -> Tensor:
-    """All blocks one after another, row-major, on the CPU; not to be written to: one block alone is not copied."""
+    """Concatenate all blocks, row-major, on the CPU. Do not write to the result: a single block is not copied."""
     dtype = common_type(Spec.of(tree))
     blocks = [block.detach().reshape(-1).to("cpu", dtype) for block in tree.values()]
     if len(blocks) == 1:
@@ -40,7 +40,7 @@ def join(tree: Tree) -> Tensor:
 
 
 def cut(vector: Tensor, spec: Spec) -> Tree:
-    """The blocks of a vector, each in its own type."""
+    """Split a vector into blocks, each of its own dtype. The inverse of `join`."""
     out: Tree = {}
     position = 0
     for block in spec:
@@ -50,5 +50,5 @@ def cut(vector: Tensor, spec: Spec) -> Tree:
 
 
 def as_one_block(spec: Spec, count: int) -> Spec:
-    """What some numbers of these blocks look like when they travel as one block."""
+    """The spec of `count` values of these blocks, sent as one block named `values`."""
     return Spec((Block("values", (count,), common_type(spec)),))

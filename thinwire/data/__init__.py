@@ -1,4 +1,4 @@
-"""Datasets, partitions, tasks. Importing this package fills the registry; files are read later."""
+"""Datasets, partitions, losses and tasks. Importing this package fills the registry; no data file is read."""
 
 from thinwire.data.datasets import cifar as cifar
 from thinwire.data.datasets import digits as digits

@@ -1,10 +1,10 @@
-"""Decoded data kept between runs: pictures and word numbers that take seconds to make from their files.
+"""Cache of decoded data, such as images and token ids, that take seconds to decode from their files.
 
-One uncompressed .npz a data set, in THINWIRE_CACHE or ~/.cache/thinwire. Its name holds a digest of the files that it
-was made from, so a changed file is decoded anew. It is written beside its place and moved there when it is complete,
-and read without pickle; a cache that cannot be written is no error.
+One uncompressed .npz per dataset, in THINWIRE_CACHE or ~/.cache/thinwire. Its name contains a digest of the source
+files, so a changed file is decoded again. It is written to a temporary file, then renamed, and read without pickle. A
+cache that cannot be written is not an error.
 
-What was measured on this machine is kept there too (`agree_on`): the first process that measures decides for all.
+Measurements of this machine are cached there too (`agree_on`): all processes use those of the first one.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _HEAD = 1 << 16
 
 
 def folder() -> Path:
-    """Where decoded data is kept."""
+    """The cache folder."""
     return Path(os.environ.get("THINWIRE_CACHE") or "~/.cache/thinwire").expanduser()
 
 
-def remember(
+def cached(
     name: str,
     files: Iterable[Path],
     make: Callable[[], dict[str, np.ndarray]],
     fits: Callable[[dict[str, np.ndarray]], bool],
 ) -> dict[str, np.ndarray]:
-    """What `make` returns, from the cache if it was made from the same files before.
+    """The arrays that `make` returns, from the cache if they were made from the same files before.
 
     Args:
-        name: of the data set, with a version that changes when `make` does.
-        files: all that `make` reads.
-        make: decodes the files; what it raises passes through, and nothing is kept.
-        fits: whether arrays that were kept have the right names and shapes; they are made again if not.
+        name: name of the dataset, with a version that changes when `make` does.
+        files: all files that `make` reads.
+        make: decodes the files; its errors are passed on, and nothing is cached.
+        fits: whether cached arrays have the expected names and shapes; if not, they are made again.
     """
     path = folder() / f"{name}-{_digest(files)}.npz"
-    if (kept := load(path)) is not None and fits(kept):
-        return kept
+    if (found := load(path)) is not None and fits(found):
+        return found
     made = make()
     with contextlib.suppress(OSError):
         _save(path, made)
@@ -56,29 +56,29 @@ def remember(
 def agree_on(
     name: str, make: Callable[[], dict[str, np.ndarray]], fits: Callable[[dict[str, np.ndarray]], bool]
 ) -> dict[str, np.ndarray]:
-    """What the first process returned from `make` that asked on this machine; others wait for it and take the same.
+    """The arrays that `make` returned in the first process of this machine; other processes wait and use the same.
 
-    Raises OSError where it cannot be kept, before or after `make`: then nobody would agree.
+    Raises OSError, before or after `make`, where the cache cannot be written: processes would use different arrays.
 
     Args:
-        name: of what is agreed on.
-        make: makes it; what it raises passes through, and the next process makes it.
-        fits: whether arrays that were kept have the right names and shapes; they are made again if not.
+        name: name of the arrays.
+        make: makes them; its errors are passed on, and the next process calls it again.
+        fits: whether cached arrays have the expected names and shapes; if not, they are made again.
     """
     path = folder() / f"{name}.npz"
-    if (kept := load(path)) is not None and fits(kept):
-        return kept
+    if (found := load(path)) is not None and fits(found):
+        return found
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("ab") as lock:
-        _wait_for(lock)  # the system lifts the lock when the process ends, however it ends
-        if (kept := load(path)) is None or not fits(kept):
-            kept = make()
-            _save(path, kept)
-    return kept
+        _wait_for(lock)  # the operating system releases the lock when the process ends, even by a crash
+        if (found := load(path)) is None or not fits(found):
+            found = make()
+            _save(path, found)
+    return found
 
 
 def _wait_for(lock: IO[bytes]) -> None:
-    """Hold a file, or wait until nobody does; nothing where the system or the file system has no locks."""
+    """Lock a file exclusively; does nothing where the platform or the file system has no locks."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
@@ -86,7 +86,7 @@ def _wait_for(lock: IO[bytes]) -> None:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    """Twelve hexadecimal digits from the name, size, time and first 64 KiB of each file."""
+    """Twelve hexadecimal digits from the name, size, modification time and first 64 KiB of each file."""
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -101,10 +101,10 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def load(path: Path) -> dict[str, np.ndarray] | None:
-    """The arrays in a file, or None where it is missing or damaged (zip keeps a checksum of each)."""
+    """The arrays of a file, or None if it is missing or damaged (zip files have a checksum for each array)."""
     try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as kept:
-            return {name: kept[name] for name in kept.files}
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
         return None
 

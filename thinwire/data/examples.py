@@ -1,11 +1,11 @@
-"""Examples that lie in a few large tensors and are fetched by index, many clients at a time.
+"""Examples stored in a few large tensors and gathered by index, for many clients at once.
 
-Pictures stay bytes and windows of text stay one string of codes until a batch is gathered, on the device where the
-tensors lie: a federation of any number of clients holds its data once.
+Images are stored as bytes and windows of text as one string of codes. A batch is converted when it is gathered, on the
+device of the tensors. All clients share one copy of the data.
 
 >>> import torch
 >>> pool = Arrays(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
->>> x, y = pool.gather(torch.tensor([[2, 0]]))     # any shape of index: here one client, two examples
+>>> x, y = pool.gather(torch.tensor([[2, 0]]))     # an index of any shape: here one client, two examples
 >>> x.shape, y.tolist()
 (torch.Size([1, 2, 2]), [[0, 0]])
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -25,21 +25,32 @@ from torch import Tensor
 from thinwire.core.key import Device
 from thinwire.core.tree import Tree
 
-Inputs: TypeAlias = "Tensor | Tree"  # one tensor, or named tensors that go to the model as keyword arguments
+Inputs: TypeAlias = "Tensor | Tree"  # one tensor, or named tensors for keyword arguments of the model
 
 
 class Examples(Protocol):
-    """A set of examples that can be fetched by index."""
+    """A set of examples that are gathered by index; classes that subclass it explicitly inherit the defaults.
+
+    With augmentation an example has several variants: index i + n v is example i of n in variant v, where variant 0 is
+    the example without augmentation. Evaluation uses indices below n; training draws a random variant.
+    """
 
     def __len__(self) -> int: ...
 
+    if TYPE_CHECKING:  # at run time an inherited property would shadow a dataclass field of the same name
+
+        @property
+        def targets(self) -> Tensor:
+            """(n, ...) the targets, one row per example; integer class labels for partitions by class."""
+            ...
+
     @property
-    def targets(self) -> Tensor:
-        """(n, ...) what is to be predicted, one row an example; class numbers where partitions by label are to work."""
-        ...
+    def variants(self) -> int:
+        """The number of augmented variants of each example; 1 without augmentation."""
+        return 1
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Inputs and targets of the examples in `index`, an int64 tensor of any shape; its shape leads the results'."""
+        """Inputs and targets of the examples in `index`, int64 of shape S; results have the shape (*S, ...)."""
         ...
 
     def to(self, device: Device) -> Examples:
@@ -48,8 +59,8 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
-    """Examples that are rows of ready tensors."""
+class Arrays(Examples):
+    """Examples that are rows of tensors."""
 
     inputs: Inputs
     targets: Tensor
@@ -73,13 +84,13 @@ class Arrays:
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """Pictures kept as bytes, turned into numbers when fetched:  (pixel / 255 - mean) / std  per channel.
+class Images(Examples):
+    """Images stored as bytes and normalized when gathered:  (pixel / 255 - mean) / std  per channel.
 
     Args:
         pixels: (n, channels, height, width) uint8.
-        targets: (n,) int64 class numbers.
-        mean, std: one number a channel; the defaults leave pixels in [0, 1].
+        targets: (n,) int64 class labels.
+        mean, std: one value per channel; with the defaults pixels are in [0, 1].
     """
 
     pixels: Tensor
@@ -91,35 +102,35 @@ class Images:
         return len(self.targets)
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Pictures by index, as float32."""
+        """Images by index, as float32."""
         return self.scaled(self.pixels[index]), self.targets[index]
 
     def scaled(self, pixels: Tensor) -> Tensor:
-        """Bytes to numbers."""
+        """Normalize bytes to float32."""
         x = pixels.to(torch.float32).div_(255)
         if self.mean != (0.0,) or self.std != (1.0,):
-            mean, std = self._numbers
+            mean, std = self._statistics
             x = x.sub_(mean).div_(std)
         return x
 
     @cached_property
-    def _numbers(self) -> tuple[Tensor, Tensor]:
-        """Mean and deviation beside the pixels: sending them along with every batch would make the device wait."""
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation on the device of the pixels: a copy for every batch would block the device."""
         shape, device = (len(self.mean), 1, 1), self.pixels.device
         return torch.tensor(self.mean, device=device).view(shape), torch.tensor(self.std, device=device).view(shape)
 
     def to(self, device: Device) -> Images:
-        """The same pictures on another device."""
+        """The same images on another device."""
         return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
 
     def measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of these pictures, as `mean` and `std` want them.
+        """Mean and standard deviation of each channel over all images, for `mean` and `std`.
 
         >>> Images(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.zeros(2)).measured()
         ((0.5,), (0.5,))
         """
         flat = self.pixels.transpose(0, 1).flatten(1)
-        # from counts of the 256 values: exact, and without a copy of all pictures as numbers
+        # from counts of the 256 values: exact, and without a float copy of all images
         counts = torch.stack([torch.bincount(channel, minlength=256) for channel in flat]).to(torch.float64)
         share = counts / counts.sum(1, keepdim=True)
         values = torch.arange(256, dtype=torch.float64) / 255
@@ -129,64 +140,64 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
-class Shifted:
-    """Pictures, and after them their copies moved by a few pixels and mirrored, none of which is stored.
+class Shifted(Examples):
+    """Images with augmentation by random shift and horizontal flip; variants are computed when gathered.
 
-    Example i + n v is picture i in variant v; variant 0 is the picture itself. What a move lays bare is black.
+    Variant 0 is the image itself. Pixels from outside the image are black.
 
     Args:
-        pictures: the pictures.
-        reach: how many pixels they move at most, up, down, left and right.
+        images: the images.
+        max_shift: maximum shift in pixels, up, down, left and right.
 
-    >>> pool = Shifted(Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1)), reach=1)
-    >>> len(pool), pool.variants                                     # 3 rows x 3 columns x (as it is, mirrored)
+    >>> pool = Shifted(Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1)), max_shift=1)
+    >>> len(pool), pool.variants                                     # 3 rows x 3 columns x (original, flipped)
     (1, 18)
-    >>> pool.gather(torch.tensor([0, 1]))[0].squeeze(1).tolist()[1]  # variant 1: mirrored
+    >>> pool.gather(torch.tensor([0, 1]))[0].squeeze(1).tolist()[1]  # variant 1: flipped
     [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
 
-    pictures: Images
-    reach: int = 4
+    images: Images
+    max_shift: int = 4
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @property
     def targets(self) -> Tensor:
-        """Those of the pictures."""
-        return self.pictures.targets
+        """The targets of the images."""
+        return self.images.targets
 
     @property
     def variants(self) -> int:
-        """How many forms a picture has."""
-        return 2 * (2 * self.reach + 1) ** 2
+        """The number of shifts times two, with and without a flip."""
+        return 2 * (2 * self.max_shift + 1) ** 2
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Pictures by index, moved and mirrored as the index says."""
-        pixels, reach, span = self.pictures.pixels, self.reach, 2 * self.reach + 1
-        which, variant = index % len(self), index // len(self)
-        # the moves are counted from where the picture is, so that variant 0 stays
-        down, right, mirrored = (variant // 2) // span, (variant // 2) % span, (variant % 2).bool()
-        down, right = ((move + reach) % span - reach for move in (down, right))
+        """Images by index, shifted and flipped as the variant in the index defines."""
+        pixels, most, span = self.images.pixels, self.max_shift, 2 * self.max_shift + 1
+        image, variant = index % len(self), index // len(self)
+        # shifts are counted from 0, so that variant 0 is the image itself
+        down, right, flipped = (variant // 2) // span, (variant // 2) % span, (variant % 2).bool()
+        down, right = ((shift + most) % span - most for shift in (down, right))
         height, width = pixels.shape[-2:]
         column = torch.arange(width, device=index.device)
-        column = torch.where(mirrored[..., None], column.flip(0), column)
+        column = torch.where(flipped[..., None], column.flip(0), column)
         rows = torch.arange(height, device=index.device) - down[..., None]
         columns = column - right[..., None]
         inside = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
         rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
         channel = torch.arange(pixels.shape[1], device=index.device)[:, None, None]
-        moved = pixels[which[..., None, None, None], channel, rows[..., None, :, None], columns[..., None, None, :]]
-        return self.pictures.scaled(moved * inside[..., None, :, :]), self.targets[which]
+        shifted = pixels[image[..., None, None, None], channel, rows[..., None, :, None], columns[..., None, None, :]]
+        return self.images.scaled(shifted * inside[..., None, :, :]), self.targets[image]
 
     def to(self, device: Device) -> Shifted:
-        """The same pictures on another device."""
-        return replace(self, pictures=self.pictures.to(device))
+        """The same images on another device."""
+        return replace(self, images=self.images.to(device))
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
-    """Stretches of one long text: the input is `length` characters, the target is the one that follows.
+class TextWindows(Examples):
+    """Windows of one long text: the input is `length` characters, the target is the next character.
 
     Args:
         codes: (characters,) uint8 codes of the whole text.
@@ -209,25 +220,25 @@ class Windows:
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Windows by index, as int64 codes."""
         first = self.starts[index]
-        reach = torch.arange(self.length, device=first.device)
-        return self.codes[first[..., None] + reach].long(), self.codes[first + self.length].long()
+        offsets = torch.arange(self.length, device=first.device)
+        return self.codes[first[..., None] + offsets].long(), self.codes[first + self.length].long()
 
-    def to(self, device: Device) -> Windows:
+    def to(self, device: Device) -> TextWindows:
         """The same text on another device."""
         return replace(self, codes=self.codes.to(device), starts=self.starts.to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set as it comes: train and test examples, and who wrote each train example where that is known.
+    """A dataset: training and test examples, and the user of each example where the dataset has users.
 
     Args:
         train, test: the official splits.
-        classes: how many different targets there are.
-        users: (n_train,) the natural client of each train example, numbered from 0, or None.
+        classes: number of classes.
+        users: (n_train,) the user of each training example, numbered from 0, or None.
         test_users: the same for the test examples, or None.
-        note: what a reader of results must know about this copy of the data (for example, that it is lossy).
-        model: options that a model needs to read these examples, such as the checkpoint whose words they are made of.
+        note: a remark for readers of results about this copy of the data (for example, that it is lossy).
+        model: options that a model needs for these examples, such as the checkpoint of their tokenizer.
     """
 
     train: Examples
@@ -239,24 +250,24 @@ class Source:
     model: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Half(NamedTuple):
-    """Texts as they are written, one or two for each example, and the class number of each."""
+class LabeledTexts(NamedTuple):
+    """Texts, one or two per example, and the class label of each example."""
 
     texts: list[tuple[str, ...]]
     labels: np.ndarray
 
 
-class Texts(NamedTuple):
-    """A data set of texts before anybody cut them into words.
+class TextDataset(NamedTuple):
+    """A dataset of texts before tokenization.
 
     Args:
-        files: all that `read` reads; empty where it fetches.
-        read: gives the train and the test half.
-        classes: how many different labels there are.
+        files: all files that `read` reads; empty if it downloads.
+        read: returns the training and the test split.
+        classes: number of classes.
         note: as in `Source`.
     """
 
     files: tuple[Path, ...]
-    read: Callable[[], list[Half]]
+    read: Callable[[], list[LabeledTexts]]
     classes: int
     note: str = ""

@@ -1,6 +1,6 @@
-"""Where data files are looked for: the folder that was named, else the one in THINWIRE_DATA.
+"""Search paths of data files: the given folder, else the folder in THINWIRE_DATA.
 
-If neither holds a data set, its loader turns to `hub`, which can fetch some of them.
+Loaders of some datasets download them with `hub` if no folder has them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ VARIABLE = "THINWIRE_DATA"
 
 
 def root(data_dir: Path | None) -> Path | None:
-    """The folder of all data sets, or None where none was named."""
+    """The folder of all datasets, or None if none is given."""
     given, how = (data_dir, "--data-dir") if data_dir is not None else (os.environ.get(VARIABLE), VARIABLE)
     if not given:
         return None
     path = Path(given).expanduser()
     if not path.is_dir():
-        raise DataError(f"{path}: no such folder, but {how} names it; expected the folder that holds the data sets")
+        raise DataError(f"{path}: no such folder, but {how} names it; expected the folder of the datasets")
     return path
 
 
@@ -33,7 +33,7 @@ def find(data_dir: Path | None, *names: str) -> Path | None:
 
 
 def pick(folder: Path, *names: str) -> Path:
-    """The first of these files that exists in a folder: one thing under several usual names."""
+    """The first of these files that exists in a folder: alternative names of one file."""
     for name in names:
         if (folder / name).is_file():
             return folder / name

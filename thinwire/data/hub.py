@@ -1,6 +1,6 @@
-"""Fetching a data set when no folder has it, through the `datasets` library of Hugging Face.
+"""Download of datasets from the Hugging Face hub, with the `datasets` library.
 
-That library is an extra; without it, or without a network, the answer is one line that says where to put the files.
+The library is an optional dependency. Without it, or without a network, the error message says where to put the files.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.errors import DataError
 from thinwire.data.examples import Images, Source
 from thinwire.data.folder import VARIABLE
 from thinwire.data.reading import class_tensor, one_line
+from thinwire.errors import DataError
 
 
 def missing(task: str, layout: str) -> DataError:
-    """The error for a data set that cannot be fetched at all."""
+    """The error for a dataset that is not on the hub."""
     return DataError(f"{task}: no data found; {_advice(layout)}")
 
 
@@ -29,26 +29,26 @@ def columns(
     config: str | None = None,
     splits: tuple[str, str] = ("train", "test"),
 ) -> list[list[list[Any]]]:
-    """Columns of a data set on the hub, as lists: one list of columns for each split.
+    """Columns of a dataset on the hub, as lists: one list of columns for each split.
 
     Args:
-        task: the name that the user wrote.
+        task: the name of the task, for errors.
         name: owner/name on the hub.
         wanted: names of the columns.
-        layout: the files that would have been read, for the error.
-        config: which part of the data set.
-        splits: names of the train and the test split.
+        layout: the local files that would be read instead, for errors.
+        config: the configuration (subset) of the dataset.
+        splits: names of the training and the test split.
     """
     try:
         from datasets import load_dataset
     except ImportError:
-        advice = f"{_advice(layout)}, or let it be fetched: pip install 'thinwire[data]'"
+        advice = f"{_advice(layout)}, or install the downloader: pip install 'thinwire[data]'"
         raise DataError(f"{task}: no data found; {advice}") from None
     try:
         parts = load_dataset(name, config) if config else load_dataset(name)
         return [[list(parts[split][column]) for column in wanted] for split in splits]
-    except Exception as fault:  # a dozen kinds, by library version: network, proxy, disk, renamed data set or column
-        raise DataError(f"{task}: fetching {name} failed ({one_line(fault)}); {_advice(layout)}") from None
+    except Exception as fault:  # the type depends on the version: network, proxy, disk, renamed dataset or column
+        raise DataError(f"{task}: download of {name} failed ({one_line(fault)}); {_advice(layout)}") from None
 
 
 def texts(
@@ -64,28 +64,28 @@ def texts(
     for *lists, labels in columns(task, name, wanted, layout, config, splits):
         for column, entries in zip(wanted, lists, strict=False):
             if not all(isinstance(entry, str) for entry in entries):
-                raise DataError(f"{name}: column {column!r} holds something that is not text")
+                raise DataError(f"{name}: column {column!r} has values that are not text")
         out.append((list(zip(*lists, strict=True)), np.asarray(labels)))
     return out
 
 
-def pictures(
+def image_dataset(
     task: str, name: str, wanted: tuple[str, str], layout: str, shape: tuple[int, ...], classes: int
 ) -> Source:
-    """A data set of pictures from the hub; `shape` is that of one picture, (height, width) or (height, width, 3)."""
-    halves = []
+    """A dataset of images from the hub; `shape` is that of one image, (height, width) or (height, width, 3)."""
+    parts = []
     for images, labels in columns(task, name, wanted, layout):
         pixels = np.empty((len(images), *shape), np.uint8)
         for i, image in enumerate(images):
             found = np.asarray(image)
             if found.shape != shape or found.dtype != np.uint8:
-                raise DataError(f"{name}: picture {i} is {found.dtype} {found.shape}, expected uint8 {shape}")
+                raise DataError(f"{name}: image {i} is {found.dtype} {found.shape}, expected uint8 {shape}")
             pixels[i] = found
         tensor = torch.from_numpy(pixels)
         tensor = tensor[:, None] if len(shape) == 2 else tensor.permute(0, 3, 1, 2).contiguous()
-        halves.append(Images(tensor, class_tensor(np.asarray(labels), classes, name)))
-    return Source(halves[0], halves[1], classes, note=f"Fetched from the Hugging Face hub ({name}).")
+        parts.append(Images(tensor, class_tensor(np.asarray(labels), classes, name)))
+    return Source(parts[0], parts[1], classes, note=f"Downloaded from the Hugging Face hub ({name}).")
 
 
 def _advice(layout: str) -> str:
-    return f"put {layout} into a folder and name that folder with --data-dir or {VARIABLE}"
+    return f"put {layout} into a folder and give that folder with --data-dir or {VARIABLE}"

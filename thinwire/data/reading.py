@@ -1,6 +1,6 @@
-"""Reading files that nobody vouches for: bounded, and any fault is one line that names the file.
+"""Reading of untrusted files: with a size limit, and errors of one line that name the file.
 
-What a file says about its own size is compared with what is there; it never decides how much memory is taken.
+Sizes in a file header are compared with the size of the file. They never decide how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from thinwire.errors import DataError
 _PIECE = 1 << 20
 
 
-def unpacked(path: Path, limit: int) -> bytes:
-    """The bytes of a file, decompressed if its name ends in .gz; no more than `limit` of them."""
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The bytes of a file, decompressed if its name ends in .gz; more than `limit` are an error."""
     parts: list[bytes] = []
     total = 0
     try:
@@ -29,7 +29,7 @@ def unpacked(path: Path, limit: int) -> bytes:
             while piece := stream.read(_PIECE):
                 total += len(piece)
                 if total > limit:
-                    raise DataError(f"{path}: holds more than the {limit} bytes expected at most")
+                    raise DataError(f"{path}: has more than {limit} bytes, the expected maximum")
                 parts.append(piece)
     except EOFError:
         raise DataError(f"{path}: the gzip stream ends too early, after {total} bytes; copy the file again") from None
@@ -38,17 +38,17 @@ def unpacked(path: Path, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def utf8(path: Path, limit: int) -> str:
-    """The text of a file in UTF-8, without the byte-order mark that some begin with."""
+def read_text(path: Path, limit: int) -> str:
+    """The text of a UTF-8 file, without a byte-order mark."""
     try:
-        return unpacked(path, limit).decode("utf-8-sig")
+        return read_bytes(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError as fault:
         raise DataError(f"{path}: byte {fault.start} is not UTF-8 text, as expected") from None
 
 
-def json_object(path: Path, limit: int) -> dict[str, Any]:
-    """The JSON object that a file holds."""
-    text = utf8(path, limit)
+def read_json_object(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object in a file."""
+    text = read_text(path, limit)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as fault:
@@ -59,9 +59,9 @@ def json_object(path: Path, limit: int) -> dict[str, Any]:
 
 
 def class_tensor(values: np.ndarray, classes: int, path: Path | str) -> Tensor:
-    """Class numbers as int64, after a look that all are whole and below `classes`."""
+    """Class labels as int64; values that are not integers from 0 to `classes` - 1 are an error."""
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise DataError(f"{path}: labels are {values.dtype} of shape {values.shape}, expected one whole number each")
+        raise DataError(f"{path}: labels are {values.dtype} of shape {values.shape}, expected one integer each")
     wrong = np.flatnonzero((values < 0) | (values >= classes))
     if len(wrong):
         raise DataError(f"{path}: example {wrong[0]} has label {values[wrong[0]]}, expected 0 to {classes - 1}")
@@ -69,6 +69,6 @@ def class_tensor(values: np.ndarray, classes: int, path: Path | str) -> Tensor:
 
 
 def one_line(fault: BaseException) -> str:
-    """What an error of another library says, in one line of bearable length."""
+    """The message of an error of another library, in one line of at most 160 characters."""
     text = " ".join(str(fault).split()) or type(fault).__name__
     return text if len(text) <= 160 else text[:157] + "..."

@@ -1,4 +1,4 @@
-"""A task: a model, what it is to learn, and who holds which examples.
+"""A task: a model, a dataset and its partition into clients, a loss.
 
 >>> import torch
 >>> pool, clients = pool_clients([(torch.zeros(3, 2), torch.zeros(3)), (torch.ones(1, 2), torch.ones(1))])
@@ -17,26 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.key import Key, permutations
-from thinwire.errors import ConfigError
 from thinwire.data.examples import Arrays, Examples, Inputs
-from thinwire.data.functional import Loss, cross_entropy
+from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.partitions.base import Assignment, offsets_of
+from thinwire.errors import ConfigError
 
-_AT_ONCE = 1 << 14  # clients whose examples are shuffled together
+_AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learnt, from which examples, by which model.
+    """A model, its training data by client, its test data and its loss.
 
     Args:
         model: the module with its initial weights; never changed.
-        train: all clients' examples.
-        clients: which of them each client holds.
+        train: the examples of all clients.
+        clients: the training examples of each client.
         test: examples for evaluation after a round, or None.
-        client_tests: for each client, which of the `train` examples are held out to test its own model; or None.
-        loss: `loss(outputs, targets)`, either one number an example, or their mean.
-        note: what a reader of results must know about the data.
+        client_tests: the examples of `train` that are held out to evaluate each client's model; or None.
+        loss: `loss(outputs, targets)`, one value per example or their mean; see `thinwire.data.losses`.
+        note: a remark about the data for readers of results.
     """
 
     model: nn.Module
@@ -51,26 +51,24 @@ class Task:
         empty = np.flatnonzero(self.clients.sizes() == 0)
         if len(empty):
             more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-            raise ConfigError(
-                f"client {empty[0]}{more} has no examples; leave empty clients out, or take fewer clients"
-            )
+            raise ConfigError(f"client {empty[0]}{more} has no examples; leave empty clients out, or use fewer clients")
 
 
-def validation_fraction(clients: Assignment, share: float, key: Key) -> tuple[Assignment, Assignment]:
-    """Take a random share of each client's examples away to test its own model: (what is left, what was taken).
+def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple[Assignment, Assignment]:
+    """Hold out a random fraction of each client's examples for validation: (training, validation) assignments.
 
-    >>> rest, taken = validation_fraction(Assignment(np.arange(10), np.array([0, 5, 10])), 0.2, Key(0))
-    >>> rest.sizes().tolist(), taken.sizes().tolist()
+    >>> train, held_out = validation_fraction(Assignment(np.arange(10), np.array([0, 5, 10])), 0.2, Key(0))
+    >>> train.sizes().tolist(), held_out.sizes().tolist()
     ([4, 4], [1, 1])
     """
-    if not 0 < share < 1:
-        raise ConfigError(f"the share to hold out must be between 0 and 1, not {share}")
+    if not 0 < fraction < 1:
+        raise ConfigError(f"the validation fraction must be between 0 and 1, not {fraction}")
     sizes = clients.sizes()
-    counts = np.rint(share * sizes).astype(np.int64)
+    counts = np.rint(fraction * sizes).astype(np.int64)
     wrong = np.flatnonzero((counts < 1) | (counts >= sizes))
     if len(wrong):
         i = int(wrong[0])
-        raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a share of {share}")
+        raise ConfigError(f"client {i} has {sizes[i]} examples, too few to hold out a fraction of {fraction}")
     order = np.empty_like(clients.order)
     for first in range(0, len(clients), _AT_ONCE):
         ids = range(first, min(first + _AT_ONCE, len(clients)))
@@ -79,16 +77,16 @@ def validation_fraction(clients: Assignment, share: float, key: Key) -> tuple[As
         order[begin:end] = clients.order[
             shuffled + np.repeat(clients.offsets[first : ids.stop], sizes[first : ids.stop])
         ]
-    place = np.arange(len(order)) - np.repeat(clients.offsets[:-1], sizes)
-    taken = place < np.repeat(counts, sizes)
-    return Assignment(order[~taken], offsets_of(sizes - counts)), Assignment(order[taken], offsets_of(counts))
+    position = np.arange(len(order)) - np.repeat(clients.offsets[:-1], sizes)
+    held_out = position < np.repeat(counts, sizes)
+    return Assignment(order[~held_out], offsets_of(sizes - counts)), Assignment(order[held_out], offsets_of(counts))
 
 
 def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
-    """Put the examples of clients, each a pair `(inputs, targets)` or a torch Dataset, into one pool.
+    """Concatenate the examples of clients, each a pair `(inputs, targets)` or a torch Dataset.
 
     Args:
-        clients: pairs of tensors with one row an example (inputs may also be a dictionary of named tensors), or
+        clients: pairs of tensors with one row per example (inputs may also be a dictionary of named tensors), or
             datasets whose items are such pairs of one example.
     """
     if not len(clients):
@@ -104,15 +102,15 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
             inputs = torch.cat([x for x, _ in pairs])  # type: ignore[misc]
         targets = torch.cat([y for _, y in pairs])
     except (RuntimeError, KeyError, TypeError) as error:
-        raise ConfigError(f"the clients' examples do not have one shape and type: {error}") from error
+        raise ConfigError(f"the examples of clients differ in shape or type: {error}") from error
     return Arrays(inputs, targets), Assignment(np.arange(sum(sizes)), np.concatenate(([0], np.cumsum(sizes))))
 
 
 def alone(inputs: Inputs, targets: Tensor, clients: int) -> tuple[Arrays, Assignment]:
-    """The examples of a machine that has only its own, under whichever of the clients' numbers it is asked for.
+    """The examples of a machine that has the data of one client only, for any client index that it is given.
 
-    >>> pool, mine = alone(torch.zeros(3, 2), torch.zeros(3), clients=4)
-    >>> len(pool), mine.sizes().tolist()
+    >>> pool, assignment = alone(torch.zeros(3, 2), torch.zeros(3), clients=4)
+    >>> len(pool), assignment.sizes().tolist()
     (3, [3, 3, 3, 3])
     """
     own, _ = pool_clients([(inputs, targets)])
@@ -131,7 +129,7 @@ def _as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         if not len(data):
             raise ConfigError(f"{what} has no examples; leave empty clients out")
-        from torch.utils.data import default_collate  # late: it pulls in multiprocessing
+        from torch.utils.data import default_collate  # imported late: it imports multiprocessing
 
         try:
             inputs, targets = default_collate([data[i] for i in range(len(data))])

@@ -1,8 +1,8 @@
-"""Texts as the token numbers of a pretrained model, made once and kept.
+"""Texts as token ids of a pretrained model, tokenized once and cached.
 
-Kept are, for each half, all numbers one after another (16 bits where they fit), the length of every example, and for
-pairs where the second text begins; rows filled up to one length are made when they are read. A file of them comes from
-the cache, or from a folder `tokens` beside the data: with one, neither the texts nor a tokeniser are needed.
+A cache file contains, for the training and the test split, all ids concatenated (16 bits where they fit), the length of
+every example, and for pairs the position of the second text. Padded rows are made when the file is read. The file comes
+from the cache, or from a folder `tokens` next to the datasets: then neither texts nor a tokenizer are needed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from thinwire.errors import ConfigError, DataError
-from thinwire.data.cache import load, remember
-from thinwire.data.examples import Arrays, Half, Texts
+from thinwire.data.cache import cached, load
+from thinwire.data.examples import Arrays, LabeledTexts, TextDataset
 from thinwire.data.reading import class_tensor, one_line
+from thinwire.errors import ConfigError, DataError
 
-_HALVES = ("train", "test")
-_WORD_FILES = (
+_SPLITS = ("train", "test")
+_TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
@@ -29,70 +29,72 @@ _WORD_FILES = (
     "tokenizer.model",
     "sentencepiece.bpe.model",
 )
-_AT_ONCE = 4096  # texts given to a tokeniser at a time
+_BATCH = 4096  # texts that are tokenized in one call
 
-Kept = dict[str, np.ndarray]
+TokenArrays = dict[str, np.ndarray]
 
 
-def tokens(data: str, texts: Texts, checkpoint: Path, length: int, beside: Path | None = None) -> tuple[Arrays, Arrays]:
-    """Train and test examples: `input_ids`, `attention_mask`, and `token_type_ids` where texts come in pairs.
+def tokens(
+    data: str, texts: TextDataset, checkpoint: Path, length: int, folder: Path | None = None
+) -> tuple[Arrays, Arrays]:
+    """Training and test examples: `input_ids`, `attention_mask`, and `token_type_ids` for pairs of texts.
 
     Args:
-        data: the name of the data set.
+        data: name of the dataset.
         texts: its texts.
-        checkpoint: the folder of the model, with its tokeniser.
-        length: most tokens of an example; what is longer is cut.
-        beside: a folder that may hold the numbers already.
+        checkpoint: the folder of the model, with its tokenizer.
+        length: maximum number of tokens of an example; longer ones are truncated.
+        folder: a folder that may have the token ids already.
     """
     name, facts = file_name(data, checkpoint, length), _facts(checkpoint)
 
-    def fits(kept: Kept) -> bool:
-        return _fits(kept, length, facts["vocab_size"])
+    def fits(arrays: TokenArrays) -> bool:
+        return _fits(arrays, length, facts["vocab_size"])
 
-    def make() -> Kept:
+    def make() -> TokenArrays:
         made = tokenise(texts.read(), checkpoint, length)
         if not fits(made):
-            raise DataError(f"{checkpoint}: its tokeniser gives numbers that its model, by config.json, does not know")
+            raise DataError(f"{checkpoint}: its tokenizer gives ids beyond the vocab_size in config.json")
         return made
 
-    kept = load(beside / name) if beside else None
-    if kept is None or not fits(kept):
-        kept = remember(Path(name).stem, texts.files, make, fits) if texts.files else make()
-    width = max(int(kept[f"{half}_lengths"].max()) for half in _HALVES)
-    train, test = (_rows(kept, half, width, facts["pad"], texts.classes, data) for half in _HALVES)
+    arrays = load(folder / name) if folder else None
+    if arrays is None or not fits(arrays):
+        arrays = cached(Path(name).stem, texts.files, make, fits) if texts.files else make()
+    width = max(int(arrays[f"{split}_lengths"].max()) for split in _SPLITS)
+    train, test = (_rows(arrays, split, width, facts["pad"], texts.classes, data) for split in _SPLITS)
     return train, test
 
 
 def file_name(data: str, checkpoint: Path, length: int) -> str:
-    """What the numbers of a data set are called: two checkpoints with the same tokeniser share them."""
+    """The file name of the token ids of a dataset; the same for two checkpoints with the same tokenizer."""
     digest = hashlib.sha256()
-    found = [checkpoint / file for file in _WORD_FILES if (checkpoint / file).is_file()]
-    if not found:  # some versions of transformers would make do with a tokeniser that knows no word
+    found = [checkpoint / file for file in _TOKENIZER_FILES if (checkpoint / file).is_file()]
+    if not found:  # some versions of transformers would return a tokenizer without a vocabulary
         raise DataError(
-            f"{checkpoint}: no tokeniser there, such as tokenizer.json; copy it from the checkpoint's source"
+            f"{checkpoint}: no tokenizer there, such as tokenizer.json; copy it from the checkpoint's source"
         )
     for file in (*found[:1], checkpoint / "tokenizer_config.json"):
         digest.update(file.read_bytes() if file.is_file() else b"")
     return f"tokens-v1-{data}-{length}-{digest.hexdigest()[:12]}.npz"
 
 
-def tokenise(halves: list[Half], checkpoint: Path, length: int) -> Kept:
-    """The numbers of all texts, as they are kept."""
+def tokenise(splits: list[LabeledTexts], checkpoint: Path, length: int) -> TokenArrays:
+    """The token ids of all texts, as arrays for the cache."""
     transformers = library()
     try:
-        tokeniser = transformers.AutoTokenizer.from_pretrained(str(checkpoint), local_files_only=True)
-    except Exception as fault:  # of many kinds: a missing or damaged file, an unknown family, a missing package
-        raise DataError(f"{checkpoint}: no tokeniser there that transformers can read ({one_line(fault)})") from None
-    out: Kept = {}
-    for name, (texts, labels) in zip(_HALVES, halves, strict=True):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(checkpoint), local_files_only=True)
+    except Exception as fault:  # the type varies: a missing or damaged file, an unknown model family, a missing package
+        raise DataError(f"{checkpoint}: no tokenizer there that transformers can read ({one_line(fault)})") from None
+    out: TokenArrays = {}
+    for name, (texts, labels) in zip(_SPLITS, splits, strict=True):
         pairs = bool(texts) and len(texts[0]) == 2
         ids, lengths, seconds = [], [], []
-        for first in range(0, len(texts), _AT_ONCE):
-            columns = [list(column) for column in zip(*texts[first : first + _AT_ONCE], strict=True)]
-            found = tokeniser(*columns, truncation=True, max_length=length, return_attention_mask=False)
+        for first in range(0, len(texts), _BATCH):
+            columns = [list(column) for column in zip(*texts[first : first + _BATCH], strict=True)]
+            found = tokenizer(*columns, truncation=True, max_length=length, return_attention_mask=False)
             for i, row in enumerate(found["input_ids"]):
-                # an empty text must still be something to look at
-                row = row or [_number(tokeniser.eos_token_id)]
+                # an empty text needs one token to attend to
+                row = row or [_number(tokenizer.eos_token_id)]
                 ids.append(np.asarray(row, np.int32))
                 lengths.append(len(row))
                 if pairs:
@@ -108,7 +110,7 @@ def tokenise(halves: list[Half], checkpoint: Path, length: int) -> Kept:
 
 
 def library() -> Any:
-    """The package transformers, which an extra brings."""
+    """The package transformers, an optional dependency."""
     try:
         import transformers
     except ImportError as error:
@@ -117,7 +119,7 @@ def library() -> Any:
 
 
 def _facts(checkpoint: Path) -> dict[str, int]:
-    """How many numbers the model knows, and which of them fills up."""
+    """The vocabulary size and the padding id of the model."""
     try:
         config = json.loads((checkpoint / "config.json").read_bytes())
         vocab = config["vocab_size"]
@@ -132,14 +134,14 @@ def _number(*values: Any) -> int:
     return next((value for value in values if isinstance(value, int)), 0)
 
 
-def _fits(kept: Kept, length: int, vocab: int) -> bool:
-    """Whether arrays are what `tokenise` would make: files are not trusted."""
-    for half in _HALVES:
-        parts = [kept.get(f"{half}_{what}") for what in ("ids", "lengths", "labels")]
+def _fits(arrays: TokenArrays, length: int, vocab: int) -> bool:
+    """Whether arrays have the layout of `tokenise`: files are not trusted."""
+    for split in _SPLITS:
+        parts = [arrays.get(f"{split}_{what}") for what in ("ids", "lengths", "labels")]
         if any(part is None or part.ndim != 1 or part.dtype.kind not in "iu" or not len(part) for part in parts):
             return False
         ids, lengths, labels = (part for part in parts if part is not None)
-        seconds = kept.get(f"{half}_seconds", lengths)
+        seconds = arrays.get(f"{split}_seconds", lengths)
         if not (len(lengths) == len(labels) == len(seconds) and seconds.dtype.kind in "iu"):
             return False
         if lengths.min() < 1 or lengths.max() > length or int(lengths.sum(dtype=np.int64)) != len(ids):
@@ -149,15 +151,15 @@ def _fits(kept: Kept, length: int, vocab: int) -> bool:
     return True
 
 
-def _rows(kept: Kept, half: str, width: int, pad: int, classes: int, where: str) -> Arrays:
-    """Examples of one length."""
-    lengths = torch.from_numpy(kept[f"{half}_lengths"].astype(np.int64))
-    place = torch.arange(width)
-    words = place < lengths[:, None]
+def _rows(arrays: TokenArrays, split: str, width: int, pad: int, classes: int, data: str) -> Arrays:
+    """The examples of a split, padded to one length."""
+    lengths = torch.from_numpy(arrays[f"{split}_lengths"].astype(np.int64))
+    position = torch.arange(width)
+    words = position < lengths[:, None]
     ids = torch.full(words.shape, pad, dtype=torch.int32)
-    ids[words] = torch.from_numpy(kept[f"{half}_ids"].astype(np.int32))
+    ids[words] = torch.from_numpy(arrays[f"{split}_ids"].astype(np.int32))
     inputs = {"input_ids": ids, "attention_mask": words}
-    if (seconds := kept.get(f"{half}_seconds")) is not None and (seconds < kept[f"{half}_lengths"]).any():
-        later = place >= torch.from_numpy(seconds.astype(np.int64))[:, None]
-        inputs["token_type_ids"] = (later & words).to(torch.int32)
-    return Arrays(inputs, class_tensor(kept[f"{half}_labels"], classes, where))
+    if (seconds := arrays.get(f"{split}_seconds")) is not None and (seconds < arrays[f"{split}_lengths"]).any():
+        second = position >= torch.from_numpy(seconds.astype(np.int64))[:, None]
+        inputs["token_type_ids"] = (second & words).to(torch.int32)
+    return Arrays(inputs, class_tensor(arrays[f"{split}_labels"], classes, data))

@@ -1,4 +1,4 @@
-"""From the words of an experiment to tensors: load the data, deal it to clients, make the model."""
+"""Build the job of an experiment: load the dataset, partition it into clients, make the model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from thinwire.core.registry import lookup
 from thinwire.data.examples import Examples, Images, Shifted, Source
 from thinwire.data.task import Task, validation_fraction
 from thinwire.errors import ConfigError
-from thinwire.experiments.config import Experiment, TaskChoice
+from thinwire.experiments.experiment import Experiment, TaskChoice
 from thinwire.models.exact_init import exact_init
 from thinwire.runtime.job import Job
 
 
 def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
-    """The job that an experiment describes; reads the data."""
+    """The job of an experiment; reads the dataset."""
     key = Key(experiment.seed)
     return Job(
         build_task(experiment.task, key, data_dir),
@@ -34,8 +34,8 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
 
 
 def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Task:
-    """Data, clients and initial weights, each a function of the seed alone."""
-    source: Source = lookup("task", choice.kind).make(data_dir, **dict(choice.options))
+    """Dataset, clients and initial weights; all three depend only on the seed."""
+    source: Source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
     users = None if source.users is None else source.users.numpy()
     labels = source.train.targets
     if labels.dim() != 1:
@@ -43,31 +43,31 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     clients = choice.partition.assign(labels.numpy(), choice.clients, key.fold("split"), users)
     if choice.participating_clients:
         clients = clients.first(choice.participating_clients)
-    own = None
+    validation = None
     if choice.validation_fraction:
-        clients, own = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
+        clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     model = build_model(choice, source, key)
     train, test = prepared(choice, source)
-    return Task(model, train, clients, test, own, note=source.note)
+    return Task(model, train, clients, test, validation, note=source.note)
 
 
 def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
-    """Training and test examples as the model is to see them."""
+    """Training and test examples with the scale and the augmentation of the task."""
     train, test = source.train, source.test
     if choice.scale == "unit" and choice.augment == "none":
         return train, test
     if not (isinstance(train, Images) and isinstance(test, Images)):
         raise ConfigError(
-            f"{choice.kind} has no pictures kept as bytes; write task.scale = 'unit' and task.augment = 'none'"
+            f"{choice.kind} has no images stored as bytes; write task.scale = 'unit' and task.augment = 'none'"
         )
     if choice.scale == "standard":
         mean, std = train.measured()
-        train, test = (replace(half, mean=mean, std=std) for half in (train, test))
+        train, test = (replace(part, mean=mean, std=std) for part in (train, test))
     return Shifted(train) if choice.augment == "shift-flip" else train, test
 
 
 def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
-    """The model, with as many outputs as the data has classes, initialised from the seed."""
+    """The model, with one output for each class of the dataset, initialized from the seed."""
     make = lookup("model", choice.model.kind).make
     options = dict(choice.model.options)
     known = inspect.signature(make).parameters
@@ -78,7 +78,7 @@ def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
         given = options.setdefault("classes", source.classes)
         if given < source.classes:
             raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {source.classes} classes")
-    # torch's own generator is seeded for what does not draw through it by fills
+    # torch's generator is seeded too, for initializers that exact_init does not replace
     with torch.random.fork_rng(devices=[]), exact_init(key.fold("model")):
         torch.manual_seed(key.fold("model").value)
         model: nn.Module = make(**options)

@@ -1,52 +1,68 @@
-"""Everything that has a name, one line each."""
+"""The catalog: everything that has a name, one row each (`thinwire list`).
+
+`methods` and `tasks` are presets, `parts` is every part of a method; the other lists are the kinds of the registry.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
-from thinwire.errors import UnknownName
+from thinwire.core import plugins
+from thinwire.core.registry import KINDS, Entry, entries, registered
+from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.presets import presets
 
-What = Literal["methods", "tasks", "models", "partitions", "parts"]
-_PARTS = (
-    *("space", "sketch", "schedule", "codec", "optimizer", "correction", "penalty", "lr_schedule"),
-    *("privacy", "client_weight", "mask", "aggregator"),
-)
+Row = dict[str, Any]
+
+LISTS = ("methods", "tasks", "parts", *sorted(kind.plural for kind in KINDS.values() if kind.name != "method"))
 
 
-def catalog(what: str) -> list[dict[str, Any]]:
-    """The names of one sort, each with one line of text and its paper; models with their number of parameters."""
-    if what in ("methods", "tasks"):
-        known = presets(what)  # type: ignore[arg-type]
-        return [{"name": p.name, "about": p.about, "paper": p.paper} for p in known.values()]
+def catalog(what: str) -> list[Row]:
+    """The rows of one list, each with a name, a line of text and a paper; models with their number of parameters.
+
+    Args:
+        what: one of `LISTS`.
+    """
+    if what == "methods":
+        return _presets("methods", "method")
+    if what == "tasks":
+        return _presets("tasks", "dataset")
     if what == "models":
         return _models()
-    # late: the registry's modules need torch, the presets above do not
-    from thinwire.core.registry import entries
-
-    if what == "partitions":
-        return [{"name": e.name, "about": e.doc, "paper": e.paper} for e in entries("partition").values()]
     if what == "parts":
         return [
-            {"name": e.name, "kind": kind, "about": e.doc, "paper": e.paper}
-            for kind in _PARTS
-            for e in entries(kind).values()
+            {"name": entry.name, "kind": kind.name, "about": entry.doc, "paper": entry.paper}
+            for kind in KINDS.values()
+            if kind.slots
+            for entry in entries(kind.name).values()
         ]
-    raise UnknownName("list", what, get_args(What))
+    for kind in KINDS.values():
+        if kind.plural == what:
+            return [_row(entry) for entry in entries(kind.name).values()]
+    raise UnknownName("list", what, LISTS)
 
 
-def _models() -> list[dict[str, Any]]:
-    import torch
+def _row(entry: Entry) -> Row:
+    return {"name": entry.name, "about": entry.doc, "paper": entry.paper}
 
-    from thinwire.core.registry import entries
-    from thinwire.errors import ConfigError
+
+def _presets(what: Any, kind: str) -> list[Row]:
+    """Our presets and what plugins registered; built-in parts are not imported, since that needs torch."""
+    rows = {one.name: {"name": one.name, "about": one.about, "paper": one.paper} for one in presets(what).values()}
+    plugins.load_installed()
+    rows |= {entry.name: _row(entry) for entry in registered(kind) if entry.name not in rows}
+    return [rows[name] for name in sorted(rows)]
+
+
+def _models() -> list[Row]:
+    import torch  # late: only this list needs it
 
     out = []
     for entry in entries("model").values():
         try:
-            with torch.device("meta"):  # shapes only: nothing is allocated or initialised
+            with torch.device("meta"):  # shapes only: nothing is allocated or initialized
                 parameters = sum(p.numel() for p in entry.make().parameters())
-        except ConfigError:  # needs an extra that is not installed
+        except (ConfigError, TypeError):  # it needs an extra that is not installed, or has required arguments
             parameters = None
         out.append({"name": entry.name, "parameters": parameters, "about": entry.doc, "paper": entry.paper})
     return out

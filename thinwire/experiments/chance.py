@@ -1,4 +1,4 @@
-"""What guessing gets on the test set of a run: the share of its most frequent class."""
+"""Chance accuracy on the test set of a run: the frequency of its most frequent class."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ if TYPE_CHECKING:
 
     from thinwire.simulation.simulation import Simulation
 
-FEWEST = 100  # examples that can tell
+FEWEST = 100  # examples for a meaningful accuracy
 
 
 def chance_of(simulation: Simulation) -> Chance | None:
-    """What guessing gets on the test set of a run; None where the test set cannot tell.
+    """The chance accuracy of a run; None without a test set of class labels, or with fewer than 100 examples.
 
-    Where clients keep a part of the model to themselves the public model is nobody's: then it is the mean over clients
-    of the best constant answer on each client's own held-out examples, and None where none are held out. On fewer than
-    a hundred examples an accuracy is luck as much as learning: None, too.
+    If clients keep a part of the model private, the public model alone is not used. Then it is the mean over clients of
+    the chance accuracy on each client's validation examples, and None without those.
     """
     task, found = simulation.job.task, None
     if any(stage.sendable.size < stage.coords.size for stage in simulation.contract.stages):
         if (own := task.client_tests) is not None:
             labels = task.train.targets
-            found = chance_at_home([labels[own.client(i)] for i in range(len(own))])
+            found = chance_of_clients([labels[own.client(i)] for i in range(len(own))])
     elif task.test is not None:
         found = chance_among(task.test.targets)
     return found if found is not None and found.examples >= FEWEST else None
 
 
 def chance_among(labels: Tensor) -> Chance | None:
-    """The chance of a tensor of labels; None where they are no class numbers, or all alike. Negative ones do not count.
+    """The chance accuracy for some labels; None if they are no classes, or all equal. Negative labels are ignored.
 
     >>> import torch
     >>> chance_among(torch.tensor([0, 1, 1, -100]))
@@ -48,11 +47,11 @@ def chance_among(labels: Tensor) -> Chance | None:
     return Chance(max(counts.values()) / counts.total(), counts.total(), len(counts))
 
 
-def chance_at_home(labels: list[Tensor]) -> Chance | None:
-    """The mean over clients of the chance on each client's own labels."""
+def chance_of_clients(labels: list[Tensor]) -> Chance | None:
+    """The mean over clients of the chance accuracy for each client's labels."""
     if not labels or labels[0].is_floating_point():
         return None
-    counts = [Counter(mine.flatten().tolist()) for mine in labels]
-    share = statistics.fmean(max(mine.values()) / mine.total() for mine in counts)
+    counts = [Counter(own.flatten().tolist()) for own in labels]
+    share = statistics.fmean(max(own.values()) / own.total() for own in counts)
     classes = len(set().union(*counts))
-    return Chance(share, sum(mine.total() for mine in counts), classes, "client_accuracy") if share < 1 else None
+    return Chance(share, sum(own.total() for own in counts), classes, "client_accuracy") if share < 1 else None

@@ -1,4 +1,4 @@
-"""What an experiment would cost, without training: numbers to train, bytes a round, memory."""
+"""The cost of an experiment without training it: trainable parameters, bytes a round, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict
 from thinwire.experiments.build import build_job
-from thinwire.experiments.config import Experiment
+from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.forecast import Lengths, forecast
 from thinwire.protocol.download import open_round
 from thinwire.protocol.round import begin, plan_round
@@ -23,20 +23,21 @@ from thinwire.training.batches import plan_batches
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
-    """Build everything, train nothing. Raises what a run would raise.
+    """Build the experiment without training it. Raises the errors that a run would raise.
 
-    The bytes of a client are those of messages that are made for the purpose, with zeros in them, in a round in which
-    every block speaks that ever does; of a method with two stages, in the first. What returning clients must catch up
-    comes on top. Where the length of a message depends on its contents, they are None.
+    The bytes of a client are the lengths of messages with all-zero contents, in a round that synchronizes all blocks;
+    for a method with two stages, in the first. Catch-up of returning clients is not included. They are None where the
+    length of a message depends on its contents.
 
-    The bytes of all rounds (`forecast.py`) have everything in them: catch-up, the second stage, layers that wait.
+    The bytes of all rounds (`forecast.py`) include catch-up, the second stage, and blocks that are not synchronized in
+    every round.
     """
     engine = LocalEngine("cpu", experiment.engine.backend, experiment.engine.chunk)
     job = build_job(experiment, data_dir)
     simulation = engine.prepare(job)
     contract, method = simulation.contract, job.method
     state = simulation.start()
-    plan_round(contract, state.server)  # refuses what cannot be
+    plan_round(contract, state.server)  # raises if the method cannot run
     plan = Plan(contract.sendable.named)
     planned = Spec.of(restrict(simulation.public.coords, plan.names))
     code = method.sketch.spec(planned)
@@ -46,18 +47,18 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     cohort = min(job.cohort, len(simulation.asked))
     lengths = [Lengths(stage) for stage in contract.stages]
     unknown = "" if all(one.exact for one in lengths) else UNKNOWN
-    copies = 4 * contract.weights.nbytes  # weights, gradient, their change, optimiser
+    copies = 4 * contract.weights.nbytes  # weights, gradient, delta, optimizer state
     return {
         "method": experiment.name,
         "task": experiment.task.kind,
         "clients": len(job.task.clients),
         "cohort": cohort,
-        "examples_per_client": {"min": int(sizes.min()), "aggregator": float(sizes.mean()), "max": int(sizes.max())},
+        "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
         "steps_per_round": {"min": min(steps), "max": max(steps)},
         "parameters": simulation.model.parameters(),
         "trainable": contract.coords.size,
         **({"tiers": _tiers(simulation)} if method.budget.tiers else {}),
-        "numbers_sent_up": code.size,
+        "values_uploaded": code.size,
         "bytes_up_per_client": up,
         "bytes_down_per_client": down,
         "bytes_per_round": None if up is None or down is None else cohort * (up + down),
@@ -69,34 +70,34 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
 
 
 UNKNOWN = (
-    "Lengths depend on contents: those of all rounds are of normal numbers; a short run (--rounds 3) measures them."
+    "Lengths depend on contents: those of all rounds are for Gaussian values; a short run (--rounds 3) measures them."
 )
 
 
 def _all_rounds(simulation: Simulation) -> dict[str, Any]:
-    """The bytes of the whole run, catch-up included; a range where layers may wait."""
+    """The bytes of the whole run, catch-up included; a range for a schedule that depends on training."""
     most, rounds = forecast(simulation), simulation.job.rounds
     facts: dict[str, Any] = {"rounds": rounds, "bytes_up_of_all_rounds": most.up, "bytes_down_of_all_rounds": most.down}
     facts |= {"bytes_catchup_of_all_rounds": most.catchup, "bytes_of_all_rounds": most.total}
     if isinstance(schedule := simulation.job.method.schedule, FedLAMA) and schedule.phi > 1:
         facts["bytes_of_all_rounds_at_least"] = forecast(simulation, waiting=True).total
         facts["layers_that_wait"] = (
-            f"training decides: 1 - (share of numbers that wait) (1 - 1/{schedule.phi}) of the bytes of all rounds"
+            f"depends on training: 1 - (fraction of parameters that wait) (1 - 1/{schedule.phi}) of the bytes"
         )
     return facts
 
 
 def _stages(simulation: Simulation) -> dict[str, Any]:
-    """What each stage trains and for how many rounds, where there are two."""
+    """Rounds, parameters and bytes of each stage of a method with two stages."""
     stages = simulation.contract.stages
     if len(stages) == 1:
         return {}
     ends = [*(stage.since for stage in stages[1:]), simulation.job.rounds]
     facts = {}
     for name, stage, end in zip(("first_stage", "second_stage"), stages, ends, strict=True):
-        lengths, everything = Lengths(stage), stage.sendable.named
+        lengths, names = Lengths(stage), stage.sendable.named
         facts[name] = {"rounds": end - stage.since, "trainable": stage.coords.size}
-        facts[name] |= {"bytes up per client": lengths.up(everything, 0, stage.since)}
+        facts[name] |= {"bytes up per client": lengths.up(names, 0, stage.since)}
     return facts
 
 
@@ -106,9 +107,9 @@ def _ends_early(experiment: Experiment) -> str:
 
 
 def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
-    """The lengths of a client's message, and of the server's to a client that missed nothing but the last version.
+    """The lengths of an upload, and of a download for a client that took part in the last round.
 
-    Where clients have different budgets, means over all clients.
+    Means over all clients, where clients have different budgets.
     """
     contract, method = simulation.contract, simulation.job.method
     tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
@@ -127,11 +128,11 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
 
 
 def _mean(sizes: Sequence[int] | Mapping[int, int], tiers: Sequence[int]) -> int:
-    """The mean length, to the next byte, over clients of these tiers."""
+    """The mean length over clients of these tiers, rounded up."""
     return -(-sum(sizes[tier] for tier in tiers) // len(tiers))
 
 
 def _tiers(simulation: Simulation) -> dict[str, int]:
-    """How many clients each tier has."""
+    """The number of clients of each tier."""
     tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]
     return {f"tier {i}": tiers.count(i) for i in range(len(simulation.job.method.budget.tiers))}

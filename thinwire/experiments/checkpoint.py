@@ -1,10 +1,9 @@
-"""The state of a run on disk: tensors in safetensors, the rest in JSON, each guarded by a checksum.
+"""Checkpoints: the state of a run on disk, tensors in safetensors and the rest in JSON, each with a checksum.
 
 A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
-SHA-256 of the first: a checkpoint exists when its JSON does, and a kill at any moment leaves the previous one. The
-newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, so that these
-are restored should the file be damaged. Before tensors are read, all numbers are checked: none may be larger than the
-experiment allows.
+SHA-256 of the first: a checkpoint exists when its JSON exists, so a kill at any moment leaves the previous one. The
+newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, to restore
+that file if it is damaged. Before tensors are read, all counts are checked against the limits of the experiment.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from thinwire.errors import CheckpointError
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
 from thinwire.experiments.records import checkpoint_file, rounds_in
 from thinwire.protocol.ledger import Ledger, Window
-from thinwire.protocol.state import ClientState, Public, ServerState
+from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RunState
-from thinwire.training.local import Backend
+from thinwire.training.inputs import Backend
 
 FORMAT = 2
 KEEP = 2
@@ -39,7 +38,7 @@ _CLIENT = ("held", "correction", "codec", "opt")
 
 
 class Bounds(NamedTuple):
-    """How many rounds and clients the experiment of a checkpoint has."""
+    """Number of rounds and clients of the experiment, the limits for the counts of a checkpoint."""
 
     rounds: int = 1 << 40
     clients: int = 1 << 40
@@ -49,9 +48,9 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
     """Write the state after a round.
 
     Args:
-        folder: where checkpoints lie.
+        folder: the folder of checkpoints.
         state: the state.
-        config: digest of the experiment that it belongs to.
+        config: the digest of the experiment.
         metrics: the lines of `metrics.jsonl` up to that round.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,19 +90,19 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
 
 
 def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bounds | None = None) -> RunState | None:
-    """The newest checkpoint of a folder, or None if there is none.
+    """The state of the newest checkpoint; None if there is none.
 
     Args:
-        folder: where checkpoints lie.
-        config: digest of the experiment that it must belong to.
-        device: where the public state is to lie; what server and clients remember lies on the CPU.
-        bounds: what the experiment allows; by default, what a computer can do.
+        folder: the folder of checkpoints.
+        config: the digest of the experiment, which must match.
+        device: the device of the public state; server and client states are on the CPU.
+        bounds: the limits of the experiment; by default very large ones.
     """
     rounds = rounds_in(folder)
     if not rounds:
         return None
     path = checkpoint_file(folder, rounds[-1])
-    older = f"; remove it to go on from round {rounds[-2]}" if len(rounds) > 1 else ""
+    older = f"; remove it to continue from round {rounds[-2]}" if len(rounds) > 1 else ""
     meta = read_checked(path, older)
     try:
         if meta["format"] != FORMAT:
@@ -119,7 +118,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
         if hashlib.sha256(data).hexdigest() != meta["sha256"]:
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = load(data)
-        # the order of blocks is part of the contract, and safetensors keeps an order of its own
+        # the order of blocks is part of the contract, and safetensors does not preserve it
         places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
         return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -127,7 +126,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
 
 
 def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
-    """Which number of a checkpoint cannot be, in words; "" if all can. Nothing is made that is as long as one says."""
+    """Describe the first count of a checkpoint that is out of range; "" if there is none. Allocates nothing."""
     ledger = meta["ledger"]
     version, clients = meta["version"], [*map(int, meta["clients"]), *meta["cohort"]]
     lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
@@ -138,9 +137,9 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
         ("round", [meta["round"]], bounds.rounds),
         ("version", [version], meta["round"]),
         ("version of a client or an entry", seen, version),
-        ("number of a client", clients, bounds.clients - 1),
-        ("count of clients trained together", [meta.get("chunk", 0)], bounds.clients),
-        ("count of synchronizations", syncs, meta["round"]),
+        ("client", clients, bounds.clients - 1),
+        ("number of clients trained together", [meta.get("chunk", 0)], bounds.clients),
+        ("number of synchronizations", syncs, meta["round"]),
         ("length", [*lengths, meta.get("bytes", 0)], 1 << 48),
     )
     for what, values, most in ranges:
@@ -148,12 +147,12 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
             if type(value) is not int or not 0 <= value <= most:
                 return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
     if meta["backend"] not in get_args(Backend) or meta.get("onednn") not in (True, False, None):
-        return f"it trains by {visible(repr(meta['backend']), 40)}"
+        return f"its backend is {visible(repr(meta['backend']), 40)}"
     return ""
 
 
 def _tensors(state: RunState) -> Tree:
-    """All tensors of a state by a path that says where they belong."""
+    """All tensors of a state by path, such as `client/3/held/fc.weight`."""
     out: Tree = {}
     for part in _PUBLIC:
         out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
@@ -170,12 +169,12 @@ def _tensors(state: RunState) -> Tree:
 
 
 def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
-    """The inverse of `_tensors`, with the numbers that stand in the JSON."""
+    """The inverse of `_tensors`, with the values of the JSON."""
 
     def tree(prefix: str) -> Tree:
         return {name.removeprefix(prefix): block for name, block in tensors.items() if name.startswith(prefix)}
 
-    public = Public(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
+    public = PublicState(meta["version"], *(tree(f"public/{part}/") for part in _PUBLIC))
     data = bytes(tensors["ledger"].cpu().numpy()) if "ledger" in tensors else b""
     lengths = [*meta["ledger"]["lengths"], *(n for window in meta["ledger"]["past"] for n in window[2:])]
     if sum(lengths) != len(data):
@@ -199,10 +198,10 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
 
 
 def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
-    """A ledger from its numbers and the bytes of its entries and ends, one after another."""
+    """A ledger from its JSON and the concatenated bytes of its entries and ends."""
     entries = tuple(data.read(length) for length in meta["lengths"])
     past = []
     for since, until, *lengths in meta["past"]:
-        *own, end = (data.read(length) for length in lengths)
-        past.append(Window(since, until, tuple(own), end))
+        *window, end = (data.read(length) for length in lengths)
+        past.append(Window(since, until, tuple(window), end))
     return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])

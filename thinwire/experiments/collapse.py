@@ -1,13 +1,13 @@
-"""Whether a run learned anything that it still knows: judged from its records against guessing.
+"""The status of a run, from its records: finished, at chance, collapsed or diverged.
 
-    chance     share p of the most frequent class among the n answers of the test set: what a constant answer gets
-    error      sqrt(p (1 - p) / n), the standard error of such an accuracy
+    chance     frequency p of the most frequent class in a test set of n labels: the accuracy of a constant prediction
+    error      sqrt(p (1 - p) / n), its standard error
     at chance  accuracy <= p + min(2 error, (1 - p) / 10)
-    learned    accuracy >  p + max(3 error, (1 - p) / 10)        a tenth of the way from guessing to all right
+    learned    accuracy >  p + max(3 error, (1 - p) / 10)        a tenth of the way from chance to 1
 
-A run is `collapsed` if it had learned and its newest accuracy is at chance, and `at chance` if it never learned and
-had a fair trial: ten rounds, or a test loss above ten times that of guessing, ln(classes). It is `diverged` if a loss
-is not finite. Otherwise it is `finished`. Losses without an accuracy (regression) are only checked for being finite.
+A run is `collapsed` if it had learned and its latest accuracy is at chance. It is `at chance` if it never learned,
+after at least ten rounds or with a test loss above ten times that of a uniform prediction, ln(classes). It is
+`diverged` if a loss is not finite. Otherwise it is `finished`. Without accuracy (regression) only losses are checked.
 
 >>> curve = [{"round": i, "accuracy": a} for i, a in ((10, 0.3), (20, 0.5), (30, 0.1), (40, 0.1))]
 >>> judge(curve, Chance(share=0.1, examples=10_000, classes=10))[:2]
@@ -24,18 +24,18 @@ from thinwire.core.units import percent
 
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
-FAIR_ROUNDS = 10  # of a run that never learned: with fewer it may only have been too short
-FAIR_LOSS = 10.0  # times the loss of guessing: no slow start is that bad
+FAIR_ROUNDS = 10  # with fewer, a run that never learned may only have been too short
+FAIR_LOSS = 10.0  # times the loss of a uniform prediction: more is no slow start
 
 
 class Chance(NamedTuple):
-    """What guessing gets.
+    """The chance accuracy.
 
     Args:
-        share: the accuracy of the best constant answer.
-        examples: how many answers the accuracy is a mean of.
-        classes: how many different answers there are.
-        metric: the key of the records that it belongs to, `accuracy` or `client_accuracy`.
+        share: the accuracy of the best constant prediction.
+        examples: number of labels.
+        classes: number of classes.
+        metric: the key of the records to compare with, `accuracy` or `client_accuracy`.
     """
 
     share: float
@@ -45,7 +45,7 @@ class Chance(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The standard error of an accuracy on so many examples."""
+        """The standard error of the chance accuracy."""
         return math.sqrt(self.share * (1 - self.share) / self.examples)
 
     @property
@@ -59,12 +59,12 @@ class Chance(NamedTuple):
 
     @property
     def learned(self) -> float:
-        """The accuracy above which something was learned, and not by luck."""
+        """The accuracy above which a run has learned."""
         return self.share + max(3 * self.error, (1 - self.share) / 10)
 
 
 class Verdict(NamedTuple):
-    """How a run stands: its status, the round since when (None if nothing is wrong), and a sentence that says why."""
+    """The status of a run, the round since when (None if it is `finished`), and the reason in one sentence."""
 
     status: Status
     round: int | None = None
@@ -72,24 +72,24 @@ class Verdict(NamedTuple):
 
 
 class Course(NamedTuple):
-    """What has to be remembered of the records so far."""
+    """The facts about the records so far that decide the status."""
 
     chance: Chance | None
     best: float = -1.0
     best_round: int = 0
     last: float = -1.0
-    last_round: int = 0  # the newest round with an accuracy
-    low_since: int = 0  # the first round from which on every accuracy was at chance; 0 if the newest is not
+    last_round: int = 0  # the latest round with an accuracy
+    low_since: int = 0  # the first round since which every accuracy was at chance; 0 if the latest is not
     test_loss: float | None = None
-    unsound: int = 0  # the first round from which on the loss was not finite; 0 if the newest is
-    unsound_what: str = ""
+    non_finite: int = 0  # the first round since which the loss was not finite; 0 if the latest is finite
+    non_finite_what: str = ""
 
     def after(self, record: Mapping[str, Any]) -> Course:
-        """The course with one more record."""
+        """The course after one more record."""
         losses = {"training loss": record.get("loss"), "test loss": record.get("test_loss")}
         wrong = [f"the {name} is {value}" for name, value in losses.items() if value is not None and not _finite(value)]
         found = self._replace(
-            unsound=(self.unsound or record["round"]) if wrong else 0, unsound_what="".join(wrong[:1])
+            non_finite=(self.non_finite or record["round"]) if wrong else 0, non_finite_what="".join(wrong[:1])
         )
         if self.chance is None or (value := record.get(self.chance.metric)) is None:
             return found
@@ -100,7 +100,7 @@ class Course(NamedTuple):
         return found._replace(last=value, last_round=number, low_since=low, test_loss=record.get("test_loss"))
 
     def along(self, records: Iterable[Mapping[str, Any]]) -> Course:
-        """The course with more records."""
+        """The course after several records."""
         course = self
         for record in records:
             course = course.after(record)
@@ -108,45 +108,45 @@ class Course(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """How the run stands after these records."""
-        if self.unsound:
-            return Verdict("diverged", self.unsound, f"{self.unsound_what} since round {self.unsound}")
+        """The status after these records."""
+        if self.non_finite:
+            return Verdict("diverged", self.non_finite, f"{self.non_finite_what} since round {self.non_finite}")
         if self.chance is None or not self.low_since:
             return Verdict("finished")
-        name, told = self.chance.metric.replace("_", " "), percent(self.last)
-        guess = f"chance ({percent(self.chance.share)} by a constant answer)"
+        name, last = self.chance.metric.replace("_", " "), percent(self.last)
+        chance = f"chance ({percent(self.chance.share)} for a constant prediction)"
         if self.best > self.chance.learned:
-            was = f"{percent(self.best)} in round {self.best_round}"
-            why = f"{name} {told} is back at {guess} since round {self.low_since}; {was}"
+            best = f"{percent(self.best)} in round {self.best_round}"
+            why = f"{name} {last} is back at {chance} since round {self.low_since}; {best}"
             return Verdict("collapsed", self.low_since, why)
         if not self._tried:
             return Verdict("finished")
-        return Verdict("at chance", self.last_round, f"{name} {told} in round {self.last_round} is not above {guess}")
+        return Verdict("at chance", self.last_round, f"{name} {last} in round {self.last_round} is not above {chance}")
 
     @property
     def _tried(self) -> bool:
-        """Whether a run that never learned had a fair trial."""
+        """Whether a run that never learned was long enough, or has an extreme loss."""
         assert self.chance is not None
-        wild = self.test_loss is not None and self.test_loss > FAIR_LOSS * math.log(self.chance.classes)
-        return self.last_round >= FAIR_ROUNDS or (wild and self.chance.metric == "accuracy")
+        extreme = self.test_loss is not None and self.test_loss > FAIR_LOSS * math.log(self.chance.classes)
+        return self.last_round >= FAIR_ROUNDS or (extreme and self.chance.metric == "accuracy")
 
 
 def judge(records: Iterable[Mapping[str, Any]], chance: Chance | None) -> Verdict:
-    """How a run stands after these records.
+    """The status of a run after these records.
 
     Args:
-        records: lines of `metrics.jsonl`; of each, `round`, `loss`, `test_loss` and an accuracy are looked at.
-        chance: what guessing gets; None where no accuracy says how good the model is.
+        records: lines of `metrics.jsonl`; `round`, `loss`, `test_loss` and an accuracy are used.
+        chance: the chance accuracy; None for a task without accuracy.
     """
     return Course(chance).along(records).verdict
 
 
 def news(before: Course, after: Course) -> str | None:
-    """What one more record changed, in a sentence; None if nothing did.
+    """The change of status by one more record, in a sentence; None if it is the same.
 
     >>> start = Course(Chance(0.1, 10_000, 10)).after({"round": 9, "accuracy": 0.8})
     >>> print(news(start, start.after({"round": 10, "accuracy": 0.1})))
-    collapsed: accuracy 10.00 % is back at chance (10.00 % by a constant answer) since round 10; 80.00 % in round 9
+    collapsed: accuracy 10.00 % is back at chance (10.00 % for a constant prediction) since round 10; 80.00 % in round 9
     """
     was, now = before.verdict, after.verdict
     if was.status == now.status:
@@ -155,13 +155,13 @@ def news(before: Course, after: Course) -> str | None:
 
 
 def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]:
-    """The keys of a summary that say how a run ended."""
+    """The keys of a summary about the status."""
     known = {} if chance is None else {"chance_accuracy": chance.share}
     return {"status": verdict.status, "status_round": verdict.round, "status_why": verdict.why, **known}
 
 
 def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
-    """The verdict that a summary holds; None where it holds none. Nothing of a file is trusted."""
+    """The verdict of a summary; None if it has none. The values may come from a damaged file."""
     status, number, why = ((summary or {}).get(key) for key in ("status", "status_round", "status_why"))
     for known in (*BROKEN, "finished"):
         if status == known:
@@ -170,7 +170,7 @@ def known_verdict(summary: Mapping[str, Any] | None) -> Verdict | None:
 
 
 def known_chance(value: Any) -> Chance | None:
-    """What `environment.json` says of chance; None where it makes no sense.
+    """The chance accuracy of `environment.json`; None if it is not valid.
 
     >>> known_chance(Chance(0.1, 100, 10)._asdict())
     Chance(share=0.1, examples=100, classes=10, metric='accuracy')
@@ -187,12 +187,12 @@ def known_chance(value: Any) -> Chance | None:
 
 
 def is_broken(summary: Mapping[str, Any]) -> bool:
-    """Whether a summary says that the run collapsed, diverged or stayed at chance; an old one says nothing."""
+    """Whether the run of a summary collapsed, diverged or stayed at chance; older summaries have no status."""
     return summary.get("status") in BROKEN
 
 
 def count_broken(statuses: Iterable[str | None]) -> str:
-    """How many of several runs broke down, in words for a table; `-` if none.
+    """Counts of collapsed, diverged and at-chance runs, for a table; `-` if there are none.
 
     >>> count_broken(["collapsed", "finished", "collapsed"]), count_broken(["finished", None])
     ('2 of 3 collapsed', '-')

@@ -1,6 +1,6 @@
-"""Writing files so that a crash at any moment leaves either the old one or the new one; reading what may be damaged.
+"""Atomic writes, and reading of JSON that may be damaged: a crash at any moment leaves the old file or the new one.
 
-Errors of the system (no space, no permission, a name that is too long) name the file that was asked for.
+Errors of the system (no space, no permission, a name that is too long) contain the path that was given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_JSON = 1 << 30  # bytes; a checkpoint of a million clients has a tenth o
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system inside name this file; those of a full disk name none by themselves."""
+    """Set the path of system errors inside the block; the error of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary file beside `path`, force it to disk, and rename it into place."""
+    """Write to a temporary file in the same folder, flush it to disk, and rename it to `path`."""
     with naming(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
         try:
@@ -47,7 +47,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to the end of a file; if that fails, the file is as long as before."""
+    """Append to a file; if that fails, the file keeps its old length."""
     with naming(path), path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:
@@ -60,7 +60,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write several files below a folder, which is made; if one fails, none of them stays."""
+    """Write several files below a folder, which is created; if one fails, the new ones are removed."""
     written: list[Path] = []
     made: list[Path] = []
     try:
@@ -74,7 +74,7 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
             new = not path.exists()
             write_atomically(path, data)
             written += [path] if new else []
-            path.chmod(0o644)  # others may read it
+            path.chmod(0o644)  # temporary files are readable by their owner only
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries (renames, removals) to disk, where the system can."""
+    """Flush the entries of a folder (renames, removals) to disk, where the system supports it."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -95,14 +95,14 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-# -- JSON that may be damaged ------------------------------------------------------------------------------------------
+# -- JSON that may be damaged ----------------------------------------------------------------------------------------
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; what is too long, too deep, not UTF-8 or no object is refused in one line."""
+    """The object in a JSON file; one that is too long, too deep, not UTF-8 or no object is a CheckpointError."""
     try:
         if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, more than any file of its kind")
+            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
         value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read ({why_unreadable(error)})") from error
@@ -112,7 +112,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def why_unreadable(error: BaseException) -> str:
-    """Why a text could not be parsed, in a few words.
+    """The reason why a text could not be parsed, in a few words.
 
     >>> why_unreadable(RecursionError()), why_unreadable(UnicodeDecodeError("utf-8", b"x", 0, 1, "invalid"))
     ('it is nested too deeply', 'it is not UTF-8')
@@ -129,7 +129,7 @@ def why_unreadable(error: BaseException) -> str:
 
 
 def with_checksum(value: dict[str, Any]) -> bytes:
-    """An object as JSON that holds a checksum of itself."""
+    """An object as JSON, with a key `checksum` over its other keys."""
     return (json.dumps({**value, "checksum": _checksum(value)}, indent=1) + "\n").encode()
 
 
@@ -138,7 +138,7 @@ def read_checked(file: Path, hint: str = "") -> dict[str, Any]:
 
     Args:
         file: the file.
-        hint: what to do if it is damaged, for the error.
+        hint: what to do if it is damaged; appended to the error message.
     """
     try:
         value = read_json(file)

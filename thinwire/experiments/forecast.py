@@ -1,9 +1,9 @@
-"""The bytes of a whole run, foretold without training: the real cohorts, the real ledger, messages of known lengths.
+"""Forecast of the bytes of a whole run without training: real cohorts and ledger, messages of known lengths.
 
-Who takes part in a round is a function of the seed, and so is the version that a returning client holds. The ledger
-and the choice of the shortest way down look at lengths only. So the rounds are gone through with bodies that have a
-length and no contents. What depends on training is not known: lengths of codecs that follow the contents are those of
-normal numbers, and a schedule that lets layers wait is given as a range.
+The cohort of a round, and so the version that a returning client holds, depends only on the seed. The ledger and the
+choice of the shortest download depend only on lengths. The forecast therefore runs all rounds with message bodies that
+have a length and no contents. Two lengths depend on training: those of codecs with variable length, for which Gaussian
+values are encoded, and those under a schedule such as FedLAMA, for which the forecast is a range.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thinwire.protocol.download import RoundOpening
 from thinwire.protocol.fields import EVERYONE
 from thinwire.protocol.secagg import secure_size
 from thinwire.protocol.server import append_entry
-from thinwire.protocol.setup import begin, plan_round
+from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import Contract, ServerState
 from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA
@@ -31,7 +31,7 @@ from thinwire.wire.bits import Bytes, varint
 
 
 class Forecast(NamedTuple):
-    """What all messages of a run come to."""
+    """The bytes of all messages of a run."""
 
     up: int
     down: int
@@ -39,12 +39,12 @@ class Forecast(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Uploads, downloads and catch-up."""
         return self.up + self.down + self.catchup
 
 
 class Blank:
-    """Bytes of which only the number is known."""
+    """A stand-in for bytes: it has a length and no contents."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,19 +54,19 @@ class Blank:
 
 
 def blank(size: int) -> Bytes:
-    """A blank where bytes are wanted of which only the length is asked."""
+    """A `Blank` typed as bytes, for functions that only use the length."""
     return cast("Bytes", Blank(size))
 
 
 class Lengths:
-    """How long the parts of messages are under a contract; what was found once is kept."""
+    """Lengths of the parts of messages under a contract, cached."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
         self._kept: dict[Any, int] = {}
 
     def payload(self, codec: Codec, spec: Spec) -> int:
-        """Of numbers through a codec; of one whose lengths follow the contents, of normal numbers."""
+        """Length of encoded values; for a codec with variable length, of Gaussian values."""
         if (size := codec.size(spec)) is not None:
             return size
         key = repr(codec), spec
@@ -78,23 +78,23 @@ class Lengths:
         return self._kept[key]
 
     def body(self, names: frozenset[str], fields: Mapping[int, int]) -> int:
-        """Of a body with fields of these lengths."""
+        """Length of a body with fields of these lengths."""
         bare = len(wire.pack_body(wire.Body(names, dict.fromkeys(fields, b"")), self.contract.schema))
         return bare + sum(size + len(varint(size)) - 1 for size in fields.values())
 
     def entry(self, names: frozenset[str]) -> int:
-        """Of what a version adds."""
+        """Length of the ledger entry of one version."""
         method = self.contract.method
         code = method.sketch.spec(self.contract.coords.restrict(names))
         return self.body(names, {wire.COORDS: self.payload(method.down, code)})
 
     def up(self, names: frozenset[str], tier: int, version: int) -> int:
-        """Of what a client of a tier says."""
+        """Length of the upload of a client of a tier."""
         if (names, tier) not in self._kept:
-            self._kept[names, tier] = self._said(names, tier)
+            self._kept[names, tier] = self._upload(names, tier)
         return len(wire.pack(wire.UP, version, (), self.contract.schema)) + self._kept[names, tier]
 
-    def _said(self, names: frozenset[str], tier: int) -> int:
+    def _upload(self, names: frozenset[str], tier: int) -> int:
         contract, method = self.contract, self.contract.method
         planned = contract.coords.restrict(names)
         size = self.payload(method.ups[tier], method.sketch.spec(planned))
@@ -105,20 +105,20 @@ class Lengths:
             fields[wire.WEIGHT] = 4
         if contract.report.blocks:
             fields[wire.SHARED] = contract.report.nbytes
-        if noted := method.schedule.report(planned.shapes(), Plan(names)):
-            fields[wire.REPORT] = Spec.of(noted).nbytes
+        if report := method.schedule.report(planned.shapes(), Plan(names)):
+            fields[wire.REPORT] = Spec.of(report).nbytes
         return self.body(names, fields)
 
     def next_down(self, server: ServerState, plan: Plan) -> int:
-        """Of the server's message, after a round with this plan, to a client that missed nothing but that round."""
+        """Length of the download after a round with this plan, for a client that took part in the round before."""
         ledger = append_entry(self.contract, server, plan, cast("bytes", blank(self.entry(plan.names))), None)
         later = server._replace(public=server.public._replace(version=server.public.version + 1), ledger=ledger)
         past = later.ledger.past_way(server.public.version) or ()
-        return wire.length(Foretold(self.contract, later, self).steps(server.public.version, past))
+        return wire.length(ForecastOpening(self.contract, later, self).steps(server.public.version, past))
 
     @property
     def exact(self) -> bool:
-        """Whether no length follows the contents of messages."""
+        """Whether no length depends on the contents of messages."""
         method = self.contract.method
         downs = [(codec, self.contract.sendable) for codec in method.downs]
         if method.download == "incremental":
@@ -127,20 +127,20 @@ class Lengths:
         return all(codec.size(spec) is not None for codec, spec in (*ups, *downs))
 
 
-class Foretold(RoundOpening):
-    """The messages that open a round, as lengths: which way is the shortest is decided as for real ones."""
+class ForecastOpening(RoundOpening):
+    """The messages that open a round, as lengths; the shortest download is chosen as for real messages."""
 
     def __init__(self, contract: Contract, server: ServerState, lengths: Lengths) -> None:
         super().__init__(contract, server)
         self.lengths = lengths
 
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
-        """The way over entries and stretches."""
+        """The download that replays ledger entries."""
         now = self.server.public.version
         return self._message(wire.STEPS, sum(map(len, self._way(version, past))), now - version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
-        """The whole state."""
+        """The download of the whole state."""
         now, contract = self.server.public.version, self.contract
         if contract.method.download == "full":
             fields = {wire.COORDS: self.lengths.payload(contract.down(client), contract.sendable)}
@@ -172,12 +172,11 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
 
     Args:
         simulation: the job, ready to run.
-        waiting: of a schedule that lets layers wait (FedLAMA): whether all of them do after the first window, the least
-            that it can come to, or none, the most.
+        waiting: for FedLAMA: whether all layers wait after the first window (the fewest bytes), or none (the most).
     """
     whole, job = simulation.contract, simulation.job
     contract, server = whole, begin(whole, simulation.public)
-    lengths, seen, cohort = Lengths(contract), dict[int, int](), tuple[int, ...]()
+    lengths, versions, cohort = Lengths(contract), dict[int, int](), tuple[int, ...]()
     up = down = catchup = 0
     for version in range(job.rounds):
         if whole.at(version) is not contract:
@@ -190,19 +189,19 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
         plan = plan_round(whole, server)
         if plan.resample or not cohort:
             cohort = simulation.draws.cohort(version)
-        opening = Foretold(contract, server, lengths)
-        messages = opening.messages({client: seen.get(client, 0) for client in cohort})
-        ordinary, on_top = opening.split([wire.length(pieces) for pieces in messages.values()])
-        down, catchup = down + ordinary, catchup + on_top
+        opening = ForecastOpening(contract, server, lengths)
+        messages = opening.messages({client: versions.get(client, 0) for client in cohort})
+        ordinary, extra = opening.split([wire.length(pieces) for pieces in messages.values()])
+        down, catchup = down + ordinary, catchup + extra
         up += sum(lengths.up(plan.names, contract.tier(client), version) for client in cohort)
-        seen.update(dict.fromkeys(cohort, version))
+        versions.update(dict.fromkeys(cohort, version))
         body, end = _entry(contract, lengths, plan.names, version)
         server = server._replace(ledger=append_entry(contract, server, plan, body, end))
     return Forecast(up, down, catchup)
 
 
 def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version: int) -> tuple[bytes, bytes | None]:
-    """What the round from a version adds to the ledger, and where its window ended if it did."""
+    """The ledger entry of the round from a version, and the end of its window if the round ends one."""
     if contract.method.download == "full":
         return b"", None
     body = cast("bytes", blank(lengths.entry(names)))
@@ -216,9 +215,9 @@ def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version:
 
 
 def _schedule(contract: Contract, version: int, waiting: bool) -> Tree:
-    """The state of a schedule after so many rounds, where layers wait as much, or as little, as they can."""
+    """The state of a schedule before a round; for FedLAMA with all layers waiting, or none."""
     schedule = contract.method.schedule
     state = schedule.init(contract.coords)
-    if not isinstance(schedule, FedLAMA) or version < schedule.phi:  # in the first window nothing is known yet
+    if not isinstance(schedule, FedLAMA) or version < schedule.phi:  # the first window synchronizes all layers
         return state
     return {"rounds": torch.tensor(version), "often": torch.full_like(state["often"], not waiting)}

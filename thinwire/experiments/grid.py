@@ -1,16 +1,18 @@
-"""Many experiments at once: methods with settings, values to try, seeds; some run side by side, none runs twice.
+"""Grids of experiments: methods with settings, values to try, and seeds, run in parallel; finished runs are used again.
 
 A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), and `rows`. A row is a `method` with
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
-the values are tried on those seeds only, for a share of the rounds, and the best of each row, by the mean of `tune.by`
-(an accuracy, or such as `bytes to 0.8`), is run on the seeds of the grid, which had no part in the choice; if training
-breaks down on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best takes its place.
+the values are tried on those seeds only, for a share of the rounds. The best combination of each row, by the mean of
+`tune.by` (an accuracy, or for example `bytes to 0.8`), is run on the seeds of the grid, which are not used in the
+search. If a run fails on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best combination
+replaces it.
 
-The search goes by the test set, unless `tune.validation_fraction = 0.1` keeps a tenth of every client's examples from training on
-the seeds for tuning: then it goes by accuracy on those, the mean over clients.
+The criterion is the accuracy on the test set. With `tune.validation_fraction = 0.1`, a tenth of every client's examples
+is kept from training on the seeds for tuning, and the criterion is the accuracy on those, averaged over clients.
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
-is a tenth of the rounds of the run, of a short one in a search too: how often it is tested, when its rate falls.
+is a tenth of the rounds of the run, also of a shorter run in a search: for evaluation intervals and learning-rate
+schedules.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from typing import Any, NamedTuple
 from thinwire.core.text import markdown_text
 from thinwire.errors import ThinwireError
 from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.config import Experiment, parse_overrides, resolve
 from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.overrides import parse_overrides
 from thinwire.experiments.records import read_run, read_totals
+from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 from thinwire.training.autotune import first_line
 
@@ -49,10 +53,10 @@ class Line(NamedTuple):
 
 
 class Grid:
-    """What a grid asks for.
+    """A grid of runs.
 
     Args:
-        content: the grid.
+        content: the table.
         device: `cpu` or `cuda`, for all its runs.
         changes: settings for all its runs, as in `--set`.
     """
@@ -62,7 +66,7 @@ class Grid:
         self.tune: Table = content.get("tune", {})
 
     def lines(self, seeds: list[int] | None = None, share: float = 1.0) -> list[Line]:
-        """One line for each row and choice of values."""
+        """One line for each row and combination of values."""
         out = []
         for number, row in enumerate(self.content["rows"]):
             over = row.get("over", {})
@@ -78,15 +82,15 @@ class Grid:
         rounds = max(1, round(share * row.get("share", 1.0) * wanted))
         given = _in_rounds({**row.get("set", {}), **chosen}, rounds)
         settings = {key: value for key, value in given.items() if key not in changes}
-        asked = row.get("seeds", self.content.get("seeds", 1))
-        own = list(range(asked)) if isinstance(asked, int) else asked
+        stated = row.get("seeds", self.content.get("seeds", 1))
+        own = list(range(stated)) if isinstance(stated, int) else stated
         common = {
             "rounds": rounds,
             "engine.device": self.device,
             **_in_rounds(self.content.get("set", {}), rounds),
             **(
-                {"task.validation_fraction": held}
-                if seeds is not None and (held := self.tune.get("validation_fraction"))
+                {"task.validation_fraction": fraction}
+                if seeds is not None and (fraction := self.tune.get("validation_fraction"))
                 else {}
             ),
         }
@@ -98,16 +102,13 @@ class Grid:
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
 
     def trials(self) -> list[Line]:
-        """The search: every choice on the seeds for tuning; nothing where the grid does not tune, or has no choice."""
+        """The search: every combination on the seeds for tuning; empty if there is nothing to tune."""
         lines = self.lines(self.tune["seeds"], self.tune.get("share", 1.0)) if self.tune else []
         choices = Counter(line.row for line in lines)
         return [line for line in lines if choices[line.row] > 1]
 
     def final(self, out: Path) -> list[Line]:
-        """The lines of the table: all choices, or the best of each row once the search is done.
-
-        What breaks down on a seed of the table makes room for the next best.
-        """
+        """The lines of the table: all combinations, or after a search the best of each row that does not fail."""
         if not self.tune:
             return self.lines()
         best, trials = [], self.trials()
@@ -120,16 +121,16 @@ class Grid:
         return best
 
     def by(self, number: int) -> str:
-        """What the search of a row goes by."""
+        """The criterion of a row's search."""
         usual = "best_client_accuracy" if self.tune.get("validation_fraction") else "best_accuracy"
         return str(self.content["rows"][number].get("by", self.tune.get("by", usual)))
 
 
 def _in_rounds(value: Any, rounds: int) -> Any:
-    """The value with shares of the rounds as whole numbers.
+    """The value with every `of_rounds` replaced by a number of rounds.
 
     >>> _in_rounds({"kind": "multistep", "at": [{"of_rounds": 0.5}, {"of_rounds": 0.75}]}, 84)
-    {'kind': 'steps', 'at': [42, 63]}
+    {'kind': 'multistep', 'at': [42, 63]}
     """
     if isinstance(value, dict):
         if value.keys() == {"of_rounds"}:
@@ -139,7 +140,7 @@ def _in_rounds(value: Any, rounds: int) -> Any:
 
 
 def _name(key: str) -> str:
-    """What a table calls a setting: its last name, or two where the last says nothing."""
+    """The name of a setting in tables: the last part of its path, or a longer name where that is ambiguous."""
     return {"eval.every": "evaluated every", "method.server_opt.lr": "server lr"}.get(key) or key.rsplit(".", 1)[-1]
 
 
@@ -149,17 +150,17 @@ def _short(value: Any) -> Any:
     return value.get("kind", value) if isinstance(value, dict) else value
 
 
-# -- what runs came to -------------------------------------------------------------------------------------------------
+# -- results of runs -------------------------------------------------------------------------------------------------
 
 
 def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
-    """What a run came to; None if it did not finish, or diverged."""
+    """The summary of a run; None if it did not finish, or diverged."""
     found = read_totals(default_folder(experiment, out))
     return None if found is None or found.get("status") == "diverged" else found
 
 
 def broke_down(experiment: Experiment, out: Path) -> bool:
-    """Whether training is known to break down: it diverged, collapsed, or ended at chance (`collapse.py`)."""
+    """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
     if (default_folder(experiment, out) / "diverged.json").exists():
         return True
     found = summary(experiment, out)
@@ -167,24 +168,24 @@ def broke_down(experiment: Experiment, out: Path) -> bool:
 
 
 def status(experiment: Experiment, out: Path) -> str | None:
-    """How a run ended; None if it is not known."""
+    """The status of a finished run; None if it did not finish."""
     if (default_folder(experiment, out) / "diverged.json").exists():
         return "diverged"
     return (summary(experiment, out) or {}).get("status")
 
 
 def broken(line: Line, out: Path) -> list[int]:
-    """The seeds on which it does."""
+    """The seeds of a line on which training fails."""
     return [e.seed for e in line.runs if broke_down(e, out)]
 
 
 def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
-    """The rounds of a run."""
+    """The records of a run."""
     return read_run(default_folder(experiment, out)).records
 
 
 def score(line: Line, out: Path, by: str) -> float:
-    """The mean over seeds; a run that did not finish, or broke down, scores nothing. Of bytes, fewer are better."""
+    """The mean criterion over seeds; 0 for a run that failed or did not finish. Bytes are negated: fewer are better."""
     found = [None if broke_down(e, out) else summary(e, out) for e in line.runs]
     if by.startswith("bytes to "):
         reached = [
@@ -195,7 +196,7 @@ def score(line: Line, out: Path, by: str) -> float:
 
 
 def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:
-    """Rounds, honest bytes and bytes without catch-up until the accuracy first reached a target; None if never."""
+    """Rounds, all bytes, and bytes without catch-up until the accuracy first reached a target; None if never."""
     honest = ideal = 0
     for record in metrics(experiment, out):
         ideal += record["bytes_up"] + record["bytes_down"]
@@ -206,7 +207,7 @@ def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, in
 
 
 def at_edge(value: Any, tried: Sequence[Any]) -> bool:
-    """Whether a number is the least or the largest of several that were tried.
+    """Whether a number is the smallest or the largest of those that were tried.
 
     >>> at_edge(0.1, [0.05, 0.1, 0.2]), at_edge(0.2, [0.05, 0.1, 0.2]), at_edge("a", ["a", "b"])
     (False, True, False)
@@ -216,7 +217,7 @@ def at_edge(value: Any, tried: Sequence[Any]) -> bool:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = True) -> str:
-    """A table; short rows are filled up. Cells are plain text that is escaped, or else Markdown already.
+    """A Markdown table; short rows are padded. Cells are escaped, unless they are Markdown already (`plain=False`).
 
     >>> print(markdown(["a", "b"], [["1"]]), end="")
     | a | b |
@@ -229,17 +230,17 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = T
     return "\n".join(lines) + "\n"
 
 
-# -- running them ------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------------------------
 
 
 class Progress(NamedTuple):
-    """How far the runs are."""
+    """Progress of the runs of a grid, after one of them ended."""
 
     done: int
     todo: int
-    name: str  # of the run that just ended
-    trouble: str  # why it did not finish, if so
-    seconds_left: float | None  # by the rounds that are left; None before the first is done
+    name: str  # of the run that ended
+    trouble: str  # why it did not finish; "" if it did
+    seconds_left: float | None  # estimated from the rounds that are left
 
 
 def run_grids(
@@ -249,28 +250,30 @@ def run_grids(
     data_dir: Path | None = None,
     on_run: Callable[[Progress], None] = lambda progress: None,
 ) -> None:
-    """All runs of some grids that are not finished, several at a time: every search first, then what tables need.
+    """Run all unfinished runs of some grids, several in parallel: every search first, then the lines of the tables.
 
     Args:
         grids: the grids.
-        out: the folder of the run directories; what is finished there is not run again, what was killed goes on.
-        jobs: runs side by side.
-        data_dir: the folder of data sets.
-        on_run: is told of every run that ended.
+        out: the folder of the run directories; finished runs are used again, killed runs are continued.
+        jobs: runs in parallel.
+        data_dir: the folder of datasets.
+        on_run: is called when a run has ended.
     """
     with _workers(jobs) as pool:
         if trials := [line for grid in grids for line in grid.trials()]:
-            likely = _unfinished([line for grid in grids for line in grid.final(out)], out)  # whatever is chosen
+            likely = _unfinished(
+                [line for grid in grids for line in grid.final(out)], out
+            )  # about as many rounds as the final lines
             _run_all(trials, out, pool, data_dir, on_run, later=sum(e.rounds for e in likely.values()))
         before: set[str] = set()
         while todo := set(_unfinished(lines := [line for grid in grids for line in grid.final(out)], out)) - before:
-            before |= todo  # where training broke down, other lines are the best now
+            before |= todo  # a run that failed changes which lines are final
             _run_all(lines, out, pool, data_dir, on_run)
 
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[Executor | None]:
-    """Processes that each run one experiment after another: a fresh one for each would load torch again and again."""
+    """A pool of processes; each runs many experiments, since importing torch takes seconds."""
     if jobs == 1:
         yield None
         return
@@ -280,7 +283,7 @@ def _workers(jobs: int) -> Iterator[Executor | None]:
 
 
 def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
-    """Runs that can go on: a run that broke down would do so again."""
+    """Runs to start or continue, by digest; a run that failed would fail again."""
     return {e.digest(): e for line in lines for e in line.runs if not summary(e, out) and not broke_down(e, out)}
 
 
@@ -292,12 +295,12 @@ def _run_all(
     on_run: Callable[[Progress], None],
     later: int = 0,
 ) -> None:
-    """Some lines; `later` is how many rounds come after them."""
+    """Run the unfinished runs of some lines; `later` is the number of rounds that follow, for the estimated time."""
     todo = _unfinished(lines, out)
     began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
     done = rounds = 0
 
-    def tell(experiment: Experiment, trouble: str) -> None:
+    def report(experiment: Experiment, trouble: str) -> None:
         nonlocal done, rounds
         done, rounds = done + 1, rounds + experiment.rounds
         left = (time.perf_counter() - began) * (total - rounds) / rounds
@@ -305,21 +308,21 @@ def _run_all(
 
     if pool is None:
         for experiment in todo.values():
-            tell(experiment, run_one(experiment, out, data_dir))
+            report(experiment, run_one(experiment, out, data_dir))
         return
     waiting: dict[Future[str], Experiment] = {pool.submit(run_one, e, out, data_dir): e for e in todo.values()}
     for job in as_completed(waiting):
-        tell(waiting[job], job.result())
+        report(waiting[job], job.result())
 
 
 def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None) -> str:
-    """One run; why it did not finish, or nothing."""
+    """Run one experiment; returns why it did not finish, or ""."""
     folder = default_folder(experiment, out)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         execute(experiment, folder, data_dir=data_dir, resume=True)
     except ThinwireError as error:
         return str(error)
-    except Exception as error:  # such as no memory left: the others go on
+    except Exception as error:  # such as a lack of memory; the other runs continue
         return f"{type(error).__name__}: {first_line(error)}"
     return ""

@@ -1,6 +1,6 @@
-"""Which layers spoke how often, and what that cost: a table for summaries (`layer_chart.py` draws it).
+"""How often each layer was synchronized, and its bytes: a table for summaries (`layer_chart.py` draws it).
 
-Bytes are given where the up codec writes one block after another; where it mixes them, no byte belongs to a layer.
+Bytes are known where the upload codec encodes block by block, and None where it encodes all blocks together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Layers = list[dict[str, Any]]
 
 
 def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
-    """A row for each layer in the order of the model; blocks of one layer that spoke unequally often have their own.
+    """One row for each layer in the order of the model; blocks of a layer with different counts have one row each.
 
     >>> import torch
     >>> spec = Spec.of({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(2)})
@@ -28,15 +28,15 @@ def layers_of(coords: Spec, sync_counts: SyncCounts) -> Layers:
         modules.setdefault(layer_of(block.name), []).append(block)
     rows = []
     for module, blocks in modules.items():
-        alike = len({sync_counts.syncs.get(block.name, 0) for block in blocks}) == 1
-        for name, mine in [(module, blocks)] if alike else [(block.name, [block]) for block in blocks]:
+        equal = len({sync_counts.syncs.get(block.name, 0) for block in blocks}) == 1
+        for name, own in [(module, blocks)] if equal else [(block.name, [block]) for block in blocks]:
             known = sync_counts.bytes_up
             rows.append(
                 {
                     "layer": name,
-                    "numbers": sum(block.numel for block in mine),
-                    "syncs": sync_counts.syncs.get(mine[0].name, 0),
-                    "bytes_up": None if known is None else sum(known.get(block.name, 0) for block in mine),
+                    "numbers": sum(block.numel for block in own),
+                    "syncs": sync_counts.syncs.get(own[0].name, 0),
+                    "bytes_up": None if known is None else sum(known.get(block.name, 0) for block in own),
                 }
             )
     return rows

@@ -1,21 +1,20 @@
-"""How long a run would take over slow links, and what energy its messages would cost: arithmetic on recorded bytes.
+"""Estimated time of a run over slow links, and the energy of its messages, computed from recorded bytes.
 
-Clients of a round work side by side, all on the same link, and the round is over when a client of average traffic is:
+The clients of a round work in parallel on equal links, and a round takes as long as a client with average traffic:
 
     seconds of a round = compute + 8 * bytes_up / (clients * up) + 8 * (bytes_down + bytes_catchup) / (clients * down)
 
-with `up` and `down` in bits a second. `compute` is the time of one client's training: the measured seconds of the round
-on the machine that ran it, divided by its clients (that machine trains them all), or a number that is given. This is
-the model of FedPara's Tables 7 and 8, `t = t_comp + 2 * size / speed`, with messages that exist instead of a size; they
-are what they are in each direction, so the two directions may differ in speed. Latency, retries, and clients slower
-than others are not in it.
+with `up` and `down` in bits a second. `compute` is the training time of one client: by default the measured seconds of
+the round, divided by its clients (one machine trained them all). This is the model of FedPara's Tables 7 and 8,
+`t = t_comp + 2 * size / speed`, with the lengths of actual messages instead of a size; the two directions may differ in
+speed. Latency, retries and differences between clients are not included.
 
     energy = joules_per_byte * (bytes_up + bytes_down + bytes_catchup)
 
-is the form of the user-to-data-centre model that FedPara uses (Yan et al., Energies 12(1), 2019): every byte crosses
-the phone's radio, the access network, the core and the data centre, each at some joules a byte, and they add up.
-FedPara prints no constant. The one here is 0.1 kWh a gigabyte, which the Carbon Trust's 2021 study of video streaming
-takes for mobile networks. Estimates differ by more than ten times; ratios between methods do not depend on it.
+is the user-to-data-center model that FedPara uses (Yan et al., Energies 12(1), 2019): the joules per byte of the
+phone's radio, the access network, the core network and the data center, added up. FedPara states no constant. The one
+here is 0.1 kWh per gigabyte, the value for mobile networks of the Carbon Trust's 2021 study of video streaming.
+Estimates differ by a factor of more than ten; ratios between methods do not depend on it.
 
 >>> round(round_seconds(link("2 Mbps"), 1.64, bytes_up=58.775e6, bytes_down=58.775e6), 2)  # FedPara, Table 7: VGG16
 471.84
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple
 from thinwire.errors import ConfigError
 
 JOULES_PER_BYTE = 0.1 * 3.6e6 / 1e9  # 0.1 kWh/GB
-SLOWER = 16  # how much slower uploads are on the asymmetric links, as in FLASC
+SLOWER = 16  # download speed / upload speed of the asymmetric links, as in FLASC
 
 
 class Link(NamedTuple):
@@ -50,7 +49,7 @@ LINKS = tuple(
 
 
 def link(name: str) -> Link:
-    """One of `LINKS` by its name."""
+    """The link of `LINKS` with this name."""
     for known in LINKS:
         if known.name == name:
             return known
@@ -58,24 +57,24 @@ def link(name: str) -> Link:
 
 
 def round_seconds(link: Link, compute: float, *, bytes_up: float, bytes_down: float) -> float:
-    """The time of a round for one client: it computes, sends and receives.
+    """Seconds of a round for one client: training, upload and download.
 
     Args:
         link: its link.
-        compute: seconds that it trains.
-        bytes_up: what it sends.
-        bytes_down: what it receives, catch-up included.
+        compute: seconds of its training.
+        bytes_up: bytes of its upload.
+        bytes_down: bytes of its download, catch-up included.
     """
     return compute + 8 * bytes_up / link.up + 8 * bytes_down / link.down
 
 
 def seconds(records: Iterable[Mapping[str, Any]], link: Link, compute: float | None = None) -> float:
-    """The time of some rounds one after another.
+    """Seconds of some rounds.
 
     Args:
         records: lines of `metrics.jsonl`.
         link: the link of every client.
-        compute: seconds that a client trains in a round; by default the measured ones, divided by the clients.
+        compute: seconds of training of a client in a round; by default the measured ones, divided by the clients.
 
     >>> line = {"clients": 10, "seconds": 5.0, "bytes_up": 2.5e6, "bytes_down": 2e6, "bytes_catchup": 0.5e6}
     >>> seconds([line, line], link("2 Mbps")), seconds([line], link("2 Mbps (uploads 16x slower)"), compute=0.0)
@@ -94,11 +93,11 @@ def seconds(records: Iterable[Mapping[str, Any]], link: Link, compute: float | N
 
 
 def seconds_by_link(records: Iterable[Mapping[str, Any]], compute: float | None = None) -> dict[str, float]:
-    """The time of some rounds on each of `LINKS`, by its name."""
+    """Seconds of some rounds on each of `LINKS`, by its name."""
     lines = list(records)
     return {known.name: round(seconds(lines, known, compute), 3) for known in LINKS}
 
 
 def energy(bytes_total: float, joules_per_byte: float = JOULES_PER_BYTE) -> float:
-    """Joules that the network and both ends spend on so many bytes."""
+    """Joules that the network and both ends use for so many bytes."""
     return joules_per_byte * bytes_total

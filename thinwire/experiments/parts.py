@@ -1,7 +1,7 @@
-"""Parts from tables and tables from parts: `{ kind = "sgd", lr = 0.1 }` and `SGD(lr=0.1)` are the same thing.
+"""Parts from tables and tables from parts: `{ kind = "sgd", lr = 0.1 }` in a file is `SGD(lr=0.1)`.
 
-`kind` is the registered name, the other keys are the arguments of the constructor. Everything is strict: an unknown
-key names the nearest right one, a value of the wrong type says what was expected.
+`kind` is the registered name, the other keys are arguments of the constructor. Every key and type is checked: the error
+for an unknown key has the most similar known one, the error for a wrong value has the expected type.
 
 >>> build("optimizer", {"kind": "sgd", "lr": 0.5}, "method.client_opt")
 SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0)
@@ -15,55 +15,37 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from thinwire.aggregators.base import Aggregator
-from thinwire.aggregators.client_weight import ClientWeight
-from thinwire.codecs.base import Codec
-from thinwire.core.registry import lookup, name_of
+from thinwire.core.registry import KINDS, entries, lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.experiments.renamed import check_part, unknown_key
 from thinwire.experiments.toml import Table
-from thinwire.masks.masks import Mask
-from thinwire.optimizers.base import Correction, Optimizer
-from thinwire.optimizers.lr_schedules import LRSchedule
-from thinwire.optimizers.penalties import Penalty
-from thinwire.privacy.base import Privacy
-from thinwire.schedules.base import Schedule
-from thinwire.sketches.base import Sketch
-from thinwire.spaces.base import Space
 
-# A field with one of these types holds a part: a table in the file, as deep as one likes.
-KINDS: dict[Any, str] = {
-    Space: "space",
-    Sketch: "sketch",
-    Schedule: "schedule",
-    Codec: "codec",
-    Optimizer: "optimizer",
-    Correction: "correction",
-    Penalty: "penalty",
-    LRSchedule: "lr_schedule",
-    Privacy: "privacy",
-    ClientWeight: "client_weight",
-    Mask: "mask",
-    Aggregator: "aggregator",
-}
+
+@cache
+def contract_kinds() -> dict[Any, str]:
+    """Contract class -> kind. A field with such a type holds a part: a table in the file, at any depth."""
+    return {kind.contract_type(): kind.name for kind in KINDS.values() if kind.contract}
 
 
 def build(kind: str, table: Any, where: str) -> Any:
-    """Make the part that a table (or just a name) describes.
+    """Make a part from its table, or from its name alone.
 
     Args:
         kind: the kind of part, for example `space`.
-        table: `{"kind": name, ...}` or the name alone.
-        where: its place in the file, for error messages.
+        table: `{"kind": name, ...}` or the name.
+        where: its path in the file, for error messages.
     """
     name, options = named(table, where)
+    check_part(kind, name, where, entries(kind))
     make = lookup(kind, name).make
     return make(**arguments(make, options, where))
 
 
 def named(table: Any, where: str) -> tuple[str, Table]:
-    """The name and the options of a table `{kind = ..., ...}`; a bare name has no options."""
+    """Split a table `{kind = ..., ...}` into name and options; a name alone has no options."""
     if isinstance(table, str):
         return table, {}
     if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
@@ -72,13 +54,13 @@ def named(table: Any, where: str) -> tuple[str, Table]:
 
 
 def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterable[str] = ()) -> Table:
-    """Check options against a constructor's parameters and bring them to its types."""
+    """Check options against the parameters of a constructor and convert them to its types."""
     known = [name for name in inspect.signature(make).parameters if name not in set(skip)]
     hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
     out = {}
     for key, value in options.items():
         if key not in known:
-            raise UnknownName(f"key in {where}", key, known)
+            raise unknown_key(where, key, known)
         out[key] = coerce(value, hints.get(key, Any), f"{where}.{key}")
     return out
 
@@ -92,13 +74,13 @@ def describe(kind: str, part: Any) -> Table:
 
 
 def plain(value: Any, hint: Any = Any) -> Any:
-    """Dataclasses as tables, tuples as lists; a field that holds a part, by its type, as the table of that part."""
-    inner = get_args(hint)
+    """Dataclasses as tables, tuples as lists, and fields whose type hint is a contract as the table of their part."""
+    inner, kinds = get_args(hint), contract_kinds()
     if get_origin(hint) in (Union, types.UnionType):
-        hint = next((h for h in inner if h is type(value) or (h in KINDS and value is not None)), Any)
+        hint = next((h for h in inner if h is type(value) or (h in kinds and value is not None)), Any)
         inner = ()
-    if hint in KINDS:
-        return describe(KINDS[hint], value)
+    if hint in kinds:
+        return describe(kinds[hint], value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
         given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -111,12 +93,12 @@ def plain(value: Any, hint: Any = Any) -> Any:
 
 
 def coerce(value: Any, hint: Any, where: str) -> Any:
-    """The value as the type that was asked for, or an error that says both."""
+    """Convert a value to a type, or raise an error with the value and the expected type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any or hint is inspect.Parameter.empty:
         return value
-    if hint in KINDS:
-        return build(KINDS[hint], value, where)
+    if (kind := contract_kinds().get(hint)) is not None:
+        return build(kind, value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return _record(hint, value, where)
     if origin is Literal:
@@ -140,7 +122,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
             return tuple(coerce(v, h, where) for v, h in zip(value, inner, strict=True))
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 1000:
         return float(value)
-    if hint is float and isinstance(value, float):  # infinite, or no number: parts say whether they can use it
+    if hint is float and isinstance(value, float):  # infinite or NaN: parts check whether they can use it
         return value
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
@@ -149,7 +131,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
 
 
 def _record(make: type, table: Table, where: str) -> Any:
-    """A dataclass that is not a part, such as one rule of a route, from its table."""
+    """Make a dataclass that is not a part, such as one rule of a route, from its table."""
     given = arguments(make, table, where)
     for name, parameter in inspect.signature(make).parameters.items():
         if name not in given and parameter.default is inspect.Parameter.empty:

@@ -1,9 +1,9 @@
-"""TrainingOutcome corrections as an adapter folder, in the format of peft: loaded by `peft.PeftModel.from_pretrained`.
+"""Export of a LoRA run as an adapter folder in the format of peft: `peft.PeftModel.from_pretrained` loads it.
 
-    adapter_config.json        rank, alpha, and the modules that are corrected
-    adapter_model.safetensors  A and B of each of them, and the modules that were trained as they are, such as the head
+    adapter_config.json        rank, alpha, and the adapted modules
+    adapter_model.safetensors  A and B of each of them, and the modules that were fully trained, such as the head
 
-peft itself is not needed to write them.
+peft is not needed to write them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
 
-_HEADS = ("classifier", "score")  # what peft takes for the head of a classifier
+_HEADS = ("classifier", "score")  # the names of classification heads in peft
 
 
 def save_adapter(
@@ -36,38 +36,39 @@ def save_adapter(
     """Write an adapter folder; returns the files.
 
     Args:
-        folder: where to; made if it is not there.
+        folder: the folder to write; created if it does not exist.
         model: the module that was trained.
         space: its space, a LoRA.
-        basis: what the space drew from the seed.
-        coords: the trained numbers.
-        weights: the weights that they make.
+        basis: the tensors that the space drew from the seed.
+        coords: the trained coordinates.
+        weights: the final weights.
     """
     if not isinstance(space, LoRA):
-        raise ConfigError(f"an adapter is made of the space 'lora', not of {type(space).__name__}; take run.model()")
+        raise ConfigError(f"an adapter needs the space 'lora', not {type(space).__name__}; use run.model()")
     if space.redraw_every:
-        raise ConfigError("redraw_every merges corrections into the model, so no adapter holds them; take run.model()")
+        raise ConfigError(
+            "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
+        )
     wrapped = isinstance(model, Pretrained | Roberta)
     inner: Any = model.model if wrapped else model
     prefix = "model." if wrapped else ""
     modules, parts = dict(inner.named_modules()), {**basis, **coords}
     tensors: Tree = {}
-    targets, turned = [], False
+    targets, fan_in_fan_out = [], False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
         path = name.removeprefix(prefix).removesuffix(".weight")
         kind = type(modules.get(path)).__name__
         if kind not in ("Linear", "Conv1D"):
             raise ConfigError(
                 f"{name!r} belongs to a {kind}; adapter folders are written for linear layers only: "
-                "leave it out of `layers`, or take run.model()"
+                "leave it out of target_modules, or use run.model()"
             )
         targets.append(path)
-        turned |= kind == "Conv1D"
+        fan_in_fan_out |= kind == "Conv1D"
         for side in "ab":
             tensors[f"base_model.model.{path}.lora_{side.upper()}.weight"] = parts[f"{name}/{side}"]
-    dense = {name.removeprefix(prefix) for name in coords if "/" not in name}
-    whole = _whole_modules(inner, dense)
-    for path in whole:
+    modules_to_save = _modules_to_save(inner, {name.removeprefix(prefix) for name in coords if "/" not in name})
+    for path in modules_to_save:
         for name, block in modules[path].named_parameters():
             tensors[f"base_model.model.{path}.{name}"] = weights.get(f"{prefix}{path}.{name}", block)
     config: Any = getattr(inner, "config", None)
@@ -79,8 +80,8 @@ def save_adapter(
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
         "lora_dropout": 0.0,
         "target_modules": targets,
-        "modules_to_save": whole or None,
-        "fan_in_fan_out": turned,
+        "modules_to_save": modules_to_save or None,
+        "fan_in_fan_out": fan_in_fan_out,
         "bias": "none",
         "inference_mode": True,
     }
@@ -90,12 +91,12 @@ def save_adapter(
 
 
 def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
-    """Write the adapter of a run directory, as its newest checkpoint has it."""
-    known = RunFolder.open(run)
-    simulation = LocalEngine().prepare(build_job(known.experiment, data_dir))
-    state = known.load("cpu")
+    """Write the adapter of the newest checkpoint of a run directory."""
+    opened = RunFolder.open(run)
+    simulation = LocalEngine().prepare(build_job(opened.experiment, data_dir))
+    state = opened.load("cpu")
     if state is None:
-        raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` goes on with it")
+        raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` continues it")
     check_blocks(simulation, state)
     public = state.server.public
     method = simulation.contract.at(public.version).method
@@ -104,9 +105,9 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
 
 
-def _whole_modules(model: nn.Module, dense: Iterable[str]) -> list[str]:
-    """The largest modules all of whose weights were trained as they are, and the head: a checkpoint has none."""
-    trained, chosen = set(dense), list[str]()
+def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The largest modules all of whose weights were fully trained, and the head, which a base model does not have."""
+    trained, chosen = set(names), list[str]()
     for path, module in model.named_modules():
         if not path or any(path.startswith(f"{taken}.") for taken in chosen):
             continue
@@ -115,5 +116,7 @@ def _whole_modules(model: nn.Module, dense: Iterable[str]) -> list[str]:
             chosen.append(path)
     covered = {name for name in trained for path in chosen if name.startswith(f"{path}.")}
     if left := sorted(trained - covered):
-        raise ConfigError(f"{left[0]!r} was trained without the rest of its module, which no adapter can hold")
+        raise ConfigError(
+            f"{left[0]!r} was trained without the rest of its module, which peft cannot load; use run.model()"
+        )
     return chosen

@@ -1,75 +1,112 @@
-"""Named settings: one small file a method, a task, a published table. None needs torch to be listed.
+"""Named presets: methods from the registry, tasks and the tables of papers from TOML files.
 
-A preset is a part of an experiment file, plus `about` (one line) and `paper`. `layer` puts several on top of each
-other: a later value wins, and a part of another kind replaces the earlier one whole.
+A preset is a part of an experiment file, with a line of text (`about`) and its paper. `layer` puts one table on top of
+another: a later value wins, and a part of another kind replaces the earlier one completely.
 
 >>> layer({"a": {"kind": "x", "n": 1}}, {"a": {"kind": "y"}}), layer({"a": {"n": 1}}, {"a": {"m": 2}})
 ({'a': {'kind': 'y'}}, {'a': {'n': 1, 'm': 2}})
+>>> preset("methods", "fedprox").table
+{'method': {'correction': {'kind': 'fedprox', 'mu': 0.1}}}
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
 
-from thinwire.errors import UnknownName
+from thinwire.core.registry import Entry, entries
+from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.toml import Table, loads
+
+if TYPE_CHECKING:
+    from thinwire.protocol.method import Method
 
 Kind = Literal["methods", "tasks", "repro"]
 
 
 class Preset(NamedTuple):
-    """A named part of an experiment."""
+    """A named part of an experiment.
+
+    Args:
+        name: the name on the command line.
+        about: one sentence.
+        paper: the paper that it is from.
+        table: the values that it sets; of a method, the slots that it fills.
+        on: the table in place of `table` on some tasks, by the name of the task.
+    """
 
     name: str
     about: str
     paper: str
     table: Table
+    on: Mapping[str, Table] = MappingProxyType({})
+
+    def on_task(self, task: str | None) -> Table:
+        """The values that it sets on a task."""
+        return self.table if task is None else self.on.get(task, self.table)
 
 
 def presets(kind: Kind) -> dict[str, Preset]:
     """All presets of a kind, in alphabetical order."""
+    if kind == "methods":
+        return {name: _method(entry) for name, entry in entries("method").items()}
     return {name: _read(file) for name, file in _files(kind).items()}
 
 
 def preset(kind: Kind, name: str) -> Preset:
-    """The preset of that name, or an error that lists its neighbours."""
-    known = _files(kind)
+    """The preset of that name, or an error that lists similar names."""
+    known: Mapping[str, Any] = entries("method") if kind == "methods" else _files(kind)
     if name not in known:
         hint = "; or name a file that ends in .toml" if kind == "methods" else ""
         raise UnknownName("table" if kind == "repro" else kind.removesuffix("s"), name, known, hint)
-    return _read(known[name])
+    return _method(known[name]) if kind == "methods" else _read(known[name])
+
+
+def filled(method: Method) -> Table:
+    """The slots that a method fills, as the table of an experiment file: those that differ from `Method()`.
+
+    `client_opt` also counts where it is given and equals the default: a task sets a learning rate too, and that of the
+    method has priority.
+
+    >>> from thinwire.protocol.method import Method
+    >>> from thinwire.optimizers import SGD
+    >>> filled(Method()), list(filled(Method(client_opt=SGD(0.1))))
+    ({}, ['client_opt'])
+    """
+    # late: these import torch, which the presets of tasks do not need
+    from thinwire.experiments.parts import plain
+    from thinwire.protocol.method import Method
+
+    def fills(slot: str, value: Any) -> bool:
+        default = getattr(Method, slot)
+        return value is not default if slot == "client_opt" else bool(value != default)
+
+    slots = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
+    hints = _hints(Method)
+    return {slot: plain(value, hints[slot]) for slot, value in slots.items() if fills(slot, value)}
 
 
 def papers() -> list[Table]:
-    """The papers whose tables are made anew: what came out of each, and which tables cannot be made, and why."""
+    """The papers whose tables are reproduced: the outcome of each, and the tables that are not reproduced."""
     file = _folder() / "papers.toml"
     found: list[Table] = loads(file.read_text("utf-8"), file.name)["papers"]
     return found
 
 
 def tables() -> list[dict[str, str]]:
-    """Every table that `thinwire repro` makes, and those that cannot be made, with the reason."""
+    """Every table that `thinwire repro` reproduces, and those that it does not, with the reason."""
     made = [{"name": one.name, "paper": one.paper, "about": one.about} for one in presets("repro").values()]
     return made + [
         {"name": "-", "paper": f"{paper['name']}, {table}", "about": f"not made: {why}"}
         for paper in papers()
         for table, why in paper.get("not_made", {}).items()
     ]
-
-
-def _folder() -> Path:
-    return Path(str(resources.files("thinwire"))).joinpath("presets")
-
-
-def _files(kind: Kind) -> dict[str, Path]:
-    return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
-
-
-def _read(file: Path) -> Preset:
-    table = loads(file.read_text("utf-8"), f"preset {file.name}")
-    return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)
 
 
 def layer(under: Table, over: Table) -> Table:
@@ -83,3 +120,44 @@ def layer(under: Table, over: Table) -> Table:
         else:
             out[key] = value
     return out
+
+
+def _method(entry: Entry) -> Preset:
+    """The preset of a registered method."""
+    from thinwire.methods.base import arguments_on_tasks
+
+    on = {task: _table(entry, arguments) for task, arguments in arguments_on_tasks(entry.make).items()}
+    return Preset(entry.name, entry.doc, entry.paper, _table(entry, {}), on)
+
+
+def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
+    """The table that a registered method sets when it is called with these arguments."""
+    from thinwire.methods.base import sections_of
+    from thinwire.protocol.method import Method
+
+    try:
+        inspect.signature(entry.make).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"method {entry.name!r}: {error}; give every argument a default") from error
+    method = entry.make(**arguments)
+    if not isinstance(method, Method):
+        raise ConfigError(f"method {entry.name!r} must return a Method, not {method!r}")
+    return {"method": filled(method), **{name: dict(values) for name, values in sections_of(entry.make).items()}}
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("thinwire"))).joinpath("presets")
+
+
+def _files(kind: Kind) -> dict[str, Path]:
+    return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
+
+
+def _read(file: Path) -> Preset:
+    table = loads(file.read_text("utf-8"), f"preset {file.name}")
+    return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)

@@ -1,9 +1,9 @@
-"""What a run directory holds, read as plain values: nothing is trusted, nothing needs torch, nothing is written.
+"""Reading of run directories as plain values: every value is checked, torch is not needed, nothing is written.
 
-A line of `metrics.jsonl` that is cut short (the run is still writing, or was killed) ends the reading.
+Reading of `metrics.jsonl` stops at an incomplete line (the run is still writing, or was killed).
 
-`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`; the rounds of an unfinished run
-are covered up to its newest checkpoint, which holds their lines. A file that does not match is named.
+`SHA256SUMS` covers the files of a finished run, in the format of `sha256sum --check`. The rounds of an unfinished run
+are covered up to its newest checkpoint, which holds their lines. The error for a file that does not match has its path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thinwire.experiments.toml import Table, read_toml
 Record = dict[str, Any]  # a line of metrics.jsonl
 Accounting = Literal["honest", "ideal"]
 
-SUMS = "SHA256SUMS"  # written before summary.json, so that a run which has totals has sums; earlier versions wrote none
+SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums; early versions have none
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tables call its method; on one line, whatever the file says."""
+        """The label of its method in tables, on one line."""
         return visible(str(self.table.get("name", self.path.name)), 200)
 
     @property
@@ -54,23 +54,23 @@ class Recorded(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How many rounds were asked for."""
+        """The number of rounds in the configuration."""
         rounds = self.table.get("rounds", len(self.records))
         return rounds if isinstance(rounds, int) else len(self.records)
 
     @property
     def chance(self) -> Chance | None:
-        """What guessing gets on its test set, if that is known."""
+        """The chance accuracy on its test set; None if unknown."""
         return known_chance(self.environment.get("chance"))
 
     @property
     def verdict(self) -> Verdict:
-        """How it ended, or how it stands."""
+        """The status of the run, finished or not."""
         return known_verdict(self.summary) or judge(self.records, self.chance)
 
 
 def read_run(path: Path) -> Recorded:
-    """What is in a run directory; a file whose checksum does not match is an error that names it."""
+    """Read a run directory; a file whose checksum does not match is a CheckpointError with its path."""
     file = path / "config.toml"
     if not file.is_file():
         raise CheckpointError(f"{path} is not a run directory: it has no config.toml that can be read")
@@ -85,30 +85,30 @@ def read_run(path: Path) -> Recorded:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Run directories; a folder that is none stands for those in it."""
+    """Run directories; a folder that is none is replaced by those in it."""
     found: list[Path] = []
     for path in paths:
         inside = [path] if (path / "config.toml").is_file() else sorted(f.parent for f in path.glob("*/config.toml"))
         if not inside:
-            raise CheckpointError(f"{path} is not a run directory and holds none; `thinwire run fedavg` makes one")
+            raise CheckpointError(f"{path} is not a run directory and holds none; `thinwire run fedavg` writes one")
         found += [run for run in inside if run not in found]
     return found
 
 
 def read_records(file: Path) -> list[Record]:
-    """The lines of a metrics file up to the first that is cut short or makes no sense."""
+    """The lines of a metrics file up to the first that is incomplete or not valid."""
     try:
         if (size := file.stat().st_size) > LONGEST_JSON:
-            raise CheckpointError(f"{file} has {size:,} bytes, more than the lines of any run")
+            raise CheckpointError(f"{file} has {size:,} bytes, expected at most {LONGEST_JSON:,}")
         return parse_records(file.read_bytes())
     except FileNotFoundError:
         return []
 
 
 def parse_records(data: bytes) -> list[Record]:
-    """The same of the contents of such a file."""
+    """The lines of the contents of a metrics file, as `read_records`."""
     records: list[Record] = []
-    for line in data.split(b"\n")[:-1]:  # what follows the last end of line is still being written
+    for line in data.split(b"\n")[:-1]:  # after the last end of line the run is still writing
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -120,15 +120,15 @@ def parse_records(data: bytes) -> list[Record]:
 
 
 def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest") -> dict[str, Any]:
-    """Rounds added up: the numbers of a summary that come from its records."""
+    """The totals of some rounds: the values of a summary that come from its records."""
     accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
-    own = [record["client_accuracy"] for record in records if record.get("client_accuracy") is not None]
+    of_clients = [record["client_accuracy"] for record in records if record.get("client_accuracy") is not None]
     up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
     return {
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
-        "final_client_accuracy": own[-1] if own else None,
-        "best_client_accuracy": max(own, default=None),
+        "final_client_accuracy": of_clients[-1] if of_clients else None,
+        "best_client_accuracy": max(of_clients, default=None),
         "final_loss": records[-1]["loss"] if records else None,
         **byte_totals(up, down, catchup, accounting),
         "seconds": round(sum(record["seconds"] for record in records), 3),
@@ -136,7 +136,7 @@ def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "hones
 
 
 def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dict[str, Any]:
-    """All sums of bytes: `honest` of all messages, `ideal` without what returning clients catch up.
+    """All totals of bytes: `honest` of all messages, `ideal` without the catch-up of returning clients.
 
     >>> byte_totals(1, 2, 4, "ideal")["bytes_total"], byte_totals(1, 2, 4, "honest")["bytes_total"]
     (3, 7)
@@ -153,7 +153,7 @@ def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dic
     }
 
 
-# -- checksums ---------------------------------------------------------------------------------------------------------
+# -- checksums -------------------------------------------------------------------------------------------------------
 
 
 def sums_of(files: Mapping[str, bytes]) -> bytes:
@@ -166,7 +166,7 @@ def sums_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The totals of a finished run, or None."""
+    """The summary of a finished run; None if it is not finished."""
     if not (path / "summary.json").is_file():
         return None
     verify(path, "summary.json")
@@ -174,7 +174,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_totals(path: Path) -> dict[str, Any] | None:
-    """The totals of a finished run with all that tables need, or None; what lacks something is refused."""
+    """The summary of a finished run with valid totals; None if it is not finished."""
     summary = read_summary(path)
     if summary is None:
         return None
@@ -186,7 +186,7 @@ def read_totals(path: Path) -> dict[str, Any] | None:
 
 
 def verify(path: Path, *names: str) -> None:
-    """Refuse files of a finished run that are not those which it wrote; all that are covered, if none is named."""
+    """Raise a CheckpointError if files of a finished run do not match their checksums; by default all of them."""
     sums = _sums(path)
     for name in (name for name in names or COVERED if name in sums):
         file = path / name
@@ -195,13 +195,13 @@ def verify(path: Path, *names: str) -> None:
                 found = hashlib.file_digest(stream, "sha256").hexdigest()
             what = "is damaged, or of another run: its SHA-256 is not the one in"
         else:
-            found, what = "", "is missing, but stands in"
-        if found != sums[name] and (path / "summary.json").is_file():  # if not, the run was just begun again
+            found, what = "", "is missing, but listed in"
+        if found != sums[name] and (path / "summary.json").is_file():  # if not, the run was just started again
             raise CheckpointError(f"{file} {what} {path / SUMS}; {_remedy(path)}")
 
 
 def _sums(path: Path) -> dict[str, str]:
-    """SHA-256 by file; empty for a run of a version that wrote none."""
+    """SHA-256 by file; empty for a run of an early version."""
     file = path / SUMS
     if not file.is_file():
         return {}
@@ -215,14 +215,14 @@ def _sums(path: Path) -> dict[str, str]:
 
 
 def _remedy(path: Path) -> str:
-    """How to get the files of a finished run again."""
+    """What to do about a damaged file of a finished run."""
     if rounds_in(path / "checkpoints"):
         return f"remove {path / 'summary.json'}, and `thinwire resume {path}` writes it again from its last checkpoint"
-    return "put the right file back, or run it again"
+    return "restore the file, or run it again"
 
 
 def rounds_in(folder: Path) -> list[int]:
-    """The rounds of which there is a checkpoint, ascending."""
+    """The rounds with a checkpoint, ascending."""
     found = (re.fullmatch(r"round-(\d{6,12})\.json", path.name) for path in folder.glob("round-*.json"))
     return sorted(int(match[1]) for match in found if match)
 
@@ -233,7 +233,7 @@ def checkpoint_file(folder: Path, number: int) -> Path:
 
 
 def lines_at(folder: Path, number: int) -> str | None:
-    """The lines of `metrics.jsonl` up to a checkpoint, as it holds them; None where it holds none that can be read."""
+    """The lines of `metrics.jsonl` that a checkpoint holds; None if it has none, or is damaged."""
     try:
         text = read_checked(checkpoint_file(folder, number)).get("metrics")
     except CheckpointError:
@@ -242,13 +242,13 @@ def lines_at(folder: Path, number: int) -> str | None:
 
 
 def _covered_records(path: Path) -> list[Record]:
-    """The rounds of an unfinished run; those before its newest checkpoint must be the ones that it holds."""
+    """The records of an unfinished run; those up to its newest checkpoint must match the checkpoint."""
     folder, file = path / "checkpoints", path / "metrics.jsonl"
     rounds = rounds_in(folder)
     wanted = lines_at(folder, rounds[-1]) if rounds else None
     if wanted and not begins_with(file, wanted.encode()):
         newest = checkpoint_file(folder, rounds[-1])
-        if newest.is_file():  # if not, the run was just begun again
+        if newest.is_file():  # if not, the run was just started again
             raise CheckpointError(
                 f"{file} is damaged, or of another run: its first {rounds[-1]} rounds are not those in {newest}; "
                 f"`thinwire resume {path}` restores them"
@@ -257,7 +257,7 @@ def _covered_records(path: Path) -> list[Record]:
 
 
 def begins_with(file: Path, data: bytes) -> bool:
-    """Whether a file begins with these bytes; no more of it is read. One that is not there is empty."""
+    """Whether a file begins with these bytes; a missing file is empty."""
     try:
         with file.open("rb") as stream:
             return stream.read(len(data)) == data
@@ -265,7 +265,7 @@ def begins_with(file: Path, data: bytes) -> bool:
         return not data
 
 
-# -- single values -----------------------------------------------------------------------------------------------------
+# -- single values ---------------------------------------------------------------------------------------------------
 
 
 def _sound(record: Any) -> bool:
@@ -279,7 +279,7 @@ def _sound(record: Any) -> bool:
             continue
         if not isinstance(value, int | float) or isinstance(value, bool):
             return False
-        if abs(value) >= _LARGEST and isinstance(value, int):  # it need not fit into a float
+        if abs(value) >= _LARGEST and isinstance(value, int):  # too large for a float
             return False
         if key != "loss" and not math.isfinite(value):
             return False
@@ -288,7 +288,7 @@ def _sound(record: Any) -> bool:
 
 
 def _read_notes(file: Path) -> dict[str, Any]:
-    """An object of which nothing depends; empty where it cannot be read."""
+    """The object of a file that no result depends on; empty if it cannot be read."""
     try:
         return read_json(file)
     except CheckpointError:

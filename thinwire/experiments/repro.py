@@ -1,15 +1,15 @@
-"""The papers' tables as grids of runs: each is a preset that says what to run and what was published.
+"""Reproduction of tables in papers: each is a preset with the grid to run and the published values.
 
 A file of presets/repro is a grid (`grid.py`) in the shape of a printed table: `columns` are tasks with settings, `rows`
-methods with what the paper says of them in each column (`published`, and `traffic` as the paper counts it; 0 where it
-says nothing). A column may have a `share` of the rounds, as a row may; with `searched = false` no values are tried for
-it. `over` is for all rows that have none of their own. `measure` is what we compare, of a column or a row if it has its
-own (`measures.py`), `cost` what the paper calls traffic. With `counted = true` nothing is trained (`counts.py`).
+are methods with the paper's value in each column (`published`, and `traffic` as the paper counts it; 0 if the paper has
+none). A column or a row may have a `share` of the rounds; with `searched = false` no values are tried for a column.
+`over` applies to all rows without their own. `measure` is the value to compare, of a column or a row if it has its own
+(`measures.py`), `cost` the paper's definition of traffic. With `counted = true` nothing is trained (`counts.py`).
 
-`scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: how much of the work
-of the paper is done. Columns and rows with `scales` are left out at others. `differs` is what is not as in the paper
-(that of a scale is added), `verdict` what came out. `presets/papers.toml` has a verdict on each paper, and the tables
-that are not made.
+`scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: they set the amount of
+work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper (that
+of a scale is added), `verdict` the outcome. `presets/papers.toml` has a verdict on each paper, and the tables that are
+not reproduced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
 
     Args:
         name: as `thinwire repro` lists them.
-        scale: `quick` shows that it runs, `gpu` is what one GPU does in minutes, `paper` as much as the paper did.
+        scale: `quick` is a smoke test, `gpu` takes minutes on one GPU, `paper` is the size of the paper.
         device: `cpu` or `cuda`.
         changes: settings for all runs, as in `--set`.
     """
@@ -60,34 +60,34 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
         return Reproduction(name, scale, content, Grid({"rows": [], "rounds": 0}, device, changes))
     cells = [_cell(column, row, i, found.table, scale) for i, column in columns for row in rows]
     for cell in cells:
-        if not content["tune"] or not cell["searched"]:  # the value in the middle of those to try
+        if not content["tune"] or not cell["searched"]:  # the middle value
             cell["set"] |= {key: values[len(values) // 2] for key, values in cell.pop("over", {}).items()}
     return Reproduction(name, scale, content, Grid({**content, "rows": cells}, device, changes))
 
 
 def _at(scale: str, table: Table) -> Table:
-    """A table with what it says for a scale on top.
+    """A table with its values for a scale.
 
     >>> _at("gpu", {"rounds": 9, "set": {"a": 1}, "scale": {"gpu": {"rounds": 3, "set": {"b": 2}}}})["set"]
     {'a': 1, 'b': 2}
     """
-    own = table.get("scale", {}).get(scale, {})
-    return {**table, **own, "set": {**table.get("set", {}), **own.get("set", {})}}
+    changed = table.get("scale", {}).get(scale, {})
+    return {**table, **changed, "set": {**table.get("set", {}), **changed.get("set", {})}}
 
 
 def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> Table:
-    """The row of a grid for one cell; settings of a scale win, and of those the ones of a column or row."""
+    """The row of a grid for one cell; later settings win: column, row, then those of the scale in the same order."""
     out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
     out |= {"label": row.get("label", row["method"]), "column": column["name"]}
     at_scale = [part.get("scale", {}).get(scale, {}).get("set", {}) for part in (table, column, row)]
     out["set"] = functools.reduce(operator.or_, [column.get("set", {}), row.get("set", {}), *at_scale], {})
     out["searched"] = column.get("searched", True)
     if table.get("measure") != row.get("measure", table.get("measure")):
-        out["by"] = row["measure"]  # a search by what the table does not show would choose at random
+        out["by"] = row["measure"]  # the search uses the measure that the table shows
     out |= {"share": column.get("share", 1.0) * row.get("share", 1.0)}
     out |= {"measure": column.get("measure", row.get("measure", "best_accuracy"))}
     out |= {"on": column["on"]} if "on" in column else {}
-    for word in ("published", "traffic"):
-        printed = row.get(word, [])
-        out[word] = printed[number] if number < len(printed) else 0
+    for key in ("published", "traffic"):
+        printed = row.get(key, [])
+        out[key] = printed[number] if number < len(printed) else 0
     return out

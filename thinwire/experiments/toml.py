@@ -1,4 +1,4 @@
-"""Writing TOML: reading is in the standard library, writing is not.
+"""Reading and writing TOML; the standard library only reads it.
 
 >>> print(dumps({"seed": 1, "task": {"kind": "digits", "partition": {"kind": "iid"}}}), end="")
 seed = 1
@@ -27,7 +27,7 @@ LONGEST = 1 << 24  # bytes of a file
 
 
 def dumps(tree: Table) -> str:
-    """A tree of plain values as TOML: top-level tables get a header, deeper ones stand in one line."""
+    """A tree of plain values as TOML: top-level tables get a header, deeper ones are inline."""
     lines = [f"{_key(k)} = {_value(v)}" for k, v in tree.items() if not isinstance(v, dict)]
     for name, table in tree.items():
         if isinstance(table, dict):
@@ -37,7 +37,7 @@ def dumps(tree: Table) -> str:
 
 
 def loads(text: str, what: str) -> Table:
-    """A tree from TOML text; `what` names its source in the error.
+    """A tree from TOML text; `what` is the name of its source, for errors.
 
     >>> loads("x = " + "[" * 99 + "]" * 99, "a.toml")
     Traceback (most recent call last):
@@ -58,7 +58,7 @@ def loads(text: str, what: str) -> Table:
 
 
 def read_toml(file: Path) -> Table:
-    """The tree in a file; what cannot be read is refused in one line."""
+    """The tree in a file; a ConfigError if it cannot be read."""
     try:
         if (size := file.stat().st_size) > LONGEST:
             raise ConfigError(f"{file} has {size:,} bytes; a file of settings has at most {LONGEST:,}")
@@ -71,7 +71,7 @@ def read_toml(file: Path) -> Table:
 
 
 def parse_value(text: str) -> Any:
-    """What a word on the command line means: a TOML value if it is one, otherwise the word itself.
+    """The value of a word on the command line: a TOML value if it is one, otherwise the word itself.
 
     >>> parse_value("0.1"), parse_value("[1, 2]"), parse_value("cuda")
     (0.1, [1, 2], 'cuda')
@@ -86,7 +86,7 @@ def parse_value(text: str) -> Any:
 
 
 class _TooLarge(Exception):
-    """A value that no setting can have."""
+    """A number that is larger than any setting."""
 
 
 def _check(value: Any, depth: int = 0) -> None:
@@ -104,7 +104,7 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
-    """A basic string of TOML; what cannot be printed stands as an escape.
+    """A basic string of TOML; characters that cannot be printed are escaped.
 
     >>> print(_string('say "\\x7f"'))
     "say \\"\\u007f\\""

@@ -1,4 +1,4 @@
-"""Rounds as they happen, for other people's dashboards. A tracker is one function that takes a record.
+"""Trackers: functions that are called with every record, for dashboards such as TensorBoard.
 
     with tensorboard("runs/x/tensorboard") as on_round:
         tw.simulate(model, clients, "mapo", on_round=on_round)
@@ -23,7 +23,7 @@ TRACKERS = ("tensorboard",)
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """What is known of a round, by name, and its total of bytes."""
+    """The numeric fields of a record by name, and its total bytes."""
     numeric = {key: value for key, value in record._asdict().items() if isinstance(value, int | float)}
     known = {key: value for key, value in numeric.items() if key != "round"}
     return {**known, "bytes_total": record.bytes_up + record.bytes_down + record.bytes_catchup}
@@ -31,9 +31,9 @@ def numbers(record: RoundRecord) -> dict[str, float]:
 
 @contextmanager
 def tensorboard(folder: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
-    """Write rounds where `tensorboard --logdir` finds them; what was in the folder is replaced.
+    """Write rounds for `tensorboard --logdir`; the folder is replaced.
 
-    A run that goes on after a kill tells all its rounds again, so nothing is lost and nothing is there twice.
+    A resumed run reports all its rounds again, so every round is written exactly once.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -44,7 +44,7 @@ def tensorboard(folder: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
 
     def on_round(record: RoundRecord) -> None:
         nonlocal sent, writer
-        if writer is None:  # not before: a run that is refused leaves nothing behind
+        if writer is None:  # not earlier: a run that is refused must not write anything
             shutil.rmtree(folder, ignore_errors=True)
             writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
         sent += record.bytes_up + record.bytes_down + record.bytes_catchup
@@ -60,7 +60,7 @@ def tensorboard(folder: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
 
 @contextmanager
 def tracker(name: str | None, run: Path) -> Iterator[Callable[[RoundRecord], None]]:
-    """The tracker of that name, writing into a run directory; None is one that does nothing."""
+    """The tracker of that name, writing into a run directory; for None, one that does nothing."""
     if name is None:
         yield lambda record: None
         return

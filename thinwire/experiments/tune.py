@@ -1,15 +1,15 @@
-"""Two settings that together decide what a method sends, found by a few runs: FLASC-S, for any two ordered knobs.
+"""Search over two settings that together decide how many bytes a method sends: FLASC-S, for any two ordered settings.
 
     stage 1   for d in shares:  stop when (r2, d) beats (r1, min(top, d r2 / r1))
     stage 2   (r, d) for all other sizes r
     result    the best of all runs
 
-For FLASC r is the rank and d the density. The two runs of a comparison send about as many numbers of the adapter; what
-they really cost, a dense head included, is in `Found.compared`. Paper: FLASC, 2024 (its text; the printed algorithm
-takes the number of the density for that of a rank).
+For FLASC r is the rank and d the density. The two runs of a comparison send about as many values of the adapter; their
+actual bytes, a dense head included, are in `Found.compared`. Paper: FLASC, 2024 (as in its text; the printed algorithm
+uses the index of the density as the index of a rank).
 
-The choice goes by examples of the clients that are held out (`task.validation_fraction`), never by the test set, whose accuracy is
-only reported; unless nothing is held out.
+Runs are compared by accuracy on validation examples of the clients (`task.validation_fraction`); the accuracy on the
+test set is only reported. Without validation examples, runs are compared by the test set.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ from thinwire.core.text import visible
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.config import Experiment, from_table, put, to_table
+from thinwire.experiments.describe import to_table
 from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.load import from_table
+from thinwire.experiments.loop import Stop, rounds
+from thinwire.experiments.overrides import put
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.toml import Table
 from thinwire.runtime.job import RoundRecord
@@ -40,19 +44,19 @@ _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/
 
 
 class Knob(NamedTuple):
-    """A setting, or several that are set alike, and the values to try, ascending."""
+    """A setting, or several that get the same value, and the values to try, ascending."""
 
     paths: tuple[str, ...]
     values: tuple[Number, ...]
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables: the last part of its path."""
         return self.paths[0].rpartition(".")[2]
 
     @classmethod
     def parse(cls, text: str) -> Knob:
-        """From words.
+        """A knob from the text of a command line.
 
         >>> Knob.parse("method.up.density+method.down.density=1/4,1")
         Knob(paths=('method.up.density', 'method.down.density'), values=(0.25, 1))
@@ -68,10 +72,10 @@ class Tried(NamedTuple):
 
     size: Number
     share: Number
-    accuracy: float  # what the search goes by; 0 for a run that broke down
+    accuracy: float  # the criterion of the search; 0 for a run that failed (`collapse.py`)
     bytes: int
     test_accuracy: float | None = None  # only reported
-    clipped: bool = False  # d r2 / r1 was no value that can be
+    clipped: bool = False  # d r2 / r1 was no possible value
 
 
 class Found(NamedTuple):
@@ -80,14 +84,14 @@ class Found(NamedTuple):
     size: Number
     share: Number
     tried: tuple[Tried, ...]
-    lost: int = 0  # bytes of a run that the budget cut off
-    grid: int | None = None  # about what all sizes with all shares would cost
+    lost: int = 0  # bytes of a run that the budget ended
+    grid: int | None = None  # estimated bytes of a grid of all sizes and shares
     compared: tuple[tuple[Tried, Tried], ...] = ()  # the pairs of stage 1, the smaller size first
     chosen_by: str = "accuracy"
 
     @property
     def bytes(self) -> int:
-        """What the search cost: the traffic of all runs."""
+        """The bytes of all runs of the search."""
         return self.lost + sum(one.bytes for one in self.tried)
 
     @property
@@ -97,19 +101,19 @@ class Found(NamedTuple):
 
 
 class Spent(Exception):
-    """The budget is used up; says how many bytes a run had sent when it was cut off."""
+    """The byte budget is used up; `lost` is the bytes of the run that was ended."""
 
     def __init__(self, lost: int) -> None:
         super().__init__(lost)
         self.lost = lost
 
 
-Measured = tuple[float, int] | tuple[float, int, float | None]  # accuracy, bytes, and accuracy on the test set
+Measured = tuple[float, int] | tuple[float, int, float | None]  # criterion, bytes, accuracy on the test set
 Measure = Callable[[Number, Number], Measured]  # of a size and a share
 
 
 def numbers(text: str, what: str) -> tuple[Number, ...]:
-    """Numbers between commas; fractions, too.
+    """Numbers separated by commas; fractions are allowed.
 
     >>> numbers("1,4", "ranks"), numbers("1/16,0.25,1", "densities")
     ((1, 4), (0.0625, 0.25, 1))
@@ -121,19 +125,21 @@ def numbers(text: str, what: str) -> tuple[Number, ...]:
         exact = [Fraction(word) for word in words]
     except (ValueError, ZeroDivisionError) as error:
         given = visible(text, 80)
-        raise ConfigError(f"{what} must be numbers between commas, such as 1,4 or 1/16,1/4, not {given!r}") from error
+        raise ConfigError(
+            f"{what} must be numbers separated by commas, such as 1,4 or 1/16,1/4, not {given!r}"
+        ) from error
     return tuple(int(one) if one.denominator == 1 else float(one) for one in exact)
 
 
 def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], top: Number = 1.0) -> Found:
-    """The search over anything that can be measured; no size and share is measured twice.
+    """The search over any measure; no pair of size and share is measured twice.
 
     Args:
-        measure: gives the accuracy and the bytes of a size and a share, and the accuracy on the test set if that is
-            another; raises `Spent` when there is nothing left.
+        measure: returns the criterion and the bytes of a size and a share, and the accuracy on the test set if that
+            is another; raises `Spent` when the budget is used up.
         sizes: two or more, ascending, such as ranks.
         shares: ascending, such as densities; `top` is added at the end where it is missing.
-        top: the largest share that can be.
+        top: the largest possible share.
 
     >>> found = search(lambda r, d: (min(r * d, 2.0) + r / 100, int(100 * r * d)), (1, 2, 4), (0.25, 0.5, 1.0))
     >>> found.size, found.share, found.bytes, len(found.tried)
@@ -169,7 +175,9 @@ def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], 
             run(size, share)
     except Spent as error:
         if not tried:
-            raise ConfigError("the budget was spent before one run was done; give more, or fewer rounds") from error
+            raise ConfigError(
+                "the budget was spent before one run finished; raise it, or train fewer rounds"
+            ) from error
         lost = error.lost
     best = max(tried.values(), key=lambda one: (one.accuracy, -one.bytes))
     compared = tuple((tried[one], tried[other]) for one, other in pairs)
@@ -177,7 +185,7 @@ def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], 
 
 
 def flasc_knobs(ranks: Sequence[Number], densities: Sequence[Number]) -> tuple[Knob, Knob]:
-    """The knobs of FLASC-S: the rank, and the density of both links, of which 1 is always the last."""
+    """The knobs of FLASC-S: the rank, and the density of uploads and downloads, whose last value is always 1."""
     both = ("method.up.density", "method.down.density")
     full = () if densities and densities[-1] >= 1 else (1.0,)
     return Knob(("method.space.rank",), tuple(ranks)), Knob(both, (*densities, *full))
@@ -193,18 +201,18 @@ def tune(
     data_dir: Path | None = None,
     validation_fraction: float = 0.1,
 ) -> Found:
-    """The search on an experiment such as `resolve("flasc", "digits")`; where a rank has an alpha, alpha / rank stays.
+    """Run the search on an experiment such as `resolve("flasc", "digits")`; alpha / rank of an adapter stays constant.
 
     Args:
-        experiment: a method that has both settings.
+        experiment: an experiment with both settings.
         size: the first setting, such as the rank.
-        share: the second, such as the density; its last value is the largest that can be.
-        budget: ends the search when its runs have sent so many bytes; None for no limit.
-        out: a folder for the directories of all runs. What is found there is not run again, so that a search that
-            was stopped goes on.
-        data_dir: the folder of data sets.
-        validation_fraction: the share of each client's examples that is kept from training and decides; where the experiment has
-            a `task.validation_fraction` of its own, that. 0 lets the test set decide.
+        share: the second, such as the density; its last value is the largest possible one.
+        budget: the search ends when its runs have sent so many bytes; None for no limit.
+        out: a folder for the directories of all runs. Finished runs in it are used again, so that a stopped search
+            continues.
+        data_dir: the folder of datasets.
+        validation_fraction: fraction of each client's examples that is kept from training and used as the criterion,
+            unless the experiment has a `task.validation_fraction`. With 0 the criterion is the test set.
     """
     if validation_fraction and not experiment.task.validation_fraction:
         experiment = replace(experiment, task=replace(experiment.task, validation_fraction=validation_fraction))
@@ -213,31 +221,28 @@ def tune(
         runs = Runs(experiment, size, share, by, Path(folder), data_dir, budget)
         for knob in (size, share):
             for value in knob.values:
-                set_knob(experiment, knob, value)  # what cannot be set is found before any run
+                set_knob(experiment, knob, value)  # raises for impossible values before the first run
         top = _as(share, to_table(experiment), share.values[-1])
         found = search(runs, size.values, share.values, top)
     known = {(one.size, one.share): one.bytes for one in found.tried}
     pairs = [(one, two) for one in size.values for two in share.values]
     untried = [set_knob(set_knob(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
     cost = sum(known.get(pair, 0) for pair in pairs) + sum(_about(other, data_dir) for other in untried)
-    held = (
-        f"accuracy on the {100 * experiment.task.validation_fraction:g} % of each client's examples that are held out"
-    )
-    return found._replace(
-        grid=cost, chosen_by=held if experiment.task.validation_fraction else "accuracy on the test set"
-    )
+    fraction = experiment.task.validation_fraction
+    by_clients = f"accuracy on the {100 * fraction:g} % of each client's examples that are held out"
+    return found._replace(grid=cost, chosen_by=by_clients if fraction else "accuracy on the test set")
 
 
 class Runs:
-    """The runs of a search as something that can be measured.
+    """The measure of a search: the criterion and the bytes of a run.
 
     Args:
-        experiment: what does not change.
+        experiment: the experiment whose settings are changed.
         size, share: the two settings.
-        by: the key of a summary that the search goes by.
+        by: the key of a summary that is the criterion.
         out: the folder of the run directories.
-        data_dir: the folder of data sets.
-        budget: how many bytes the runs may send; None for no limit.
+        data_dir: the folder of datasets.
+        budget: bytes that the runs may send; None for no limit.
     """
 
     def __init__(
@@ -254,7 +259,7 @@ class Runs:
         self.out, self.data_dir, self.budget, self.spent = out, data_dir, budget, 0
 
     def __call__(self, size: Number, share: Number) -> Measured:
-        """Run one setting; a run that breaks down has an accuracy of 0."""
+        """Run one setting; a run that diverges, collapses or stays at chance has an accuracy of 0."""
         chosen, sent = self.experiment, 0
         for knob, value in zip(self.knobs, (size, share), strict=True):
             chosen = set_knob(chosen, knob, value)
@@ -283,16 +288,17 @@ class Runs:
 
 
 def _about(experiment: Experiment, data_dir: Path | None) -> int:
-    """About what a run sends: its second round, with next to no training, as often as there are rounds."""
+    """Estimated bytes of a run: those of its second round, after minimal training, times the number of rounds."""
     quick = replace(experiment, rounds=2, local=Local(steps=1, batch=1))
-    if then := quick.method.next_stage:
-        quick = replace(quick, method=replace(quick.method, next_stage=replace(then, at=1)))
-    last = list(quick.engine.run(build_job(quick, data_dir)))[-1]
+    if stage := quick.method.next_stage:
+        quick = replace(quick, method=replace(quick.method, next_stage=replace(stage, at=1)))
+    simulation = quick.engine.prepare(build_job(quick, data_dir))
+    *_, (_, last) = rounds(simulation, simulation.start(), Stop(quick.rounds))
     return (last.bytes_up + last.bytes_down + last.bytes_catchup) * experiment.rounds
 
 
 def set_knob(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
-    """The experiment with a knob at a value."""
+    """The experiment with a knob set to a value."""
     table = to_table(experiment)
     for path in knob.paths:
         before = _get(table, path)
@@ -305,10 +311,10 @@ def set_knob(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
 
 
 def _as(knob: Knob, table: Table, value: Number) -> Number:
-    """The value as the type that the setting has."""
+    """The value converted to the type of the setting."""
     if isinstance(_get(table, knob.paths[0]), int):
         if value != int(value):
-            raise ConfigError(f"{knob.paths[0]} is a whole number, so {value} cannot be tried")
+            raise ConfigError(f"{knob.paths[0]} is a whole number, so {value} cannot be tried; write whole numbers")
         return int(value)
     return float(value)
 

@@ -1,4 +1,4 @@
-"""Where a run stands, told from its files alone: it may run elsewhere, on a machine whose disk is mounted here."""
+"""Progress of a run, read from its files: the run may be on another machine with a shared disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from thinwire.errors import ConfigError
 from thinwire.experiments.records import read_run, totals
 
-RECENT = 20  # rounds that a rate is taken from
+RECENT = 20  # rounds for bytes and seconds per round
 
 
 class Standing(NamedTuple):
-    """What can be said of a run at a moment."""
+    """The progress of a run at a moment."""
 
     run: str
     method: str
@@ -24,7 +24,7 @@ class Standing(NamedTuple):
     round: int
     rounds: int
     loss: float | None
-    accuracy: float | None  # the newest
+    accuracy: float | None  # the latest
     best_accuracy: float | None
     bytes_up: int
     bytes_down: int
@@ -33,29 +33,29 @@ class Standing(NamedTuple):
     bytes_per_round: float | None  # recently
     seconds_per_round: float | None  # recently
     eta_seconds: float | None
-    silent_seconds: float | None  # since the newest line was written, by the clock of this machine
-    status: str = "finished"  # `collapsed`, `at chance` or `diverged` if something is wrong so far (`collapse.py`)
+    silent_seconds: float | None  # since the last line was written, by the clock of this machine
+    status: str = "finished"  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
     status_why: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The fields as plain values."""
         return self._asdict()
 
 
 def standing(path: Path, now: float | None = None) -> Standing:
-    """Where a run stands.
+    """The progress of a run.
 
     Args:
         path: the run directory.
-        now: the time, for tests; the clock's by default.
+        now: the time, for tests; by default that of the clock.
     """
     run = read_run(path)
     records, total = run.records, totals(run.records)
     recent = records[-RECENT:]
     pace = statistics.median(record["seconds"] for record in recent) if recent else None
     each = statistics.fmean(sum(r[f"bytes_{w}"] for w in ("up", "down", "catchup")) for r in recent) if recent else None
-    asked = (run.summary or {}).get("rounds", run.rounds)  # fewer where the run ended at its goal, or diverged
-    finished = run.summary is not None and len(records) >= asked
+    rounds = (run.summary or {}).get("rounds", run.rounds)  # fewer if the run reached its target, or diverged
+    finished = run.summary is not None and len(records) >= rounds
     try:
         changed = (path / "metrics.jsonl").stat().st_mtime
         silent = max(0.0, (time.time() if now is None else now) - changed)
@@ -85,9 +85,9 @@ def standing(path: Path, now: float | None = None) -> Standing:
 
 
 def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
-    """Where a run stands, again and again, until it is finished; looks at the files once in `every` seconds."""
+    """The progress of a run every so many seconds, until it is finished."""
     if not 0 < every <= 86_400:
-        raise ConfigError(f"the seconds between two looks must be above 0 and at most 86,400, not {every}")
+        raise ConfigError(f"every must be above 0 and at most 86,400 seconds, not {every}")
     while True:
         now = standing(path)
         yield now

@@ -1,10 +1,10 @@
-"""The same rounds between real machines, over Flower: only what carries the bytes is different.
+"""Deployment over Flower: the same protocol between real processes; only the transport is different.
 
-client.py      one client's side: a message in, a message out, and what it keeps in between
-client_store.py        what a client keeps, as bytes
-server.py      the server's side: asks, checks, waits, decides; over any transport
-transport.py   what a transport is, and one in memory
-grid.py        Flower as a transport; the only file that needs it
+client.py            one client: a download in, an upload out
+client_store.py      what a client stores between messages
+server.py            the server: requests, checks, waits, decides; over any transport
+transport.py         the contract of a transport, and one in memory
+grid_transport.py    Flower as a transport; the only file that needs it
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INSTALL = "pip install 'thinwire[flower]'"
 
 
 def need_flower() -> None:
-    """Say in one line how to install Flower, if it is not there."""
+    """Raise ConfigError, with the line that installs Flower, if it is not installed."""
     try:
         import flwr  # noqa: F401
     except ImportError as error:

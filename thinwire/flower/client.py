@@ -1,96 +1,120 @@
-"""One client's side of a deployment: a message in, a message out.
+"""One client of a deployment: a download in, an upload out.
 
 steps or state from version u to v
-  our last answer counted, and we are at u        ->  train from v, answer
-  it did not, and v is new                        ->  go back to where we were before it; then as above
-  it did not, and v is what it was trained from   ->  the same answer again: nothing is trained twice
-  we are not at u, or the guard says so           ->  `request_full_state`; the server sends the whole state
+  our last upload was accepted, and we are at u   ->  train from v, upload
+  it was not, and v is new                        ->  return to the state before it; then as above
+  it was not, and v is what it was trained from   ->  the same upload again: nothing is trained twice
+  we are not at u, or the drift check fails       ->  `request_full_state`; the server sends the whole state
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from thinwire.core.tree import add, to_device
 from thinwire.errors import Drifted, ThinwireError
-from thinwire.flower.client_store import Answer, Ask, ClientStore, Place
-from thinwire.protocol.download import receive, request_full_state
-from thinwire.protocol.round import cohort_round, forget, initial_client_state
-from thinwire.protocol.state import Public
+from thinwire.flower.client_store import ClientStore, Position, Request, Response
+from thinwire.protocol.client import (
+    Group,
+    begin_updates,
+    drop_stale,
+    initial_client_state,
+    make_uploads,
+    training_inputs,
+)
+from thinwire.protocol.receive import Received, receive, request_full_state
+from thinwire.protocol.state import ClientState, PublicState
+from thinwire.runtime.engine import EngineSettings
+from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Simulation
+from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
 
 
-class Client(Simulation):
-    """A client that trains alone what the simulation trains in its cohort.
+class Client:
+    """Clients that train one at a time, with the results of the simulation.
 
     Args:
-        engine: the device; clients of a deployment always train one by one.
-        job: what is learnt, and from which examples. Only those of the asked client are touched.
+        engine: the device and how to compute on it.
+        job: what is trained, on which examples. Only those of the requested client are read.
     """
 
-    def __init__(self, engine: LocalEngine, job: Job) -> None:
-        super().__init__(replace(engine, backend="loop", chunk=1), job)
+    def __init__(self, engine: EngineSettings, job: Job) -> None:
+        self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
+        self.contract, self.job = self.federation.contract, job
+        self.model = replace(self.federation.model, products=None)
 
     @property
-    def first(self) -> Public:
+    def first(self) -> PublicState:
         """The public state of version 0."""
-        return self.public
+        return self.federation.first
 
     def fresh(self, client: int) -> ClientStore:
-        """What a client keeps that was never asked."""
-        return ClientStore((Place(self.first, initial_client_state(self.contract, self.first, client)),))
+        """The store of a client that has not taken part."""
+        return ClientStore((Position(self.first, initial_client_state(self.contract, self.first, client)),))
 
-    def answer(self, client: int, ask: Ask, kept: ClientStore | None = None) -> tuple[Answer, ClientStore]:
-        """What a client answers, and what it keeps.
+    def respond(self, client: int, request: Request, store: ClientStore | None = None) -> tuple[Response, ClientStore]:
+        """The response of a client, and what it stores.
 
         Args:
             client: its number.
-            ask: the server's message, not trusted.
-            kept: what it kept; None if it was never asked, or lost it.
+            request: the server's request, not trusted.
+            store: what it stored; None if it has not taken part, or lost it.
         """
-        kept = kept or self.fresh(client)
+        store = store or self.fresh(client)
         try:
-            return self._answer(client, ask, kept)
-        except ThinwireError as error:  # it is where it was, and says why
-            return Answer(b"", error=f"{type(error).__name__}: {error}"), kept
+            return self._respond(client, request, store)
+        except ThinwireError as error:  # nothing was changed
+            return Response(b"", error=f"{type(error).__name__}: {error}"), store
 
-    def _answer(self, client: int, ask: Ask, kept: ClientStore) -> tuple[Answer, ClientStore]:
-        message = wire.unpack(ask.data, self.contract.schema)
+    def _respond(self, client: int, request: Request, store: ClientStore) -> tuple[Response, ClientStore]:
+        message = wire.unpack(request.data, self.contract.schema)
         start, version = message.version - message.behind, message.version
-        newest = kept.places[-1]
-        arrived = kept.said is None or ask.heard == newest.public.version  # whether our last answer counted
-        if kept.said and not arrived and version == newest.public.version:
-            return kept.said, kept
-        place = newest if arrived else kept.places[0]
-        if place.public.version != start:
-            return self._lost(client, ClientStore((place,)), version)
-        known = place.public
-        if message.kind == wire.STATE:  # holds all that is not as in version 0
+        newest = store.positions[-1]
+        accepted = store.response is None or request.accepted == newest.public.version
+        if store.response and not accepted and version == newest.public.version:
+            return store.response, store
+        position = newest if accepted else store.positions[0]
+        if position.public.version != start:
+            return self._lost(client, ClientStore((position,)), version)
+        known = position.public
+        if message.kind == wire.STATE:  # contains everything that differs from version 0
             known = self.first._replace(version=start)
         try:
-            public, touched, plan = receive(self.contract, known, ask.data, client)
+            received = receive(self.contract, known, request.data, client)
         except Drifted:
-            return Answer(request_full_state(self.contract, start, client)), ClientStore((place,))
-        with self.kernels():
-            work = self.draws.workload(version, (client,))
-            reply = cohort_round(
-                self.training,
-                replace(self.model, products=None),
-                public,
-                self.contract.basis(version, self.device),
-                plan,
-                (client,),
-                [forget(place.state, touched)],
-                work,
-                "loop",
-            )
-        said = Answer(bytes(reply.messages[0]), float(reply.loss[0]), work.samples[0])
-        return said, ClientStore((place, Place(public, reply.states[0])), said)
+            return Response(request_full_state(self.contract, start, client)), ClientStore((position,))
+        state = drop_stale(position.state, received.synced)
+        response, after = self._train(client, received, state)
+        return response, ClientStore((position, Position(received.public, after)), response)
 
-    def _lost(self, client: int, kept: ClientStore, version: int) -> tuple[Answer, ClientStore]:
-        """Ask for the whole state: from where we are, or, if the server is behind us, from the very beginning."""
-        if kept.places[0].public.version > version:
-            kept = self.fresh(client)
-        return Answer(request_full_state(self.contract, kept.places[0].public.version, client)), kept
+    def _train(self, client: int, received: Received, state: ClientState) -> tuple[Response, ClientState]:
+        """Train one client from what it received; its response and next state."""
+        public = received.public
+        group = Group(public, received.plan, (client,), (state,))
+        work = self.federation.sampler.workload(public.version, (client,))
+        with self.federation.compute():
+            accuracy = self._accuracy(client, public, state)
+            inputs = training_inputs(self.contract, self.model, group, work)
+            outcome = LoopTrainer().train(inputs)
+            updates = begin_updates(self.contract, group, inputs.start, outcome)()
+            (message,), (after,) = make_uploads(self.contract, group, updates, work.samples)
+        return Response(bytes(message), float(updates.loss[0]), work.samples[0], accuracy=accuracy), after
+
+    def _accuracy(self, client: int, public: PublicState, state: ClientState) -> float:
+        """The accuracy of the received model, with the client's own blocks, on its validation examples; or -1."""
+        tests = self.job.task.client_tests
+        if tests is None or not public.version or not self.federation.is_evaluated(public.version):
+            return -1.0
+        contract = self.contract.at(public.version)
+        coords = {**public.coords, **add(to_device(state.unsent, public.device), public.coords)}
+        basis = contract.basis(public.version, public.device)
+        weights = contract.method.space.evaluation_weights(public.base, basis, coords)
+        _, value = self.federation.model.evaluate(weights, public.buffers, self.federation.train, tests.client(client))
+        return -1.0 if value is None else value
+
+    def _lost(self, client: int, store: ClientStore, version: int) -> tuple[Response, ClientStore]:
+        """Request the whole state: from our version, or, if the server is behind us, from version 0."""
+        if store.positions[0].public.version > version:
+            store = self.fresh(client)
+        return Response(request_full_state(self.contract, store.positions[0].public.version, client)), store

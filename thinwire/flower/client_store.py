@@ -1,8 +1,8 @@
-"""What a client keeps from one message to the next, and its written form.
+"""What a client stores between messages, and its serialized form.
 
-A client cannot know whether its answer arrived. It therefore keeps two places: the one that it trained from, and the
-one where its answer left it. The next `Ask` says which answer the server last accepted, and so which of the two it
-believes in; the other is dropped. Each answer counts exactly once on both sides, or on neither.
+A client cannot know whether its upload arrived. It therefore stores two positions: the one that it trained from, and
+the one after its upload. The next `Request` says which upload the server last accepted, and so which of the two is
+valid; the other is dropped. Each upload counts exactly once on both sides, or on neither.
 """
 
 from __future__ import annotations
@@ -15,100 +15,110 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from thinwire.core.state import State
 from thinwire.core.tree import Tree, same
 from thinwire.errors import CheckpointError
-from thinwire.protocol.state import ClientState, Public
+from thinwire.protocol.state import ClientState, PublicState
 
 _PUBLIC = ("base", "coords", "shared", "buffers")
-_STATE = ("held", "correction", "codec", "opt")
+_STATE = ("unsent", "correction", "codec")
 
 
-class Ask(NamedTuple):
-    """What goes to a client: a message, and which of its answers the server last accepted."""
+class Request(NamedTuple):
+    """What the server sends to a client: a download, and which of its uploads was last accepted."""
 
     data: bytes
-    heard: int = -1  # the version that it was trained from; -1 for none
+    accepted: int = -1  # the version that it was trained from; -1 for none
 
 
-class Answer(NamedTuple):
-    """What goes back to the server: a message, and two numbers for the metrics; or an error in words."""
+class Response(NamedTuple):
+    """What a client sends back: an upload and values for the metrics, or an error message."""
 
     data: bytes
     loss: float = 0.0
     examples: int = 0
     error: str = ""
+    accuracy: float = -1.0  # of the received model on the client's validation examples; -1 where it was not evaluated
 
 
-class Place(NamedTuple):
-    """Where a client is: the public state that it holds, and what is its own."""
+class Position(NamedTuple):
+    """The public state that a client has, and its own state."""
 
-    public: Public
+    public: PublicState
     state: ClientState
 
 
 class ClientStore(NamedTuple):
-    """All that a client keeps.
+    """Everything that a client stores.
 
     Args:
-        places: where it is; or where it was before its last answer, and where it is since.
-        said: that answer.
+        positions: its position; or that before its last upload, and that after it.
+        response: that upload.
     """
 
-    places: tuple[Place, ...]
-    said: Answer | None = None
+    positions: tuple[Position, ...]
+    response: Response | None = None
 
-    def dump(self, first: Public) -> bytes:
-        """As bytes: a SHA-256, then safetensors. A base that is still that of version 0 is left out.
+    def dump(self, first: PublicState) -> bytes:
+        """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
 
         Args:
             first: the public state of version 0.
         """
         tensors: Tree = {}
-        places = []
-        for i, place in enumerate(self.places):
-            for what, parts, tree in (("public", _PUBLIC, place.public), ("state", _STATE, place.state)):
-                for part in parts:
-                    if part == "base" and same(place.public.base, first.base):
-                        continue
-                    tensors |= {f"{i}/{what}/{part}/{name}": block for name, block in getattr(tree, part).items()}
-            places.append([place.public.version, place.state.version])
-        if self.said and self.said.data:
-            tensors["said"] = torch.frombuffer(bytearray(self.said.data), dtype=torch.uint8)
-        said = [self.said.loss, self.said.examples] if self.said else None
-        meta = {"names": list(tensors), "places": places, "said": said}
+        for i, (public, state) in enumerate(self.positions):
+            trees = {f"public/{part}": getattr(public, part) for part in _PUBLIC}
+            if same(public.base, first.base):
+                del trees["public/base"]
+            trees |= {f"state/{part}": getattr(state, part) for part in _STATE}
+            trees |= {f"opt/{slot}": tree for slot, tree in state.opt.items()}
+            tensors |= {f"{i}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
+        if self.response and self.response.data:
+            tensors["response"] = torch.frombuffer(bytearray(self.response.data), dtype=torch.uint8)
+        meta = {
+            "names": list(tensors),
+            "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
+            "response": [*self.response[1:3], self.response.accuracy] if self.response else None,
+        }
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         data = save(own, {"thinwire": json.dumps(meta)})
         return hashlib.sha256(data).digest() + data
 
     @classmethod
-    def load(cls, data: bytes, first: Public) -> ClientStore:
+    def load(cls, data: bytes, first: PublicState) -> ClientStore:
         """From bytes.
 
         Args:
-            data: what `dump` gave.
+            data: the result of `dump`.
             first: the public state of version 0.
         """
         try:
-            body = data[32:]
-            if hashlib.sha256(body).digest() != data[:32]:
-                raise CheckpointError("what this client kept is damaged: its SHA-256 does not match")
-            length = int.from_bytes(body[:8], "little")
-            meta: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["thinwire"])
-            tensors = load(body)
-            device = next(iter(first.base.values())).device
-
-            def tree(prefix: str, place: Any) -> Tree:
-                return {n.removeprefix(prefix): tensors[n].to(place) for n in meta["names"] if n.startswith(prefix)}
-
-            places = []
-            for i, (version, seen) in enumerate(meta["places"]):
-                public = Public(version, *(tree(f"{i}/public/{part}/", device) for part in _PUBLIC))
-                public = public._replace(base=public.base or first.base)
-                state = ClientState(seen, *(tree(f"{i}/state/{part}/", "cpu") for part in _STATE))
-                places.append(Place(public, state))
-            said = None
-            if meta["said"]:
-                said = Answer(bytes(tensors["said"].numpy()), meta["said"][0], meta["said"][1])
-            return cls(tuple(places), said)
+            return cls._load(data, first)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError, SafetensorError) as error:
-            raise CheckpointError(f"what this client kept cannot be read ({error})") from error
+            raise CheckpointError(f"what this client stored cannot be read ({error})") from error
+
+    @classmethod
+    def _load(cls, data: bytes, first: PublicState) -> ClientStore:
+        body = data[32:]
+        if hashlib.sha256(body).digest() != data[:32]:
+            raise CheckpointError("what this client stored is damaged: its SHA-256 does not match")
+        length = int.from_bytes(body[:8], "little")
+        meta: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["thinwire"])
+        tensors = load(body)
+
+        def tree(prefix: str, device: Any) -> Tree:
+            return {n.removeprefix(prefix): tensors[n].to(device) for n in meta["names"] if n.startswith(prefix)}
+
+        positions = []
+        for i, (version, own_version, slots) in enumerate(meta["positions"]):
+            public = PublicState(version, *(tree(f"{i}/public/{part}/", first.device) for part in _PUBLIC))
+            public = public._replace(base=public.base or first.base)
+            opt: State = {slot: tree(f"{i}/opt/{slot}/", "cpu") for slot in slots}
+            own = {part: tree(f"{i}/state/{part}/", "cpu") for part in _STATE}
+            state = ClientState(own_version, **own, opt=opt)
+            positions.append(Position(public, state))
+        response = None
+        if meta["response"]:
+            loss, examples, accuracy = meta["response"]
+            response = Response(bytes(tensors["response"].numpy()), loss, examples, accuracy=accuracy)
+        return cls(tuple(positions), response)

@@ -1,10 +1,10 @@
 """Flower as a transport: our messages as opaque bytes in Flower's records.
 
-    to a client    run, client, heard, data
-    from it        client, loss, examples, data; or client, error
+    to a client    run, client, accepted, data
+    from it        client, loss, examples, accuracy, data; or client, error
 
-`data` is the message. Up to 4 MB it stands in the record itself, which Flower sends as one object; above, in an array
-of bytes, which Flower cuts into pieces. Whatever arrives is checked before it is believed.
+`data` is the message. Up to 4 MB it is in the record itself, which Flower sends as one object; above, in an array of
+bytes, which Flower sends in chunks. Everything received is checked.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
-from thinwire.flower.client_store import Answer, Ask
-from thinwire.flower.transport import Heard
+from thinwire.flower.client_store import Request, Response
+from thinwire.flower.transport import ClientResponse
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -28,7 +28,7 @@ _FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
 
 
 def pack(fields: Mapping[str, Any], data: bytes = b"") -> RecordDict:
-    """Fields and a message as Flower's records; empty values are left out."""
+    """Fields and a message as Flower's records; empty values are omitted."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     given = {key: value for key, value in fields.items() if value not in ("", b"", [])}
@@ -42,14 +42,14 @@ def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
     """The fields of these names and types, and the message.
 
     Args:
-        records: from anywhere.
-        types: what is expected; a text that is absent is empty.
+        records: the records, not trusted.
+        types: the expected fields; a missing string is empty.
     """
     from flwr.app import ArrayRecord, ConfigRecord
 
     fields = records.get(_FIELDS)
     if not isinstance(fields, ConfigRecord):
-        raise WireError("not a message of thinwire: it has no record of that name")
+        raise WireError("not a message of thinwire: the record 'thinwire' is missing")
     values = []
     for name, kind in types.items():
         value = fields.get(name, "" if kind is str else None)
@@ -66,15 +66,15 @@ def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
 
 
 class GridTransport:
-    """Clients behind the nodes of a Flower grid. Each node says which clients it serves.
+    """Clients on the nodes of a Flower grid. Each node reports which clients it has.
 
     Args:
-        grid: Flower's.
-        run: the name of this run, under which clients keep their states; asked for once, at the first message.
-        schema: what both ends must have agreed on.
-        clients: how many clients there are.
-        poll: seconds between two looks for answers.
-        log: is told what was refused.
+        grid: Flower's grid.
+        run: returns the name of this run, under which clients store their states; called once, at the first message.
+        schema: the hash of method, model, initial weights and seed, which must be the same on nodes.
+        clients: number of clients.
+        poll: seconds between two polls for responses.
+        log: receives a line for everything that was refused.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class GridTransport:
         self.grid, self.schema, self.count, self.poll, self.log = grid, schema, clients, poll, log
         self._make_run, self._run = run, ""
         self.serves: dict[int, frozenset[int]] = {}  # by node
-        self.silent: dict[int, float] = {}  # nodes that did not answer, and until when they are left alone
+        self.unresponsive: dict[int, float] = {}  # nodes, and until when they are not queried again
 
     @property
     def run(self) -> str:
@@ -98,42 +98,45 @@ class GridTransport:
         return self._run
 
     def clients(self) -> Set[int]:
-        """The clients of all nodes that are there; nodes that are new are asked whom they serve."""
+        """The clients of all connected nodes; new nodes are queried for their clients."""
         here = set(self.grid.get_node_ids())
         self.serves = {node: clients for node, clients in self.serves.items() if node in here}
-        self.silent = {node: until for node, until in self.silent.items() if until > time.monotonic()}
-        new = sorted(here - self.serves.keys() - self.silent.keys())
+        self.unresponsive = {node: until for node, until in self.unresponsive.items() if until > time.monotonic()}
+        new = sorted(here - self.serves.keys() - self.unresponsive.keys())
         if new:
             hello = {node: pack({"run": self.run}) for node in new}
             for node, reply in self._exchange(hello, "query", HELLO_SECONDS):
-                if reply.has_error():  # of Flower or of the app, which may pass
-                    self.log(f"node {node} could not introduce itself: {visible(str(reply.error.reason), 300)}")
-                    self.silent[node] = time.monotonic() + AGAIN_SECONDS
+                if reply.has_error():  # of Flower or of the app; it may be temporary
+                    self.log(f"node {node} could not report its clients: {visible(str(reply.error.reason), 300)}")
+                    self.unresponsive[node] = time.monotonic() + AGAIN_SECONDS
                     continue
                 try:
-                    self.serves[node] = self._introduced(reply)
+                    self.serves[node] = self._reported(reply)
                 except WireError as error:
-                    self.log(f"node {node} is left out: {visible(str(error), 300)}")
+                    self.log(f"node {node} is not used: {visible(str(error), 300)}")
                     self.serves[node] = frozenset()
-            for node in set(new) - self.serves.keys() - self.silent.keys():  # do not wait for it in every round
-                self.log(f"node {node} did not introduce itself in {HELLO_SECONDS:.0f} seconds")
-                self.silent[node] = time.monotonic() + 5 * HELLO_SECONDS
+            for node in set(new) - self.serves.keys() - self.unresponsive.keys():  # not in every round
+                self.log(f"node {node} did not report its clients in {HELLO_SECONDS:.0f} seconds")
+                self.unresponsive[node] = time.monotonic() + 5 * HELLO_SECONDS
         return frozenset().union(*self.serves.values())
 
-    def ask(self, asks: Mapping[int, Ask], seconds: float) -> Iterator[Heard]:
-        """Send all messages, and give the answers as they come."""
+    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
+        """Send all requests, and yield the responses as they arrive."""
         node_of = {client: node for node, clients in self.serves.items() for client in clients}
-        sent = {i: pack({"run": self.run, "client": i, "heard": ask.heard}, ask.data) for i, ask in asks.items()}
+        sent = {
+            i: pack({"run": self.run, "client": i, "accepted": request.accepted}, request.data)
+            for i, request in requests.items()
+        }
         for client, reply in self._exchange(sent, "train", seconds, node_of):
-            if reply.has_error():  # of Flower or of the app: the client itself said nothing
-                self.log(f"client {client} did not answer: {visible(str(reply.error.reason), 300)}")
+            if reply.has_error():  # of Flower or of the app, not of the client
+                self.log(f"client {client} did not respond: {visible(str(reply.error.reason), 300)}")
                 continue
             try:
-                yield Heard(client, _answer(client, reply))
+                yield ClientResponse(client, _response(client, reply))
             except WireError as error:
-                yield Heard(client, Answer(b"", error=str(error)))
+                yield ClientResponse(client, Response(b"", error=str(error)))
 
-    def _introduced(self, reply: Message) -> frozenset[int]:
+    def _reported(self, reply: Message) -> frozenset[int]:
         (served, schema), _ = unpack(reply.content, clients=list, schema=bytes)
         if schema != self.schema:
             raise WireError(
@@ -142,16 +145,16 @@ class GridTransport:
             )
         clients = frozenset(served)
         if not clients <= frozenset(range(self.count)):
-            raise WireError(f"it says that it serves clients {sorted(clients)[:5]}, there are {self.count}")
+            raise WireError(f"it reports clients {sorted(clients)[:5]}, there are {self.count}")
         taken = clients & frozenset().union(*self.serves.values())
         if taken:
-            raise WireError(f"it says that it serves client {min(taken)}, which another node serves")
+            raise WireError(f"it reports client {min(taken)}, which another node has")
         return clients
 
     def _exchange(
         self, contents: Mapping[int, RecordDict], kind: str, seconds: float, node_of: Mapping[int, int] | None = None
     ) -> Iterator[tuple[int, Message]]:
-        """Push one message to each, and pull the replies until all are there or the time is over."""
+        """Push one message to each, and pull the replies until all have arrived or the time is over."""
         from flwr.app import Message
 
         waiting = {}
@@ -170,12 +173,12 @@ class GridTransport:
                 time.sleep(self.poll)
 
 
-def _answer(client: int, reply: Message) -> Answer:
+def _response(client: int, reply: Message) -> Response:
     content = reply.content
     (who, error), data = unpack(content, client=int, error=str)
     if who != client:
-        raise WireError(f"client {who} answered in its place")
+        raise WireError(f"client {who} responded in its place")
     if error:
-        return Answer(b"", error=error)
-    (loss, examples), _ = unpack(content, loss=float, examples=int)
-    return Answer(data, loss, examples)
+        return Response(b"", error=error)
+    (loss, examples, accuracy), _ = unpack(content, loss=float, examples=int, accuracy=float)
+    return Response(data, loss, examples, accuracy=accuracy)

@@ -1,18 +1,18 @@
-"""The server's side of a deployment: ask, wait, check, decide. It knows a transport, not what is behind it.
+"""The server of a deployment: request, wait, check, decide. It knows a transport, not what is behind it.
 
-What goes wrong, and what then happens:
+What can go wrong, and what then happens:
 
-    a client is not there, or too late         the round goes on without it, if enough others answered (`quorum`)
-    fewer answered                             asked again (they repeat what they said), then the run stops: resume
-    a message is damaged, far too long, of     refused and counted; the client stays where it was
+    a client is absent, or too late            the round continues without it, if enough others responded (`quorum`)
+    fewer responded                            asked again (they repeat their upload), then the run stops: resume
+    a message is damaged, much too long, of    refused and counted; the client's state does not change
       another version or method, or not finite
-    a client lies                              bounded by the median of the cohort (`protocol/norm_bound.py`); outvoted, if
-                                               the method says so (`aggregators/base.py`)
-    an answer comes twice                      the first counts
-    a client was away, or lost its state       the shortest way from its version; or the whole state, if it asks
-    an answer was lost on its way              the client goes back to where it was before (`client_store.py`)
-    the server dies                            it resumes at its checkpoint; clients repeat their last answer
-    two servers                                the lock of the run directory keeps the second out
+    a client is malicious                      bounded by the median of the cohort (`protocol/norm_bound.py`); outvoted,
+                                               if the method has a robust aggregator
+    a response arrives twice                   the first counts
+    a client was absent, or lost its state     the shortest download from its version; or the whole state, on request
+    a response was lost                        the client returns to its state before it (`client_store.py`)
+    the server is killed                       it resumes at its checkpoint; clients repeat their last upload
+    two servers                                the lock of the run directory stops the second
 """
 
 from __future__ import annotations
@@ -26,66 +26,39 @@ from typing import NamedTuple
 from thinwire.core.key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
-from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
-from thinwire.flower.client_store import Answer, Ask
+from thinwire.errors import Diverged, IncompatibleParts, WireError
+from thinwire.flower.client_store import Request, Response
+from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.transport import Transport
-from thinwire.protocol.download import open_round, repair, split_down
-from thinwire.protocol.fields import MOST_EXAMPLES, unpack_up
+from thinwire.protocol.contract import Contract
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
-from thinwire.protocol.server import closed_round, masks_of
-from thinwire.protocol.state import ClientState, Contract, ServerState
+from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round, split_download
+from thinwire.protocol.state import ClientState, ServerState
+from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
+from thinwire.runtime.engine import EngineSettings
+from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import OnMessage, Simulation, show
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class RoundPolicy:
-    """How long a server waits, and for how many.
-
-    Args:
-        seconds: for the answers of one asking.
-        quorum: the share of the cohort that must have answered, from above 0 to 1.
-        tries: how often clients that did not answer are asked while there is no quorum.
-    """
-
-    seconds: float = 600.0
-    quorum: float = 0.5
-    tries: int = 3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"quorum must be above 0 and at most 1, not {self.quorum}")
-        if not self.seconds > 0 or self.tries < 1:
-            raise ConfigError(f"seconds must be above 0 and tries 1 or more, not {self.seconds} and {self.tries}")
-
-    def enough(self, cohort: int) -> int:
-        """How many answers a round needs.
-
-        >>> RoundPolicy(quorum=0.5).enough(5)
-        3
-        """
-        return math.ceil(self.quorum * cohort)
-
-
-class _Asking(NamedTuple):
-    """What a round wants to know, and from which state on."""
+class _Round(NamedTuple):
+    """A round that is open."""
 
     number: int
     server: ServerState
     plan: Plan
-    masks: Mapping[int, Tree]  # what clients of each tier train
+    trained: Mapping[int, Tree]  # the values that clients of each tier train
 
 
 @dataclass
-class _Gathered:
-    """What one round has brought so far."""
+class _Collected:
+    """What one round has received so far."""
 
-    accepted: dict[int, Answer] = field(default_factory=dict)
+    responses: dict[int, Response] = field(default_factory=dict)
+    uploads: dict[int, Upload] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -93,173 +66,177 @@ class _Gathered:
     drifted: int = 0
 
 
-class FlowerServer(Simulation):
-    """A job whose clients are elsewhere. `round` is that of the simulation, over a transport.
+class FlowerServer:
+    """A job whose clients are in other processes. `round` is that of a simulation, over a transport.
 
     Args:
         engine: the device of the server.
-        job: what is learnt; of the clients' examples only their number is used.
-        connect: gives, for a contract and a number of clients, what brings messages to them.
-        patience: how long to wait for whom.
-        log: is told, in one line each, what was refused.
+        job: what is trained; of the clients' examples only their number is used.
+        connect: returns, for a contract and a number of clients, the transport to them.
+        policy: how long to wait, and for how many.
+        log: receives a line for everything that was refused.
     """
 
     def __init__(
         self,
-        engine: LocalEngine,
+        engine: EngineSettings,
         job: Job,
         connect: Callable[[Contract, int], Transport],
-        patience: RoundPolicy | None = None,
+        policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
     ) -> None:
-        super().__init__(engine, job)
         if job.method.secure_aggregation:
             raise IncompatibleParts(
-                "secure_aggregation = true needs secrets between clients, and those of a deployment agree on none yet. "
+                "secure_aggregation = true needs secrets between clients, which a deployment does not establish yet. "
                 "Write secure_aggregation = false, or simulate"
             )
+        self.federation, self.job = Federation(engine, job), job
+        self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
-        self.patience, self.log = patience or RoundPolicy(), log
-        self._met = False  # nobody yet: nodes take a while to arrive
+        self.policy, self.log = policy or RoundPolicy(), log
+        self._waited = False  # nodes need some time to connect
 
     def start(self) -> RunState:
         """The state before the first round."""
-        return super().start()._replace(backend="loop", backend_reason="clients are elsewhere")
+        return self.federation.start("loop", "clients are in other processes")
 
     def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
-        """One round."""
-        began = time.perf_counter()
-        number = state.round + 1
-        server, job = state.server, self.job
+        """One round: the state after it, and its record."""
+        began, number, server = time.perf_counter(), state.round + 1, state.server
+        plan, cohort = self.federation.sample(state)
+        trained = trained_by_tier(self.contract, server.public, cohort)
+        accepted = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
+        down = open_round(self.contract, server, {i: max(0, version) for i, version in accepted.items()})
+        requests = {i: Request(down[i], accepted[i]) for i in cohort}
+        got = self._collect(_Round(number, server, plan, trained), requests)
+        closed = self._close(number, server, plan, got)
+        up = {i: got.responses[i].data for i in cohort if i in got.uploads}
+        if on_message:
+            show_messages(on_message, number, down, up)
+        # the server knows only the version of a client's last accepted upload
+        clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         contract = self.contract.at(server.public.version)
-        plan, cohort = self._opening(state)
-        asking = _Asking(number, server, plan, masks_of(contract, server.public, cohort))
-        heard = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
-        down = open_round(contract, server, {i: max(0, version) for i, version in heard.items()})
-        got = self._gather(asking, {i: Ask(down[i], heard[i]) for i in cohort})
-        up = {i: got.accepted[i].data for i in cohort if i in got.accepted}
+        after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
+        after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
+        record = self._record(number, got, closed, len(cohort), contract.client_opt(server.public.version).lr)
+        if self.federation.is_evaluated(number):
+            with self.federation.compute():
+                test_loss, accuracy = self.federation.evaluate(closed.server.public)
+            record = record._replace(test_loss=test_loss, accuracy=accuracy)
+        return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:
+        """The closed round; clients that it refuses are removed from what was collected."""
         try:
-            noise = SecretKey.draw()  # of the seed, which clients know, it would hide nothing from them
-            closed = closed_round(self.contract, server, plan, up, len(job.task.clients), noise)
+            noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
+            closed = close_round(self.contract, server, plan, got.uploads, len(self.job.task.clients), noise)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        after = closed.server
         for i, why in closed.refused.items():
             self.log(f"round {number}: refused client {i}: {why}")
             got.refused[i] = why
-            del up[i]
-        loss, odd = _training_loss({i: got.accepted[i] for i in up}, contract.method.norm_bound)
-        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in up}
+            del got.uploads[i]
+        return closed
+
+    def _record(self, number: int, got: _Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
+        """The record of a round, without evaluation."""
+        counted = {i: got.responses[i] for i in got.uploads}
+        loss, odd = _training_loss(counted, self.job.method.norm_bound)
+        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
         for i, why in bounded.items():
             self.log(f"round {number}: bounded client {i}: {why}")
-        if on_message:
-            show(on_message, number, down, up)
-        # all that the server knows of a client is from which version it last answered
-        clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
-        test_loss = accuracy = None
-        if self._tested(number):
-            with self.kernels():
-                test_loss, accuracy = self._test(after.public)
-        record = RoundRecord(
-            number,
-            loss,
-            accuracy,
-            test_loss,
-            got.bytes_up,
-            got.bytes_down,
-            got.bytes_catchup,
-            len(up),
-            time.perf_counter() - began,
-            rate=contract.method.client_opt_at(server.public.version).lr,
+        own = [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1]
+        return RoundRecord(
+            *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
+            client_accuracy=sum(own) / len(own) if own else None,
+            lr=lr,
             drifted=got.drifted,
             refused=len(got.refused),
             bounded=len(bounded),
-            absent=len(cohort) - len(up) - len(got.refused.keys() - up.keys()),
-            epsilon=(self.spent(number) or (None,))[0],
+            absent=cohort - len(counted) - len(got.refused.keys() - counted.keys()),
+            epsilon=(self.federation.epsilon(number) or (None,))[0],
         )
-        sync_counts = state.sync_counts.add(contract, plan, up)
-        return RunState(number, after, clients, cohort, state.backend, state.backend_reason, sync_counts), record
 
-    def _gather(self, asking: _Asking, asks: Mapping[int, Ask]) -> _Gathered:
-        """Ask the cohort, and again those that did not answer while they are too few."""
-        number, server = asking.number, asking.server
-        got, needed = _Gathered(), self.patience.enough(len(asks))
-        for attempt in range(self.patience.tries):
-            here = self._present(asks.keys(), needed)
-            asked = {i: ask for i, ask in asks.items() if i in here and i not in got.accepted}
-            sent = {i: ask.data for i, ask in asked.items()}
-            ordinary, more = split_down(self.contract, server, sent)
-            again = ordinary if attempt else 0  # a message that is sent again is no ordinary one
+    def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
+        """Send the requests, and again to clients that did not respond while there are too few."""
+        number, got, needed = opened.number, _Collected(), self.policy.needed(len(requests))
+        for attempt in range(self.policy.tries):
+            here = self._available(requests.keys(), needed)
+            asked = {i: request for i, request in requests.items() if i in here and i not in got.uploads}
+            sent = {i: request.data for i, request in asked.items()}
+            ordinary, more = split_download(self.contract, opened.server, sent)
+            again = ordinary if attempt else 0  # a repeated message counts as catching up
             got.bytes_down, got.bytes_catchup = got.bytes_down + ordinary - again, got.bytes_catchup + more + again
-            lost = self._hear(got, asking, asked)
+            lost = self._exchange(got, opened, asked)
             if lost:
                 got.drifted += len(lost)
-                got.bytes_catchup += sum(len(ask.data) for ask in lost.values())
-                self._hear(got, asking, lost)
+                got.bytes_catchup += sum(len(request.data) for request in lost.values())
+                self._exchange(got, opened, lost)
             for i, why in got.refused.items():
                 self.log(f"round {number}: refused client {i}: {why}")
-            if len(got.accepted) >= needed:
+            if len(got.uploads) >= needed:
                 return got
-            self.log(f"round {number}: {len(got.accepted)} of {len(asks)} clients answered, {needed} are needed")
+            self.log(f"round {number}: {len(got.uploads)} of {len(requests)} clients responded, {needed} are needed")
         raise WireError(
-            f"round {number}: {len(got.accepted)} of {len(asks)} clients gave an answer that can be used, "
-            f"{needed} are needed; `thinwire resume` goes on when they are back"
+            f"round {number}: {len(got.uploads)} of {len(requests)} clients sent an upload that can be used, {needed} "
+            "are needed; `thinwire resume` continues when they are back"
         )
 
-    def _present(self, cohort: Set[int], needed: int) -> Set[int]:
-        """The clients that can be asked. At first a server waits for its whole cohort, later for enough of it."""
-        end = time.monotonic() + self.patience.seconds
-        wanted = needed if self._met else len(cohort)
+    def _available(self, cohort: Set[int], needed: int) -> Set[int]:
+        """The clients that can be asked. The first round waits for the whole cohort, later ones for enough of it."""
+        end = time.monotonic() + self.policy.seconds
+        wanted = needed if self._waited else len(cohort)
         while len(here := cohort & self.transport.clients()) < wanted and time.monotonic() < end:
-            time.sleep(min(1.0, self.patience.seconds / 10))
-        self._met = True
+            time.sleep(min(1.0, self.policy.seconds / 10))
+        self._waited = True
         return here
 
-    def _hear(self, got: _Gathered, asking: _Asking, asked: Mapping[int, Ask]) -> dict[int, Ask]:
-        """Take the answers that can be used; gives what those need that say they are lost."""
-        lost: dict[int, Ask] = {}
+    def _exchange(self, got: _Collected, opened: _Round, asked: Mapping[int, Request]) -> dict[int, Request]:
+        """Collect the uploads that can be used; returns what clients need that requested the whole state."""
+        lost: dict[int, Request] = {}
         if not asked:
             return lost
-        for client, answer in self.transport.ask(asked, self.patience.seconds):
-            got.bytes_up += len(answer.data)
-            if client not in asked or client in got.accepted or client in lost:
+        for client, response in self.transport.exchange(asked, self.policy.seconds):
+            got.bytes_up += len(response.data)
+            if client not in asked or client in got.uploads or client in lost:
                 continue
             try:
-                need = self._judge(asking, client, answer)
+                result = self._read(opened, client, response)
             except (WireError, Diverged) as error:
                 got.refused[client] = str(error)
                 continue
-            if need is None:
-                got.accepted[client] = answer
+            if isinstance(result, bytes):
+                lost[client] = Request(result, asked[client].accepted)
             else:
-                lost[client] = Ask(need, asked[client].heard)
+                got.uploads[client], got.responses[client] = result, response
         return lost
 
-    def _judge(self, asking: _Asking, client: int, answer: Answer) -> bytes | None:
-        """Refuse an answer, or accept it (None), or give the state that a lost client needs."""
-        if answer.error:
-            raise WireError(f"it could not answer: {visible(answer.error, 300)}")
-        version, mask = asking.server.public.version, asking.masks[self.contract.tier(client)]
+    def _read(self, opened: _Round, client: int, response: Response) -> Upload | bytes:
+        """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
+        if response.error:
+            raise WireError(f"it could not respond: {visible(response.error, 300)}")
+        version = opened.server.public.version
         contract = self.contract.at(version)
-        if wire.unpack(answer.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
-            return repair(self.contract, asking.server, answer.data, client)
-        unpack_up(contract, asking.plan, version, client, answer.data, mask)
-        if not (math.isfinite(answer.loss) and 0 < answer.examples <= MOST_EXAMPLES):
-            raise Diverged(f"its training loss is {answer.loss} over {answer.examples} examples")
-        return None
+        if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
+            return full_state_message(self.contract, opened.server, response.data, client)
+        trained = opened.trained[contract.tier(client)]
+        upload = decode_upload(contract, opened.plan, version, client, response.data, trained)
+        if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
+            raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
+        return upload
 
 
-def _training_loss(answers: Mapping[int, Answer], limit: float) -> tuple[float, dict[int, str]]:
-    """The mean loss over all examples, with both bounded as uploads are; and which clients were, and why."""
-    losses = [abs(one.loss) for one in answers.values()]
-    examples = [float(one.examples) for one in answers.values()]
+def _training_loss(responses: Mapping[int, Response], limit: float) -> tuple[float, dict[int, str]]:
+    """The mean loss over all examples, with both bounded as uploads are; and which clients were bounded, with reasons."""
+    losses = [abs(one.loss) for one in responses.values()]
+    examples = [float(one.examples) for one in responses.values()]
     by_loss = factors(losses, limit) if limit else [1.0] * len(losses)
     by_count = factors(examples, WEIGHT_LIMIT)
     shares = [count * by for count, by in zip(examples, by_count, strict=True)]
-    total = sum(one.loss * by * share for one, by, share in zip(answers.values(), by_loss, shares, strict=True))
+    total = sum(one.loss * by * share for one, by, share in zip(responses.values(), by_loss, shares, strict=True))
     why = {
-        client: f"it says that its loss is {one.loss:.3g} over {one.examples:.3g} examples, far beyond the median"
-        for client, one, *by in zip(answers, answers.values(), by_loss, by_count, strict=True)
+        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
+        for client, one, *by in zip(responses, responses.values(), by_loss, by_count, strict=True)
         if min(by) < 1
     }
     return total / sum(shares), why

@@ -1,7 +1,7 @@
-"""What carries messages between a server and its clients, and the shortest one: function calls.
+"""Transports: what carries messages between a server and its clients, and one in memory.
 
-A transport promises nothing: answers may fail to come, come twice, come late, or be anything at all. The server
-(`server.py`) decides what counts.
+A transport guarantees nothing: responses may be missing, duplicated, late, or arbitrary bytes. The server (`server.py`)
+decides what counts.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple, Protocol
 
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask, ClientStore
+from thinwire.flower.client_store import ClientStore, Request, Response
 
 
-class Heard(NamedTuple):
-    """An answer, and from whom."""
+class ClientResponse(NamedTuple):
+    """A response, and the client that it is from."""
 
     client: int
-    answer: Answer
+    response: Response
 
 
 class Transport(Protocol):
-    """Brings messages to clients and their answers back."""
+    """Brings requests to clients and their responses back."""
 
     def clients(self) -> Set[int]:
-        """The clients that can be asked now."""
+        """The clients that are available now."""
         ...
 
-    def ask(self, asks: Mapping[int, Ask], seconds: float) -> Iterable[Heard]:
-        """What is heard within that time, as it comes.
+    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
+        """The responses that arrive within that time, in the order of arrival.
 
         Args:
-            asks: one for each client that is asked.
-            seconds: how long to wait for the last answer.
+            requests: one for each client.
+            seconds: how long to wait for the last response.
         """
         ...
 
 
 class InMemory:
-    """Clients in the same process. What each keeps passes through bytes, as it would on a disk."""
+    """Clients in the same process. What each stores is serialized, as on a disk."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.kept: dict[int, bytes] = {}
+        self.stored: dict[int, bytes] = {}
 
     def clients(self) -> Set[int]:
-        """All of them."""
+        """All clients of the task."""
         return frozenset(range(len(self.client.job.task.clients)))
 
-    def ask(self, asks: Mapping[int, Ask], seconds: float) -> Iterable[Heard]:
-        """Let one after the other answer."""
-        for number, ask in asks.items():
-            yield Heard(number, self.answer(number, ask))
+    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
+        """Let one client after the other respond."""
+        for number, request in requests.items():
+            yield ClientResponse(number, self.respond(number, request))
 
-    def answer(self, number: int, ask: Ask) -> Answer:
-        """What one client answers."""
-        before = self.kept.get(number)
-        kept = ClientStore.load(before, self.client.first) if before else None
-        answer, kept = self.client.answer(number, ask, kept)
-        self.kept[number] = kept.dump(self.client.first)
-        return answer
+    def respond(self, number: int, request: Request) -> Response:
+        """The response of one client."""
+        before = self.stored.get(number)
+        store = ClientStore.load(before, self.client.first) if before else None
+        response, store = self.client.respond(number, request, store)
+        self.stored[number] = store.dump(self.client.first)
+        return response

@@ -1,7 +1,7 @@
-"""Steps whose size each number sets for itself: Adam and its relatives, at either end.
+"""Optimizers with a step size for each coordinate: Adam, AdamW, Yogi and Adagrad, for clients and server.
 
-On the server, where the gradient is the negated mean change, they are FedAdam, FedYogi and FedAdagrad (Reddi et al.,
-ICLR 2021), which leave out the bias correction and take a large `eps`.
+On the server, where the gradient is the negated mean update, they are FedAdam, FedYogi and FedAdagrad (Reddi et al.,
+ICLR 2021), which leave out the bias correction and use a large `eps`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from torch import Tensor
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.optimizers.base import ALL_BLOCKS, Optimizer, State
 
 
 @dataclass(frozen=True)
-class _Adaptive:
-    """What all of them share: a running mean m of gradients and a running size v of their squares, by block."""
+class _Adaptive(Optimizer):
+    """Common part: running estimates of the first moment m and the second moment v of the gradient, by block.
+
+    State: `state["count"][ALL_BLOCKS]` (number of steps), `state["m"][block]` and `state["v"][block]`.
+    """
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -39,27 +43,29 @@ class _Adaptive:
         if not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"weight_decay must be 0 or more, not {self.weight_decay}")
 
-    def init(self, coords: Tree) -> Tree:
-        """Zeros, and no steps yet."""
+    def init(self, coords: Tree) -> State:
+        """Return zeros for both moments and a step count of 0."""
         first = next(iter(coords.values()), torch.zeros(()))
-        # in float64: 1 - 0.999**t of float32 numbers is wrong in the fourth digit
-        state: Tree = {"count": torch.zeros((), dtype=torch.float64, device=first.device)}
-        for name, block in coords.items():
-            state[f"m/{name}"] = block.new_zeros(block.shape)
-            state[f"v/{name}"] = block.new_zeros(block.shape)
-        return state
+        # float64, because 1 - 0.999**t in float32 is wrong in the fourth digit
+        count = torch.zeros((), dtype=torch.float64, device=first.device)
+        return {
+            "count": {ALL_BLOCKS: count},
+            "m": {name: block.new_zeros(block.shape) for name, block in coords.items()},
+            "v": {name: block.new_zeros(block.shape) for name, block in coords.items()},
+        }
 
-    def update(self, grads: Tree, state: Tree, coords: Tree) -> tuple[Tree, Tree]:
-        """One step."""
-        count = state["count"] + 1
+    def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+        """Take one step."""
+        count = state["count"][ALL_BLOCKS] + 1
         change: Tree = {}
-        after: Tree = {"count": count}
+        first: Tree = {}
+        second: Tree = {}
         for name, g in grads.items():
             if self.weight_decay and not self._decoupled:
                 g = g + self.weight_decay * coords[name]
-            m = self.beta1 * state[f"m/{name}"] + (1 - self.beta1) * g
-            v = self._size(state[f"v/{name}"], g.square())
-            after[f"m/{name}"], after[f"v/{name}"] = m, v
+            m = self.beta1 * state["m"][name] + (1 - self.beta1) * g
+            v = self._second_moment(state["v"][name], g.square())
+            first[name], second[name] = m, v
             if self.bias_correction:
                 bias1, bias2 = ((1 - beta**count).to(g.dtype) for beta in (self.beta1, self.beta2))
                 step = m / bias1 / (v.sqrt() / bias2.sqrt() + self.eps)
@@ -68,24 +74,33 @@ class _Adaptive:
             change[name] = step * -self.lr
             if self.weight_decay and self._decoupled:
                 change[name] = change[name] - self.lr * self.weight_decay * coords[name]
-        return change, after
+        return change, {"count": {ALL_BLOCKS: count}, "m": first, "v": second}
 
     @property
     def _decoupled(self) -> bool:
+        """Whether weight decay is added to the step instead of the gradient."""
         return False
 
-    def _size(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square
 
 
 @register("optimizer", "adam", paper="Kingma and Ba, ICLR 2015; at the server Reddi et al., ICLR 2021")
 @dataclass(frozen=True)
 class Adam(_Adaptive):
-    """Step by the mean gradient over its own size (the same numbers as `torch.optim.Adam`).
+    """Adam: a step by the first moment over the root of the second (equal to `torch.optim.Adam`).
 
         m <- beta1 m + (1 - beta1) g,    v <- beta2 v + (1 - beta2) g^2,    w <- w - lr m / (sqrt(v) + eps)
 
     with m and v divided by 1 - beta^t if `bias_correction`.
+
+    Args:
+        lr: learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment; 1e-3 in FedAdam.
+        weight_decay: factor of the L2 penalty, added to the gradient.
+        bias_correction: divide both moments by 1 - beta^t; off in FedAdam.
 
     >>> opt = Adam(lr=0.5)
     >>> change, _ = opt.update({"w": torch.tensor([3.0, -0.01])}, opt.init({"w": torch.zeros(2)}), {})
@@ -97,9 +112,16 @@ class Adam(_Adaptive):
 @register("optimizer", "adamw", paper="Loshchilov and Hutter, ICLR 2019")
 @dataclass(frozen=True)
 class AdamW(_Adaptive):
-    """Adam with weight decay beside the step instead of in the gradient (as `torch.optim.AdamW`).
+    """Adam with decoupled weight decay (equal to `torch.optim.AdamW`).
 
-    w <- w - lr (m / (sqrt(v) + eps) + weight_decay w)
+        w <- w - lr (m / (sqrt(v) + eps) + weight_decay w)
+
+    Args as for `Adam`; weight decay is added to the step, not to the gradient.
+
+    >>> opt, w = AdamW(lr=0.5, weight_decay=0.1), {"w": torch.tensor([10.0])}
+    >>> change, _ = opt.update({"w": torch.zeros(1)}, opt.init(w), w)
+    >>> change["w"].tolist()
+    [-0.5]
     """
 
     weight_decay: float = 0.01
@@ -112,25 +134,39 @@ class AdamW(_Adaptive):
 @register("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
 @dataclass(frozen=True)
 class Yogi(_Adaptive):
-    """Adam whose size v forgets slowly: it moves by g^2 at most, whatever it was before.
+    """Adam whose second moment changes by at most (1 - beta2) g^2 in a step.
 
-    v <- v - (1 - beta2) sign(v - g^2) g^2
+        v <- v - (1 - beta2) sign(v - g^2) g^2
+
+    Args as for `Adam`.
+
+    >>> opt = Yogi(beta2=0.5)
+    >>> _, state = opt.update({"w": torch.tensor([2.0])}, opt.init({"w": torch.zeros(1)}), {})
+    >>> state["v"]["w"].tolist()
+    [2.0]
     """
 
     beta2: float = 0.99
     eps: float = 1e-3
     bias_correction: bool = False
 
-    def _size(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v - (1 - self.beta2) * torch.sign(v - square) * square
 
 
 @register("optimizer", "adagrad", paper="Duchi et al., JMLR 2011; Reddi et al., ICLR 2021")
 @dataclass(frozen=True)
 class Adagrad(_Adaptive):
-    """Steps that grow smaller where gradients were large: v is the sum of all squares, and forgets nothing.
+    """Adagrad: the second moment is the sum of all squared gradients.
 
-    v <- v + g^2,    w <- w - lr m / (sqrt(v) + eps)        (beta1 = 0: m = g, as `torch.optim.Adagrad`)
+        v <- v + g^2,    w <- w - lr m / (sqrt(v) + eps)        (beta1 = 0: m = g, equal to `torch.optim.Adagrad`)
+
+    Args as for `Adam`; `beta2` has no effect.
+
+    >>> opt = Adagrad(lr=0.5)
+    >>> _, state = opt.update({"w": torch.tensor([2.0])}, opt.init({"w": torch.zeros(1)}), {})
+    >>> state["v"]["w"].tolist()
+    [4.0]
     """
 
     beta1: float = 0.0
@@ -142,5 +178,5 @@ class Adagrad(_Adaptive):
         if self.bias_correction:
             raise ConfigError("adagrad sums squares, so there is no bias to correct; write bias_correction = false")
 
-    def _size(self, v: Tensor, square: Tensor) -> Tensor:
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

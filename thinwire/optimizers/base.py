@@ -1,64 +1,106 @@
-"""How numbers are moved: the contracts of an optimiser and of a correction.
+"""Contracts of an optimizer and of a correction of local training.
 
-An optimiser serves at both ends: on a client it sees gradients, on the server the negated mean change. Both are pure:
-state goes in and comes out, and everything works under vmap. Names in an optimiser's state end in the name of the block
-that they belong to (`momentum/fc.weight`), so that a round which synchronises some blocks moves only their state.
+The same optimizers serve on clients, where they receive gradients, and on the server, where they receive the negated
+mean update. Both contracts are pure: state goes in and comes out, and everything works under `torch.func.vmap`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import abstractmethod
+from typing import ClassVar, Protocol, TypeAlias
 
 from thinwire.core.tree import Tree
 
+State: TypeAlias = dict[str, Tree]
+"""State of an optimizer: name of a slot -> tree by block, for example `state["momentum"]["fc.weight"]`."""
+
+ALL_BLOCKS = "*"
+"""Key of a value that belongs to no single block, for example Adam's step count: `state["count"][ALL_BLOCKS]`."""
+
 
 class Optimizer(Protocol):
-    """Turns gradients into changes."""
+    """Turns gradients into updates of the coordinates.
+
+    The state is nested by slot and by block, so that a round that synchronizes some blocks changes only their state.
+    `update` receives and returns the state of the blocks in `grads`, and values under `ALL_BLOCKS`.
+    """
 
     @property
+    @abstractmethod
     def lr(self) -> float:
-        """The step size."""
+        """The learning rate."""
         ...
 
-    def init(self, coords: Tree) -> Tree:
-        """State before the first step."""
+    @abstractmethod
+    def init(self, coords: Tree) -> State:
+        """Return the state before the first step."""
         ...
 
-    def update(self, grads: Tree, state: Tree, coords: Tree) -> tuple[Tree, Tree]:
-        """The change to add to the coordinates, in proportion to `lr`, and the next state."""
+    @abstractmethod
+    def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+        """Return the update to add to the coordinates, proportional to `lr`, and the next state."""
         ...
 
 
 class Correction(Protocol):
-    """Bends local steps by memories of earlier rounds (FedProx, SCAFFOLD, FedDyn)."""
+    """Reduces client drift: corrects gradients of local steps or the mean update (FedProx, SCAFFOLD, FedDyn, FedNova).
+
+    The three states are trees by block. All methods have a default that corrects nothing.
+    """
+
+    active: ClassVar[bool] = True  # False: no method of the correction needs to be called
 
     def init_client(self, coords: Tree) -> Tree:
-        """Memory that stays with a client."""
-        ...
+        """Return the initial state of a client; it is never sent."""
+        return {}
 
     def init_shared(self, coords: Tree) -> Tree:
-        """Memory that everyone knows."""
-        ...
+        """Return the initial state that server and clients share."""
+        return {}
 
     def init_server(self, coords: Tree) -> Tree:
-        """Memory that stays with the server."""
-        ...
+        """Return the initial state of the server; it is never sent."""
+        return {}
 
     def gradient(self, grads: Tree, coords: Tree, start: Tree, mine: Tree, shared: Tree) -> Tree:
-        """The gradient of one local step, corrected."""
-        ...
+        """Return the corrected gradient of one local step.
+
+        Args:
+            grads: the gradient of the loss.
+            coords: the current coordinates.
+            start: the coordinates at the start of the round.
+            mine: the state of the client.
+            shared: the shared state.
+        """
+        return grads
 
     def finish(self, moved: Tree, steps: int, lr: float, mine: Tree, shared: Tree) -> tuple[Tree, Tree]:
-        """After local training: the client's next memory, and what it reports to the server (its own lane)."""
-        ...
+        """Return the next state of the client and its report, a field of the upload.
+
+        Args:
+            moved: the update of local training.
+            steps: the number of local steps.
+            lr: the learning rate of the client optimizer.
+            mine: the state of the client.
+            shared: the shared state.
+        """
+        return mine, {}
 
     def factor(self, report: Tree) -> float:
-        """By what the server multiplies a client's change before it averages; 1 for most.
+        """Return the factor on a client's update before aggregation.
 
-        Reports are not trusted: raises WireError for one that no client sends.
+        Raises:
+            WireError: for a report that no correct client sends.
         """
-        ...
+        return 1.0
 
     def server(self, delta: Tree, report: Tree, fraction: float, state: Tree) -> tuple[Tree, Tree, Tree]:
-        """The corrected mean change, the change of the shared memory, and the server's next memory."""
-        ...
+        """Return the corrected mean update, the update of the shared state, and the next state of the server.
+
+        Args:
+            delta: the mean update.
+            report: the mean of the reports.
+            fraction: the size of the cohort over the number of clients.
+            state: the state of the server.
+        """
+        return delta, {}, state

@@ -1,12 +1,13 @@
-"""What is added to the loss: penalties on the weights that the coordinates make, or on coordinates by name.
+"""Penalties added to the local loss: on the weights that the coordinates make, or on coordinates.
 
-A penalty sees `expand`, the function from coordinates to weights, and the gradient of the loss by the weights; it
-gives the gradient of its own term by the coordinates.
+A penalty receives `expand`, the function from coordinates to weights, and the gradient of the loss with respect to the
+weights. It returns the gradient of its term with respect to the coordinates.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -24,67 +25,69 @@ Expand: TypeAlias = Callable[[Tree], Tree]
 
 
 class Penalty(Protocol):
-    """A term added to the loss of every local step."""
+    """A term added to the loss of every local step. Not a correction, which has state or refers to the global model."""
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to add; if not, a step costs what it costs without."""
-        ...
+        """Whether there is a term to add; if not, `gradient` is never called."""
+        return True
 
     def check(self, weights: Spec, coords: Spec) -> None:
-        """Raise a ConfigError, before anything is trained, if this model and space have not what is penalised."""
-        ...
+        """Raise a ConfigError if the model and the space lack the blocks that are penalized."""
+        return
 
+    @abstractmethod
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
-        """The gradient of the term by the coordinates.
+        """Return the gradient of the term with respect to the coordinates.
 
         Args:
             expand: from coordinates to weights.
             coords: the coordinates.
-            pull: the gradient of the loss by the weights, taken as constant.
-            lr: the step size of the client's optimiser.
+            pull: the gradient of the loss with respect to the weights, treated as constant.
+            lr: the learning rate of the client optimizer.
         """
         ...
 
 
 @register("penalty", "none")
 @dataclass(frozen=True)
-class NoPenalty:
-    """Add nothing to the loss."""
+class NoPenalty(Penalty):
+    """Add nothing to the loss.
+
+    >>> NoPenalty().active
+    False
+    """
 
     @property
     def active(self) -> bool:
-        """No."""
+        """False: there is no term."""
         return False
 
-    def check(self, weights: Spec, coords: Spec) -> None:
-        """Fits all."""
-
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
-        """Nothing."""
+        """Return zeros."""
         return {name: torch.zeros_like(block) for name, block in coords.items()}
 
 
 @register("penalty", "l1l2")
 @dataclass(frozen=True)
-class L1L2:
-    """Keep the weights that the coordinates make small, or sparse; or some of the coordinates themselves.
+class L1L2(Penalty):
+    """L1 and L2 penalty on the weights that the coordinates make, or on the coordinates.
 
-        l1 sum |w| + (l2 / 2) sum w^2        over the weights of the model, as MAPA and MAPO have it
-        l1 sum |c| + (l2 / 2) sum c^2        over coordinates, as Factorized-FL has it for its rest `mu`
+        l1 sum |w| + (l2 / 2) sum w^2        over the weights of the model (MAPA, MAPO)
+        l1 sum |c| + (l2 / 2) sum c^2        over coordinates (Factorized-FL: the residual `mu`)
 
     Args:
-        l1: strength of the first term.
-        l2: strength of the second.
-        layers: selectors of the weights that count.
-        coords: selectors of the coordinates that count, such as `("*/mu",)`, instead of any weights.
+        l1: strength of the L1 term.
+        l2: strength of the L2 term.
+        layers: selectors of the penalized weights.
+        coords: selectors of penalized coordinates, such as `("*/mu",)`; then weights are not penalized.
 
-    >>> space = lambda coords: coords
-    >>> L1L2(l2=0.5).gradient(space, {"w": torch.tensor([2.0])}, {}, 0.1)["w"].tolist()
+    >>> expand = lambda coords: coords
+    >>> L1L2(l2=0.5).gradient(expand, {"w": torch.tensor([2.0])}, {}, 0.1)["w"].tolist()
     [1.0]
 
-    Where a number is 0 its L1 term pulls neither way. Not the weight decay of an optimiser, which shrinks all
-    coordinates: in the whole space the two are the same.
+    The gradient of the L1 term at 0 is 0. Not the weight decay of an optimizer, which applies to all coordinates; in
+    the space `Full` that is the same as the L2 term.
     """
 
     l1: float = 0.0
@@ -101,15 +104,15 @@ class L1L2:
 
     @property
     def active(self) -> bool:
-        """Unless both are 0."""
+        """Whether l1 or l2 is above 0."""
         return bool(self.l1 or self.l2)
 
     def check(self, weights: Spec, coords: Spec) -> None:
-        """Every selector must match something."""
+        """Raise a ConfigError if a selector matches no block."""
         self._select((coords if self.coords else weights).names)
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
-        """By automatic differentiation, through `expand` unless the term is of coordinates."""
+        """Differentiate the term, through `expand` if it is on weights."""
 
         def term(point: Tree) -> Tensor:
             tree = point if self.coords else expand(point)
@@ -127,21 +130,21 @@ class L1L2:
 
 @register("penalty", "jacobian", paper="Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
-class Jacobian:
-    """Let a step of the coordinates move the weights as a step of the weights themselves would (FedPara, equation 9).
+class Jacobian(Penalty):
+    """Jacobian correction: a step of the coordinates should move the weights as a step of SGD on them (FedPara, eq. 9).
 
         (strength / 2) || W' - (W - lr J) ||,    W' = expand(coords - lr g),    J = dL/dW,    g = (dW/dcoords)^T J
 
-    J is taken as constant, so that no second derivative of the loss is needed. Where weights are linear in coordinates
-    (MAPO, the whole space) the gap does not depend on them, and there is nothing to correct. The paper
-    found a gain of 0.07 points, within its own noise.
+    J is treated as constant, so no second derivative of the loss is needed. Where weights are linear in the coordinates
+    (MAPO, Full) the term does not depend on the coordinates, and its gradient is 0. The paper reports a gain of 0.07
+    points, within its standard deviation.
 
     Args:
-        strength: lambda of the paper: 1 for convolutional networks, 10 in its table 4.
-        squared: take the square of the norm instead.
+        strength: lambda in the paper: 1 for convolutional networks, 10 in its table 4.
+        squared: use the square of the norm instead.
 
-    >>> same = Jacobian().gradient(lambda coords: coords, {"w": torch.ones(2)}, {"w": torch.ones(2)}, 0.1)
-    >>> same["w"].tolist()                  # in the whole space the two steps are one
+    >>> gradient = Jacobian().gradient(lambda coords: coords, {"w": torch.ones(2)}, {"w": torch.ones(2)}, 0.1)
+    >>> gradient["w"].tolist()                  # with weights as coordinates, both steps are equal
     [0.0, 0.0]
     """
 
@@ -154,14 +157,11 @@ class Jacobian:
 
     @property
     def active(self) -> bool:
-        """Unless the strength is 0."""
+        """Whether the strength is above 0."""
         return self.strength > 0
 
-    def check(self, weights: Spec, coords: Spec) -> None:
-        """Fits all."""
-
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
-        """By automatic differentiation through two steps of `expand`."""
+        """Differentiate the term, through `expand` before and after the step."""
 
         def term(point: Tree) -> Tensor:
             weights, back = vjp(expand, point)  # type: ignore[misc]
@@ -169,7 +169,7 @@ class Jacobian:
             moved = expand({name: block - lr * g[name] for name, block in point.items()})
             gaps = [moved[name] - weights[name] + lr * pull[name] for name in weights]
             square = torch.stack([gap.square().sum() for gap in gaps]).sum()
-            # a norm has no derivative at 0; a number far below any gap that matters gives it one
+            # a norm has no derivative at 0; a tiny summand makes it differentiable
             return self.strength / 2 * (square if self.squared else (square + 1e-20).sqrt())
 
         out: Tree = grad(term)(coords)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, at either end."""
+"""Stochastic gradient descent, for clients and server."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from dataclasses import dataclass
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
+from thinwire.optimizers.base import Optimizer, State
 
 
 @register("optimizer", "sgd")
 @dataclass(frozen=True)
-class SGD:
-    """Step against the gradient, optionally with momentum (the same numbers as `torch.optim.SGD`).
+class SGD(Optimizer):
+    """Gradient descent, optionally with momentum and weight decay (equal to `torch.optim.SGD`).
 
         v <- momentum v + g + weight_decay w
         w <- w - lr v                          (nesterov: w <- w - lr (g + momentum v))
 
-    On the server, where the gradient is the negated mean change, `SGD(1.0)` is plain averaging.
+    On the server the gradient is the negated mean update, so `SGD(1.0)` is federated averaging.
+
+    Args:
+        lr: learning rate.
+        momentum: factor on the previous velocity; 0 means no momentum and no state.
+        nesterov: use Nesterov momentum.
+        weight_decay: factor of the L2 penalty on the coordinates.
 
     >>> import torch
-    >>> change, _ = SGD(0.5).update({"w": torch.ones(1)}, {}, {"w": torch.zeros(1)})
-    >>> change["w"].tolist()
-    [-0.5]
+    >>> opt, w = SGD(0.5, momentum=0.9), {"w": torch.zeros(1)}
+    >>> change, state = opt.update({"w": torch.ones(1)}, opt.init(w), w)
+    >>> change["w"].tolist(), state["momentum"]["w"].tolist()
+    ([-0.5], [1.0])
     """
 
     lr: float = 0.1
@@ -40,18 +48,18 @@ class SGD:
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov needs momentum above 0; write for example momentum = 0.9")
 
-    def init(self, coords: Tree) -> Tree:
-        """A velocity of zero for each block, or nothing without momentum."""
+    def init(self, coords: Tree) -> State:
+        """Return a velocity of zero for each block, or no state without momentum."""
         if not self.momentum:
             return {}
-        return {f"momentum/{name}": block.new_zeros(block.shape) for name, block in coords.items()}
+        return {"momentum": {name: block.new_zeros(block.shape) for name, block in coords.items()}}
 
-    def update(self, grads: Tree, state: Tree, coords: Tree) -> tuple[Tree, Tree]:
-        """One step."""
+    def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+        """Take one step."""
         if self.weight_decay:
             grads = tmap(lambda g, w: g + self.weight_decay * w, grads, coords)
         if not self.momentum:
             return scale(grads, -self.lr), state
-        speed = {name: self.momentum * state[f"momentum/{name}"] + g for name, g in grads.items()}
-        way = tmap(lambda g, v: g + self.momentum * v, grads, speed) if self.nesterov else speed
-        return scale(way, -self.lr), {f"momentum/{name}": v for name, v in speed.items()}
+        velocity = {name: self.momentum * state["momentum"][name] + g for name, g in grads.items()}
+        direction = tmap(lambda g, v: g + self.momentum * v, grads, velocity) if self.nesterov else velocity
+        return scale(direction, -self.lr), {"momentum": velocity}

@@ -20,9 +20,19 @@ class Privacy(Protocol):
     """Bounds what one client can say, and blurs what the server releases."""
 
     @property
+    def active(self) -> bool:
+        """Whether the mechanism changes what is uploaded or released."""
+        return True
+
+    @property
     def bounds(self) -> bool:
-        """Whether the mechanism bounds what one client counts, so that nothing may reach the server beside it."""
-        ...
+        """Whether the influence of one client is bounded, so that uploads must hold nothing besides the update."""
+        return False
+
+    @property
+    def masked(self) -> MaskedPrivacy | None:
+        """The mechanism for secure aggregation, where the server sees the sum only; None if there is none."""
+        return None
 
     def bound(self, code: Tree, key: Key) -> Tree:
         """On the client: clip, and perhaps add noise."""
@@ -38,6 +48,10 @@ class Privacy(Protocol):
             key: where noise comes from.
         """
         ...
+
+    def spent(self, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
+        """The epsilon after these rounds, or None and the reason; None if the mechanism makes no such promise."""
+        return None
 
 
 @runtime_checkable
@@ -59,12 +73,12 @@ class MaskedPrivacy(Protocol):
 
 @register("privacy", "none")
 @dataclass(frozen=True)
-class NoPrivacy:
+class NoPrivacy(Privacy):
     """Send what was computed, release what was averaged."""
 
     @property
-    def bounds(self) -> bool:
-        """No."""
+    def active(self) -> bool:
+        """False: updates and their mean are left unchanged."""
         return False
 
     def bound(self, code: Tree, key: Key) -> Tree:
@@ -77,10 +91,5 @@ class NoPrivacy:
 
 
 def spent(privacy: Privacy, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
-    """The epsilon of the rounds so far, or why it is not known; None where a mechanism promises none.
-
-    A mechanism that does has a method `spent(clients, population, rounds)`.
-    """
-    tell = getattr(privacy, "spent", None)
-    told: tuple[float | None, str] | None = None if tell is None else tell(clients, population, rounds)
-    return told
+    """The epsilon after these rounds: see `Privacy.spent`."""
+    return privacy.spent(clients, population, rounds)

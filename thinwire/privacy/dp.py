@@ -20,6 +20,7 @@ from thinwire.core.registry import register
 from thinwire.core.tree import Tree, flatten, scale, unflatten
 from thinwire.errors import ConfigError
 from thinwire.privacy import accountant
+from thinwire.privacy.base import Privacy
 from thinwire.privacy.discrete import MOST_VARIANCE, discrete_gaussian
 from thinwire.privacy.lattice import LONGEST, length, onto_lattice
 
@@ -43,7 +44,7 @@ class Lattice(NamedTuple):
 
 @register("privacy", "dp", paper="McMahan et al., ICLR 2018; De et al., 2022; Kairouz et al., ICML 2021")
 @dataclass(frozen=True)
-class DP:
+class DP(Privacy):
     """Clip each client's change and add discrete Gaussian noise to the sum; with Adam at the server, DP-FedAdam.
 
         z_i = round(2^k D_i min(1, clip / |D_i|) / clip)                 whole numbers, |z_i| <= 2^k
@@ -99,8 +100,13 @@ class DP:
 
     @property
     def bounds(self) -> bool:
-        """Yes."""
+        """True: each client's update is clipped."""
         return True
+
+    @property
+    def masked(self) -> DP:
+        """The mechanism itself: clients can add their share of the noise."""
+        return self
 
     def bound(self, code: Tree, key: Key) -> Tree:
         """Unchanged: a trusted server clips, and under masked sums what is added to them is clipped."""

@@ -1,9 +1,13 @@
-"""On the clients: train from the public state, keep what is not sent, and say the rest in one message each."""
+"""On the clients: inputs of local training, and from its outcome to uploads.
+
+Clients that start from the same public state are handled together: their trees are stacked, with the clients on the
+first axis. They train on the device of the public state. Their states, and all that becomes bytes, are on the CPU.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.pinned import MOST, pinned_empty
+from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
     Tree,
@@ -29,227 +34,257 @@ from thinwire.core.tree import (
     unstack,
 )
 from thinwire.errors import Diverged
-from thinwire.privacy.base import NoPrivacy
-from thinwire.protocol.fields import EVERYONE, noted, pack_weight, raw
-from thinwire.protocol.foresight import Foreseen, foresee
-from thinwire.protocol.method import Method
-from thinwire.protocol.secagg import SecAggCohort, hide_payload
-from thinwire.protocol.state import ClientState, Contract, Public, device_of
+from thinwire.protocol.contract import EVERYONE, Contract
+from thinwire.protocol.secagg import SecAggCohort, mask_payload
+from thinwire.protocol.state import ClientState, PublicState
+from thinwire.protocol.upload import UploadContent, pack_upload
 from thinwire.schedules.base import Plan
-from thinwire.sketches.base import Identity
-from thinwire.training.cuda_graph import CudaGraphCache
-from thinwire.training.local import Backend, Learner, TrainingInputs, TrainingOutcome, Workload, local_train
-from thinwire.training.threads import ThreadPoolTrainer
+from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 
-class Reply(NamedTuple):
-    """What a chunk of clients gives back."""
+class Group(NamedTuple):
+    """Some clients of a cohort that start from the same public state and are trained together."""
 
-    messages: list[Bytes]
-    states: list[ClientState]
-    loss: Tensor  # (clients,)
-    foreseen: Foreseen | None = None
-
-
-class Haste(NamedTuple):
-    """What an engine does so that a GPU need not wait for the host."""
-
-    meanwhile: Callable[[], None] | None = None  # is called once the GPU has been asked to train, and before a wait
-    trained: TrainingOutcome | None = None  # what was already trained, from the very same state
-    work: Workload | None = None  # on what
-    go_on: Callable[[Foreseen], None] | None = None  # trains the next cohort; only where the round is foreseeable
+    public: PublicState
+    plan: Plan
+    clients: tuple[int, ...]
+    states: tuple[ClientState, ...]
 
 
-NO_HASTE = Haste()
+class UploadContext(NamedTuple):
+    """What is the same for all uploads of a group."""
+
+    version: int
+    plan: Plan
+    shared: Tree  # the public state of the correction, on the CPU
+    trained: Tree  # the mask of the values that clients train; empty means all
+    secagg: SecAggCohort | None = None
 
 
-def initial_client_state(contract: Contract, public: Public, client: int = EVERYONE) -> ClientState:
-    """The state of a client that was never asked before: it knows version 0 from the seed.
+class ClientUpdate(NamedTuple):
+    """One client's update after local training, on the CPU."""
+
+    code: Tree  # what is encoded for upload
+    schedule_report: Tree
+    unsent: Tree  # changes of blocks outside the plan
+    moved: Tree  # from where the client started; only where the correction needs it
+    buffers: Tree
+    opt: State  # only within a window of the schedule
+    steps: int
+    finite: bool  # False if a value of the code, the report or the buffers of some client of the group is not finite
+
+
+class Updates(NamedTuple):
+    """The updates of a group; trees are stacked, with the clients on the first axis."""
+
+    code: Tree  # one matrix under the name "" where `names` is given
+    names: tuple[str, ...]
+    like: tuple[Tensor, ...]  # tensors with the shapes of the blocks
+    schedule_report: Tree
+    unsent: Tree
+    moved: Tree
+    buffers: Tree
+    shared: Tree
+    opt: State
+    loss: Tensor
+    steps: tuple[int, ...]
+    finite: bool
+
+    def client(self, i: int) -> ClientUpdate:
+        """The update of the client at position i (views)."""
+        code = cut(self.code[""][i], self.names, self.like) if self.names else unstack(self.code, i)
+        trees = (self.schedule_report, self.unsent, self.moved, self.buffers)
+        report, unsent, moved, buffers = (unstack(tree, i) if tree else {} for tree in trees)
+        opt = {slot: unstack(tree, i) for slot, tree in self.opt.items()}
+        return ClientUpdate(code, report, unsent, moved, buffers, opt, self.steps[i], self.finite)
+
+
+def initial_client_state(contract: Contract, public: PublicState, client: int = EVERYONE) -> ClientState:
+    """The state of a client that has not taken part yet: it derives version 0 from the seed.
 
     Args:
         contract: the contract.
         public: the public state of any version.
-        client: the number of the client; needed where tiers of clients have codecs of their own.
+        client: the number of the client; needed where tiers of clients have different codecs.
     """
     contract = contract.at(public.version)
-    method = contract.method
-    return ClientState(
-        version=0,
-        correction=to_device(method.correction.init_client(restrict(public.coords, contract.sendable.names)), "cpu"),
-        codec=contract.up(client).init(contract.code),
+    own: Tree = {}
+    if contract.method.correction.active:
+        coords = restrict(public.coords, contract.sendable.names)
+        own = to_device(contract.method.correction.init_client(coords), "cpu")
+    return ClientState(version=0, correction=own, codec=contract.up(client).init(contract.code))
+
+
+def drop_stale(state: ClientState, synced: frozenset[str]) -> ClientState:
+    """Drop the unsent changes of blocks that were synchronized without this client."""
+    if not state.unsent or not synced & state.unsent.keys():
+        return state
+    return replace(state, unsent={name: block for name, block in state.unsent.items() if name not in synced})
+
+
+def training_inputs(contract: Contract, model: TrainableModel, group: Group, work: Workload) -> TrainingInputs:
+    """The inputs of local training for a group of clients."""
+    public, version = group.public, group.public.version
+    contract = contract.at(version)
+    method, device = contract.method, public.device
+    kept = None if group.plan.resample else state_to_device(_optimizer_states(contract, group), device)
+    return TrainingInputs(
+        model,
+        contract.training_space,
+        method.client_opt,
+        method.correction,
+        method.penalty,
+        public.base,
+        contract.basis(version, device),
+        public.shared,
+        public.buffers,
+        _starts(group),
+        to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
+        work,
+        kept,
+        to_device(contract.trained(public), device) if method.mask.active else {},
+        contract.private,
+        None if method.lr_schedule.constant else method.lr_schedule.factor(version),
     )
 
 
-def forget(state: ClientState, touched: frozenset[str]) -> ClientState:
-    """Drop what a client held back of blocks that were synchronised without it."""
-    if not state.held or not touched & state.held.keys():
-        return state
-    return replace(state, held={name: block for name, block in state.held.items() if name not in touched})
-
-
-def cohort_round(
-    contract: Contract,
-    learner: Learner,
-    public: Public,
-    basis: Tree,
-    plan: Plan,
-    clients: Sequence[int],
-    states: Sequence[ClientState],
-    work: Workload,
-    how: Backend,
-    recorder: CudaGraphCache | None = None,
-    circle: SecAggCohort | None = None,
-    crew: ThreadPoolTrainer | None = None,
-    haste: Haste = NO_HASTE,
-) -> Reply:
-    """Train a chunk of clients and let each say what the method lets it say.
+def begin_updates(contract: Contract, group: Group, start: Tree, outcome: TrainingOutcome) -> Callable[[], Updates]:
+    """Updates from the outcome of local training. The function returned waits until they are on the CPU.
 
     Args:
         contract: the contract.
-        learner: the model and its loss.
-        public: the public state that these clients received.
-        basis: the basis of this round.
-        plan: which blocks speak.
-        clients: their numbers.
-        states: their states, with outdated held blocks forgotten.
-        work: their examples.
-        how: all in one program, replayed from a recording or not, one after another, or some side by side in threads.
-        recorder: keeps the recordings of earlier rounds.
-        circle: who is added up in this round and their secrets; needed where the method is secure.
-        crew: keeps the threads of earlier rounds.
-        haste: what else a GPU and the host can do while one would wait for the other.
+        group: the clients.
+        start: the stacked coordinates that training started from.
+        outcome: the outcome of training.
 
-    Clients train on the device of `public`. Their states and all that becomes bytes lie on the CPU.
+    In between, a GPU can be given further work, which does not delay the transfer.
     """
-    contract = contract.at(public.version)
-    method, device = contract.method, device_of(public)
-    lr = method.client_opt_at(public.version).lr
-    states = [_in_this_frame(contract, *known, public.version) for known in zip(clients, states, strict=True)]
-    mask = contract.trained(public)
-    lesson = make_training_inputs(contract, learner, public, basis, plan, states, work, mask)
-    if haste.trained is not None:
-        trained = haste.trained
-    elif how == "graph":
-        trained = (recorder or CudaGraphCache()).train(lesson)
-    elif how == "threads":
-        trained = (crew or ThreadPoolTrainer()).train(lesson)
-    else:
-        trained = local_train(lesson, how)
-    goes_on = not method.schedule.resamples(public.version + 1)
-    delta = sub(trained.coords, public.coords)  # of all clients, as everything until the loop
-    spoken = restrict(delta if method.upload == "delta" else trained.coords, plan.names)
-    all_codes, all_noted = spoken, {}
-    if noted(contract, plan).blocks:
-        planned = restrict(delta, plan.names)
-        all_noted = stack([method.schedule.report(unstack(planned, i), plan) for i in range(len(clients))])
-    if not (isinstance(method.sketch, Identity) and isinstance(method.privacy, NoPrivacy)):
-        all_codes = stack([_code(contract, unstack(spoken, i), public.version, c) for i, c in enumerate(clients)])
-    silent = {name: block for name, block in delta.items() if name not in plan.names}
-    moved = restrict(sub(trained.coords, lesson.start), contract.sendable.names) if contract.remembers else {}
-    if haste.meanwhile is not None:
-        haste.meanwhile()
-    opts = trained.opt if goes_on else {}
-    names, like = list(all_codes), [block[0] for block in all_codes.values()]
-    if (matrix := as_matrix(all_codes)) is not None:  # the codec finds each client's numbers in one piece
-        all_codes = {"": matrix}
-    sums = {"loss": trained.loss, "all": grand_total(all_codes, all_noted, trained.buffers)}
-    foreseen = None
-    if haste.go_on is not None and matrix is not None:
-        foreseen = foresee(contract, public, clients, work.samples, matrix)
-    ahead = {"step": foreseen.step, "total": foreseen.total} if foreseen else {}
-    arrive = begin_to_bring(
-        [all_codes, all_noted, silent, moved, trained.buffers, public.shared, sums, opts, ahead], "cpu"
+    contract, public, plan = contract.at(group.public.version), group.public, group.plan
+    method = contract.method
+    delta = sub(outcome.coords, public.coords)
+    sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
+    report: Tree = {}
+    if contract.upload_fields(plan)[2].blocks:
+        planned, clients = restrict(delta, plan.names), range(len(group.clients))
+        report = stack([method.schedule.report(unstack(planned, i), plan) for i in clients])
+    if not method.sketch.is_identity or method.privacy.active:
+        sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
+    unsent = {name: block for name, block in delta.items() if name not in plan.names}
+    moved = restrict(sub(outcome.coords, start), contract.sendable.names) if contract.has_client_correction else {}
+    opt = {} if method.schedule.resamples(public.version + 1) else outcome.opt_state
+    names, like = tuple(sent), tuple(block[0] for block in sent.values())
+    if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
+        sent = {"": matrix}
+    sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
+    trees = [sent, report, unsent, moved, outcome.buffers, public.shared, sums, *opt.values()]
+    arrive = begin_to_bring(trees, "cpu")
+
+    def wait() -> Updates:
+        code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
+        return Updates(
+            *(code, names if matrix is not None else (), like, notes, kept, ways, buffers, shared),
+            *(dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps, math.isfinite(sums["all"].item())),
+        )
+
+    return wait
+
+
+def make_uploads(
+    contract: Contract, group: Group, updates: Updates, samples: tuple[int, ...], secagg: SecAggCohort | None = None
+) -> tuple[list[Bytes], list[ClientState]]:
+    """The upload and the next state of each client of a group.
+
+    Args:
+        contract: the contract.
+        group: the clients.
+        updates: their updates.
+        samples: number of examples of each.
+        secagg: the cohort and its secrets; needed for secure aggregation.
+    """
+    contract, public = contract.at(group.public.version), group.public
+    context = UploadContext(public.version, group.plan, updates.shared, contract.trained(public), secagg)
+    pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
+    allocate = partial(pinned_empty, pinned=pinned)
+    unchanged = ClientState(public.version)  # one object for all clients that keep nothing
+
+    def one(i: int) -> tuple[Bytes, ClientState]:
+        client = group.clients[i]
+        pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
+        message = wire.laid_out(pieces, allocate if wire.length(pieces) >= LEAST else None)
+        return message, state if state.unsent or state.correction or state.codec or state.opt else unchanged
+
+    messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
+    return list(messages), list(states)
+
+
+def make_upload(
+    contract: Contract, context: UploadContext, client: int, state: ClientState, update: ClientUpdate, samples: int
+) -> tuple[wire.Pieces, ClientState]:
+    """One client's upload, in pieces, and its next state: correction, codec, masking, packing.
+
+    Args:
+        contract: the contract at this version.
+        context: what is the same for all clients of the group.
+        client: the number of the client.
+        state: its state before the round.
+        update: its update.
+        samples: its number of examples.
+    """
+    method, version = contract.method, context.version
+    own, report = state.correction, dict[str, Tensor]()
+    if contract.has_client_correction:
+        lr = contract.client_opt(version).lr
+        own, report = method.correction.finish(update.moved, update.steps, lr, own, context.shared)
+    # before the codec, whose result for a NaN is not defined
+    check = (report,) if update.finite else (report, update.code, update.schedule_report, update.buffers)
+    if not all(all_finite(tree) for tree in check if tree):
+        raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
+    codec_state = _codec_state(contract, client, state, version)
+    payload, codec_state = contract.up(client).encode(
+        update.code, codec_state, contract.peer(version, client, context.trained)
     )
-    if haste.go_on is not None and foreseen is not None:
-        haste.go_on(foreseen)
-    all_codes, all_noted, silent, moved, buffers, shared, sums, opts, ahead = arrive()
-    if foreseen is not None:
-        foreseen = foreseen._replace(step=ahead["step"], total=ahead["total"])
-    finite = math.isfinite(sums["all"].item())
-    where = partial(pinned_empty, pinned=device.type == "cuda" and len(clients) * contract.code.nbytes <= MOST)
-    blank = ClientState(public.version)  # one for all who keep nothing: a million of them weigh next to nothing
-
-    def speak(i: int) -> tuple[Bytes, ClientState]:
-        client, state = clients[i], states[i]
-        code = unstack(all_codes, i) if matrix is None else cut(all_codes[""][i], names, like)
-        memory = state.correction
-        report: Tree = {}
-        if contract.remembers:
-            memory, report = method.correction.finish(unstack(moved, i), trained.steps[i], lr, memory, shared)
-        # before the codec: what it makes of a NaN is not defined, and the server refuses one
-        said = (report,) if finite else (report, code, unstack(all_noted, i), unstack(buffers, i))
-        if not all(all_finite(tree) for tree in said if tree):
-            raise Diverged(f"client {client} trained to a number that is not finite; try a smaller learning rate")
-        payload, codec = contract.up(client).encode(code, state.codec, contract.peer(public.version, client, mask))
-        weight = method.client_weight.weight(work.samples[i])
-        if method.secure_aggregation:
-            payload = hide_payload(contract, payload, weight, public.version, client, circle)
-        fields = {wire.COORDS: payload}
-        if method.client_weight.sent and not method.secure_aggregation:
-            fields[wire.WEIGHT] = pack_weight(weight)
-        if buffers:
-            fields[wire.BUFFERS] = raw(unstack(buffers, i))
-        if report:
-            fields[wire.SHARED] = raw(report)
-        if all_noted:
-            fields[wire.REPORT] = raw(unstack(all_noted, i))
-        body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-        pieces = wire.pack_pieces(wire.UP, public.version, body, contract.schema.sent_by(client))
-        message = wire.laid_out(pieces, where if wire.length(pieces) >= LEAST else None)
-        # of its own: a view would keep all clients' blocks alive
-        held, opt = (tmap(torch.clone, unstack(tree, i)) for tree in (silent, opts))
-        mine_after = ClientState(public.version, held, memory, codec, opt)
-        return message, blank if mine_after.blank else mine_after
-
-    messages, after = zip(*each(speak, range(len(clients)), contract.code.nbytes), strict=True)
-    return Reply(list(messages), list(after), sums["loss"], foreseen)
+    weight, content = method.client_weight.weight(samples), None
+    if method.secure_aggregation:
+        payload = mask_payload(contract, payload, weight, version, client, context.secagg)
+    else:
+        content = UploadContent(weight, update.buffers, report, update.schedule_report)
+    pieces = pack_upload(contract, context.plan, version, client, payload, content)
+    # clones: a view would keep the blocks of all clients in memory
+    unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
+    opt = smap(torch.clone, update.opt) if update.opt else {}
+    return pieces, ClientState(version, unsent, own, codec_state, opt)
 
 
-def make_training_inputs(
-    contract: Contract,
-    learner: Learner,
-    public: Public,
-    basis: Tree,
-    plan: Plan,
-    states: Sequence[ClientState],
-    work: Workload,
-    mask: Tree,
-) -> TrainingInputs:
-    """What some clients train, of all that is known of them and of the round."""
-    method, device = contract.method, device_of(public)
-    start = _starts(public.coords, states)
-    mine = to_device(stack([state.correction for state in states]), device)
-    kept = None if plan.resample else to_device(_optimisers(method, public, states), device)
-    return TrainingInputs(method, learner, public, basis, start, mine, work, kept, to_device(mask, device))
-
-
-def _code(contract: Contract, spoken: Tree, version: int, client: int) -> Tree:
-    """What one client lets go, as numbers."""
-    code = contract.method.sketch.encode(spoken, contract.sketch_key(version))
+def _code(contract: Contract, sent: Tree, version: int, client: int) -> Tree:
+    """The sketch of one client's update, bounded by the privacy mechanism."""
+    code = contract.method.sketch.encode(sent, contract.sketch_key(version))
     return contract.method.privacy.bound(code, contract.key.fold("privacy", version, client))
 
 
-def _in_this_frame(contract: Contract, client: int, state: ClientState, version: int) -> ClientState:
-    """A client whose codec starts anew if the basis was redrawn since: its memory is of coordinates that are gone."""
-    gone = state.version < contract.since or contract.window(state.version) != contract.window(version)
-    if not state.codec or not gone:
-        return state
-    return replace(state, codec=contract.up(client).init(contract.code))
+def _codec_state(contract: Contract, client: int, state: ClientState, version: int) -> Tree:
+    """The state of a client's upload codec, which is reset if the basis was redrawn since."""
+    if not state.codec:
+        return state.codec
+    stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
+    return contract.up(client).init(contract.code) if stale else state.codec
 
 
-def _starts(coords: Tree, states: Sequence[ClientState]) -> Tree:
-    """Stacked coordinates to start from: the public ones, plus what each client held back."""
+def _starts(group: Group) -> Tree:
+    """Stacked initial coordinates: the public ones, plus each client's unsent changes."""
+    coords, states = group.public.coords, group.states
     start = repeat(coords, len(states))
-    for name in {name for state in states for name in state.held}:
+    for name in {name for state in states for name in state.unsent}:
         zero = torch.zeros_like(coords[name], device="cpu")
-        held = torch.stack([state.held.get(name, zero) for state in states])
-        start[name] = start[name] + held.to(coords[name].device)
+        unsent = torch.stack([state.unsent.get(name, zero) for state in states])
+        start[name] = start[name] + unsent.to(coords[name].device)
     return start
 
 
-def _optimisers(method: Method, public: Public, states: Sequence[ClientState]) -> Tree:
-    """Stacked optimisers within a window: as the round before left them, or fresh for clients that were not there."""
-    fresh = to_device(method.client_opt.init(public.coords), "cpu")
-    return stack([state.opt if state.opt and state.version == public.version - 1 else fresh for state in states])
+def _optimizer_states(contract: Contract, group: Group) -> State:
+    """Stacked optimizer states within a window: those of the last round, or new ones for clients that missed it."""
+    public = group.public
+    fresh = state_to_device(contract.method.client_opt.init(public.coords), "cpu")
+    last = public.version - 1
+    return stack_states([state.opt if state.opt and state.version == last else fresh for state in group.states])

@@ -38,8 +38,9 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, to_device
 from thinwire.errors import Drifted
+from thinwire.protocol.contract import Contract
 from thinwire.protocol.fields import raw, unraw
-from thinwire.protocol.state import Contract, Public
+from thinwire.protocol.state import PublicState
 from thinwire.wire.bits import Bytes
 
 TOLERANCE = 1e-4
@@ -49,20 +50,20 @@ _FEW = 1 << 17  # values that are fetched from a GPU sooner than it is told what
 _ROWS = {"cpu": 64, "cuda": 4096}  # rows that are in float64 at a time: they stay in a core's cache, or fill a GPU
 
 
-def pack_drift_check(contract: Contract, public: Public) -> Bytes:
-    """What a message down says of the state that it leads to."""
+def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
+    """The drift check of a download to this public state."""
     value, _ = project(_replayed(contract, public), contract.key.fold("guard", public.version))
     return raw({"drift_check": torch.tensor(value)})
 
 
-def check_drift(contract: Contract, public: Public, data: Bytes) -> None:
-    """Raise Drifted if the state that a client arrived at is not the one that the message speaks of."""
+def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
+    """Raise Drifted if this public state does not match the drift check of a download."""
     theirs = float(unraw(data, _NUMBER)["drift_check"])
     mine, length = project(_replayed(contract, public), contract.key.fold("guard", public.version))
     if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
         raise Drifted(
-            f"the public state of version {public.version} is not the server's: its guard is {mine:.6g}, expected "
-            f"{theirs:.6g} to within {TOLERANCE * length:.2g}; ask for the whole state"
+            f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, expected "
+            f"{theirs:.6g} within {TOLERANCE * length:.2g}; request the whole state"
         )
 
 
@@ -103,7 +104,8 @@ def _sums(rows: Tensor, factor: float, signs: Tensor) -> tuple[int, float]:
     return int(total.item()), square.item()
 
 
-def _replayed(contract: Contract, public: Public) -> Tree:
-    """What a client computes for itself on its way to a version, and could get wrong."""
-    base = public.base if contract.method.space.redraw_every else {}
-    return {**{f"base/{name}": block for name, block in base.items()}, **public.coords}
+def _replayed(contract: Contract, public: PublicState) -> Tree:
+    """The tensors that a client computes itself when it replays entries."""
+    if not contract.method.space.redraw_every:
+        return public.coords
+    return {**{f"base/{name}": block for name, block in public.base.items()}, **public.coords}

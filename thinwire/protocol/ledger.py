@@ -121,7 +121,7 @@ class Ledger:
         whole = (body for window in self.past[at + 1 :] for body in window.way(window.since))
         return (*self.past[at].way(version), *whole)
 
-    def touched(self, version: int) -> frozenset[str]:
+    def synced_since(self, version: int) -> frozenset[str]:
         """The blocks that were synchronised since that version."""
         return frozenset(name for name, at in self.synced.items() if at > version)
 

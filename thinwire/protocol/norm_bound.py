@@ -1,11 +1,11 @@
-"""Bounds on what one client can add to a round, relative to the median client of the cohort.
+"""Bounds on the influence of one client in a round, relative to the median client of the cohort.
 
     x_i <- x_i min(1, limit m / |x_i|),    m: the lower median of |x_j| over the cohort
 
-x is in turn the change of the coordinates, what the correction and what the schedule report, the change of the buffers,
-and the client's weight. As long as fewer than half of the clients lie, m is at most the norm of an honest client, so
-that one client moves the mean by at most `limit / clients` honest changes. Clients are scaled down, not refused: an
-honest client that trained on far more examples than others still counts.
+x is in turn the update of the coordinates, the reports of correction and schedule, the change of the buffers, and the
+client's weight. As long as fewer than half of the clients are malicious, m is at most the norm of an honest client, so
+that one client moves the mean by at most `limit / clients` honest updates. Clients are scaled down, not refused: an
+honest client that trained on many more examples than others still counts.
 
 The decision depends on a norm in float32, whose last digits depend on the machine. Where m is 0, nothing is bounded.
 """
@@ -13,23 +13,23 @@ The decision depends on a norm in float32, whose last digits depend on the machi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.tree import Tree, add, norm, scale, sub
-from thinwire.protocol.fields import Upload
+from thinwire.protocol.upload import Upload
 
-WEIGHT_LIMIT = 1000.0  # numbers of examples differ more between honest clients than their changes do
+WEIGHT_LIMIT = 1000.0  # numbers of examples differ more between honest clients than their updates do
 
 
 class Bounded(NamedTuple):
-    """The uploads of a cohort within bounds, and for each client that was scaled down, why."""
+    """The uploads of a cohort within bounds, and for each client that was scaled down, the reason."""
 
     uploads: list[Upload]
     why: dict[int, str]
 
 
 def factors(sizes: Sequence[float], limit: float) -> list[float]:
-    """By how much each size is to be multiplied so that none is above `limit` times the lower median.
+    """The factor for each size so that none is above `limit` times the lower median.
 
     >>> factors([1.0, 2.0, 3.0, 1e9], 10.0)
     [1.0, 1.0, 1.0, 2e-08]
@@ -41,42 +41,43 @@ def factors(sizes: Sequence[float], limit: float) -> list[float]:
 def bound_uploads(
     clients: Sequence[int], uploads: Sequence[Upload], limit: float, start: Tree, buffers: Tree
 ) -> Bounded:
-    """Scale down what is far beyond the cohort.
+    """Scale down uploads far above the median of the cohort.
 
     Args:
         clients: their numbers, in the order of the uploads.
-        uploads: what they sent, decoded.
+        uploads: the decoded uploads.
         limit: the largest norm, in units of the median; 0 for no bound.
-        start: what is subtracted from a client's values to get its change; empty where clients send changes.
-        buffers: the buffers from which they trained.
+        start: what is subtracted from uploaded weights to get the update; empty where clients upload updates.
+        buffers: the buffers that clients trained from.
     """
     out, why = list(uploads), dict[int, list[str]]()
     if not limit or len(out) < 2:
         return Bounded(out, {})
-
-    def shrink(part: str, of: Sequence[Tree], origin: Tree, known: Sequence[float] = ()) -> list[Tree]:
-        moved = [sub(tree, origin) for tree in of] if origin else list(of)
-        by = factors(known or [norm(tree) for tree in moved], limit)
-        for client, factor in zip(clients, by, strict=True):
+    parts: dict[str, tuple[str, Tree]] = {
+        "code": ("update", start),
+        "report": ("report of the correction", {}),
+        "schedule_report": ("report of the schedule", {}),
+        "buffers": ("change of the buffers", buffers),
+    }
+    for field, (words, origin) in parts.items():
+        trees: list[Tree] = [getattr(one, field) for one in out]
+        if not trees[0]:
+            continue
+        moved = [sub(tree, origin) for tree in trees] if origin else trees
+        known = field == "code" and not origin
+        by = factors([one.norm for one in out] if known else [norm(tree) for tree in moved], limit)
+        for i, factor in enumerate(by):
             if factor < 1:
-                why.setdefault(client, []).append(f"its {part} is {limit / factor:.3g} times as large")
-        return [
-            tree if factor == 1 else add(origin, scale(change, factor)) if origin else scale(change, factor)
-            for tree, change, factor in zip(of, moved, by, strict=True)
-        ]
-
-    codes = shrink("change", [one.code for one in out], start, () if start else [one.norm for one in out])
-    reports = shrink("report of the correction", [one.report for one in out], {})
-    noted = shrink("report of the schedule", [one.noted for one in out], {})
-    states = shrink("change of the buffers", [one.buffers for one in out], buffers)
-    by_weight = factors([one.weight for one in out], WEIGHT_LIMIT)
-    for client, factor in zip(clients, by_weight, strict=True):
+                why.setdefault(clients[i], []).append(f"its {words} is {limit / factor:.3g} times as large")
+                change = scale(moved[i], factor)
+                bounded: dict[str, Any] = {field: add(origin, change) if origin else change}
+                out[i] = out[i]._replace(**bounded)
+    for i, factor in enumerate(factors([one.weight for one in out], WEIGHT_LIMIT)):
         if factor < 1:
-            why.setdefault(client, []).append(f"its weight is {WEIGHT_LIMIT / factor:.3g} times as large")
-    weights = [one.weight * factor for one, factor in zip(out, by_weight, strict=True)]
-    parts = zip(codes, weights, states, reports, noted, strict=True)
-    said = {
+            why.setdefault(clients[i], []).append(f"its weight is {WEIGHT_LIMIT / factor:.3g} times as large")
+            out[i] = out[i]._replace(weight=out[i].weight * factor)
+    reasons = {
         client: f"{' and '.join(words)} as the median of the cohort; it counts as {limit:g} times"
         for client, words in why.items()
     }
-    return Bounded([Upload(*part) for part in parts], said)
+    return Bounded(out, reasons)

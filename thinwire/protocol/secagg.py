@@ -1,11 +1,11 @@
-"""A round in which the server sees the sum of what clients say and nothing of each: `secure_aggregation = true`.
+"""Secure aggregation: the server learns the sum of the uploads and nothing about each of them.
 
-Codecs whose bytes are plain numbers, at the same places for all clients, can be hidden and added up as they are.
+Codecs whose payloads are plain float32 values, at the same positions for all clients, can be masked and summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,102 +14,89 @@ import torch
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
-from thinwire.privacy.base import MaskedPrivacy
 from thinwire.privacy.secagg import Secret, hidden_size, hide, hide_words, reveal, reveal_sum
-from thinwire.protocol.fields import EVERYONE, answer, expect_fields, noted
-from thinwire.protocol.state import Contract
+from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.schedules.base import Plan
-from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 
 class SecAggCohort(NamedTuple):
-    """Who is added up in a round, and what they share in pairs; the server knows the first only."""
+    """The clients of a secure sum and the secrets that they share in pairs; the server knows only the clients."""
 
     cohort: tuple[int, ...]
     secret: Secret
-    noise: Key | None = None  # where clients take their noise from; by default the seed, which the server knows
+    noise: Key | None = None  # the source of the clients' noise; by default the seed, which the server knows
 
 
-def check_secure(contract: Contract) -> None:
-    """Raise IncompatibleParts, saying what to write instead, if messages of this method cannot be added up unseen."""
+def check_secure_aggregation(contract: Contract) -> None:
+    """Raise IncompatibleParts, with what to write instead, if uploads of this method cannot be summed under masks."""
     method = contract.method
     if any(up != method.ups[0] for up in method.ups):
         raise IncompatibleParts(
-            "secure_aggregation = true adds up messages of one length, but tiers of the budget have different up codecs. "
-            "Leave up out of the tiers, or write secure_aggregation = false"
+            "secure_aggregation = true sums uploads of one size, but tiers of the budget have different upload codecs. "
+            "Remove up from the tiers, or write secure_aggregation = false"
         )
-    if not getattr(method.ups[0], "adds", False):
+    if not method.ups[0].summable:
         raise IncompatibleParts(
-            f"secure_aggregation = true adds up messages number by number, but those of {method.ups[0]!r} cannot be added. "
+            f"secure_aggregation = true sums uploads value by value, but those of {method.ups[0]!r} cannot be summed. "
             'Write up = "raw" or up = { kind = "randomk", shared = true }, or secure_aggregation = false'
         )
     if odd := [block.name for block in contract.code if block.dtype is not torch.float32]:
         raise IncompatibleParts(
-            f"secure_aggregation = true adds up float32 numbers, but {odd[0]!r} is of another type. Train it in float32, "
-            "keep it at home (schedule.private), or write secure_aggregation = false"
+            f"secure_aggregation = true sums float32 values, but {odd[0]!r} has another type. Train it in float32, "
+            "make it private (schedule.private), or write secure_aggregation = false"
         )
-    plan = Plan(contract.sendable.named)
-    for seen, part, instead in (
-        (contract.report.blocks, method.correction, "Take a correction that reports nothing"),
-        (noted(contract, plan).blocks, method.schedule, "Take a schedule that reports nothing"),
-        (contract.buffers.blocks, "a model with running statistics", "Take one without, such as with group norm"),
+    report = contract.upload_fields(Plan(contract.sendable.named))[2]
+    for sent, part, instead in (
+        (contract.report.blocks, method.correction, "Use a correction that reports nothing"),
+        (report.blocks, method.schedule, "Use a schedule that reports nothing"),
+        (contract.buffers.blocks, "a model with running statistics", "Use one without, for example with group norm"),
     ):
-        if seen:
+        if sent:
             raise IncompatibleParts(
-                f"secure_aggregation = true hides what clients say, but with {part!s} they would say more beside it. "
+                f"secure_aggregation = true masks the update, but with {part!s} clients send more than it. "
                 f"{instead}, or write secure_aggregation = false"
             )
-    if method.correction.factor({}) != 1.0:  # without a report it is the same for all, but the server sees no terms
+    if method.correction.active and method.correction.factor({}) != 1.0:
         raise IncompatibleParts(
-            f"{method.correction!s} scales what each client changed, but secure_aggregation = true hides what that is. "
-            "Take a correction that scales nothing, or write secure_aggregation = false"
+            f"{method.correction!s} scales each client's update, but secure_aggregation = true hides it. "
+            "Use a correction that scales nothing, or write secure_aggregation = false"
         )
 
 
-def hide_payload(
-    contract: Contract, payload: Bytes, weight: float, version: int, client: int, circle: SecAggCohort | None
+def mask_payload(
+    contract: Contract, payload: Bytes, weight: float, version: int, client: int, secagg: SecAggCohort | None
 ) -> bytes:
-    """What the codec made, under the masks of this round; clipped and blurred, where the method is private."""
-    if circle is None or client not in circle.cohort:
-        raise IncompatibleParts(
-            "secure_aggregation = true needs to know who else is asked: give cohort_round the circle"
-        )
-    if len(circle.cohort) < 2:
-        raise IncompatibleParts("secure_aggregation = true hides a client among others: ask two or more in a round")
+    """An encoded update under the masks of this round; clipped and with noise, where the method is private."""
+    if secagg is None or client not in secagg.cohort:
+        raise IncompatibleParts("secure_aggregation = true needs the cohort and its secrets: pass a SecAggCohort")
+    if len(secagg.cohort) < 2:
+        raise IncompatibleParts("secure_aggregation = true needs a cohort of two or more clients")
     if weight != int(weight):
         raise IncompatibleParts(
-            f"secure_aggregation = true adds up whole weights, not {weight}; write client_weight = 'uniform'"
+            f"secure_aggregation = true sums integer weights, not {weight}; write client_weight = 'uniform'"
         )
-    numbers, privacy = np.frombuffer(payload, "<f4"), contract.method.privacy
-    if not isinstance(privacy, MaskedPrivacy):
-        return hide(numbers, int(weight), client, circle.cohort, version, circle.secret)
-    key = (circle.noise or contract.key).fold("privacy", version, client)
-    added = privacy.add_to_sum(numbers, len(circle.cohort), key)
-    return hide_words(np.append(added, [1, 1]), client, circle.cohort, version, circle.secret)
+    values, masked = np.frombuffer(payload, "<f4"), contract.method.privacy.masked
+    if masked is None:
+        return hide(values, int(weight), client, secagg.cohort, version, secagg.secret)
+    key = (secagg.noise or contract.key).fold("privacy", version, client)
+    added = masked.add_to_sum(values, len(secagg.cohort), key)
+    return hide_words(np.append(added, [1, 1]), client, secagg.cohort, version, secagg.secret)
 
 
-def secure_mean(contract: Contract, plan: Plan, version: int, messages: Mapping[int, Bytes], noise: Key) -> Tree:
-    """What is made public of these clients, from messages that say nothing each: their mean, or their blurred sum."""
-    privacy = contract.method.privacy
-    up, peer = contract.method.ups[0], contract.peer(version, EVERYONE)
-    spec = contract.method.sketch.spec(contract.coords.restrict(plan.names))
-
-    def payload(client: int) -> Bytes:
-        body = answer(contract, plan, version, client, messages[client])
-        expect_fields(body, {wire.COORDS})
-        return body.fields[wire.COORDS]
-
+def sum_masked(contract: Contract, plan: Plan, version: int, payloads: Sequence[Bytes], noise: Key) -> Tree:
+    """The mean, or the noisy sum, of uploads that reveal nothing each."""
+    privacy, up, peer = contract.method.privacy, contract.method.ups[0], contract.peer(version, EVERYONE)
+    spec = contract.upload_fields(plan)[1]
     size = up.size(spec)
-    assert size is not None, "a codec that adds has one size"
-    hidden = (payload(client) for client in sorted(messages))
-    if isinstance(privacy, MaskedPrivacy):
-        released = privacy.of_sum(reveal_sum(hidden, size // 4)[0], len(messages))
+    assert size is not None, "a summable codec has a constant size"
+    if privacy.masked is not None:
+        released = privacy.masked.of_sum(reveal_sum(iter(payloads), size // 4)[0], len(payloads))
         return up.decode(released.astype("<f4").tobytes(), spec, peer)
-    mean = up.decode(reveal(hidden, size // 4).astype("<f4").tobytes(), spec, peer)
-    return privacy.aggregate([mean], lambda codes: codes[0], len(messages), noise)
+    mean = up.decode(reveal(iter(payloads), size // 4).astype("<f4").tobytes(), spec, peer)
+    return privacy.aggregate([mean], lambda codes: codes[0], len(payloads), noise)
 
 
-def secure_size(payload: int) -> int:
-    """How many bytes a payload of that many takes when it is hidden."""
+def masked_size(payload: int) -> int:
+    """The size of a masked payload in bytes, from its size without masks."""
     return hidden_size(payload // 4)

@@ -1,6 +1,6 @@
-"""Before a round: what everybody derives from method, model and seed, the server's first state, and which blocks speak.
+"""Before a round: contract and version 0, the server's initial state, and the plan of a round.
 
-What cannot work together is found here, before anything is trained.
+Parts that cannot work together are found here, before anything is trained.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.masks.masks import NoMask
-from thinwire.privacy.base import MaskedPrivacy
-from thinwire.protocol.fields import noted, raw
+from thinwire.protocol.compatibility import check_method
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.fields import raw
 from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.method import Method
-from thinwire.protocol.secagg import check_secure
-from thinwire.protocol.state import Contract, Public, ServerState
+from thinwire.protocol.secagg import check_secure_aggregation
+from thinwire.protocol.state import PublicState, ServerState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 
-def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contract, Public]:
+def make_contract(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contract, PublicState]:
     """The contract and the public state of version 0, which every party derives from method, model and seed.
 
     Args:
@@ -33,10 +33,10 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
         buffers: initial floating-point buffers of the model.
         key: the root of the run's randomness.
     """
-    contract, public = _agree(method, weights, buffers, key)
+    contract, public = _one_stage(method, weights, buffers, key)
     if method.next_stage is None:
         return contract, public
-    later, _ = _agree(method.later, weights, buffers, key)
+    later, _ = _one_stage(method.later, weights, buffers, key)
     # one schema for both, so that a message can be read before its version is known
     digest = hashlib.blake2b(contract.schema.digest + later.schema.digest, digest_size=8)
     digest.update(method.next_stage.at.to_bytes(8, "little"))
@@ -46,75 +46,82 @@ def agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contr
     return replace(contract, schema=schema, later=later), public
 
 
-def _agree(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contract, Public]:
-    """The same for one stage."""
+def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contract, PublicState]:
+    """Contract and version 0 of a method with one stage."""
     spec = Spec.of(weights)
     if not spec.blocks:
         raise ConfigError("the model has no trainable weights; at least one parameter must have requires_grad=True")
-    method.check(spec)
-    device = next(iter(weights.values())).device
-    basis = method.space.basis(spec, key.fold("frame", 0), device)
+    check_method(method, spec)
+    basis = method.space.basis(spec, key.fold("frame", 0), next(iter(weights.values())).device)
     coords = method.space.init(weights, basis, key.fold("init", 0))
     if not coords:
-        raise ConfigError(f"{method.space!r} trains no weight of this model; let it train at least one")
+        raise ConfigError(f"{method.space!r} trains no weight of this model; at least one must be trained")
     method.penalty.check(spec, Spec.of(coords))
-    never = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now, not after a round
-    waits = never or (frozenset(coords) if not method.schedule.resamples(1) else frozenset())
-    if waits and method.space.redraw_every:
-        raise _held_in_lost_frame(method, waits)
-    if waits and method.next_stage is not None:
-        raise IncompatibleParts(
-            f"{method.schedule!r} lets clients hold back {min(waits)!r}, but then gives up the coordinates of the "
-            "first stage. Write schedule = 'all-blocks', or leave then out"
-        )
-    shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in never})
+    private = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now
+    _check_unsent(method, private, frozenset(coords))
+    shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in private})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
-    h = hashlib.blake2b(repr(method).encode(), digest_size=8)
-    if not isinstance(method.mask, NoMask):
-        h.update(repr(method.mask).encode())
-    for part in specs:
-        h.update(part.digest())
-    for block in (*weights.values(), *buffers.values()):  # whoever starts elsewhere would be elsewhere for ever
-        h.update(raw({"": block}))
-    h.update(key.value.to_bytes(8, "little"))  # another seed draws other bases: its messages are not ours
-    contract = Contract(method, *specs, key, wire.Schema(h.digest(), specs[1].names))
+    schema = wire.Schema(_digest(method, specs, (*weights.values(), *buffers.values()), key), specs[1].names)
+    contract = Contract(method, *specs, key, schema)
     for up, down in zip(method.ups, method.downs, strict=True):
         check_fits(up, contract.code)
         check_fits(down, contract.code if method.download == "incremental" else contract.sendable)
     check_fits(method.merge_codec, contract.coords)
     if method.secure_aggregation:
-        check_secure(contract)
+        check_secure_aggregation(contract)
     if method.privacy.bounds:
         _check_bounded(contract)
-    return contract, Public(0, weights, coords, shared, buffers)
+    return contract, PublicState(0, weights, coords, shared, buffers)
+
+
+def _digest(method: Method, specs: tuple[Spec, ...], blocks: tuple, key: Key) -> bytes:
+    """Eight bytes that differ wherever server and client would disagree."""
+    h = hashlib.blake2b(repr(method).encode(), digest_size=8)
+    if method.mask.active:
+        h.update(repr(method.mask).encode())
+    for spec in specs:
+        h.update(spec.digest())
+    for block in blocks:  # initial weights must match, or replaying updates gives another model
+        h.update(raw({"": block}))
+    h.update(key.value.to_bytes(8, "little"))  # another seed draws another basis
+    return h.digest()
+
+
+def _check_unsent(method: Method, private: frozenset[str], coords: frozenset[str]) -> None:
+    """Unsent changes need coordinates that are kept."""
+    unsent = private or (coords if not method.schedule.resamples(1) else frozenset())
+    if unsent and method.space.redraw_every:
+        raise _unsent_in_old_basis(method, unsent)
+    if unsent and method.next_stage is not None:
+        raise IncompatibleParts(
+            f"{method.schedule!r} keeps changes of {min(unsent)!r} on clients, but next_stage replaces the coordinates "
+            "of the first stage. Write schedule = 'all-blocks', or remove next_stage"
+        )
 
 
 def _check_bounded(contract: Contract) -> None:
-    """Raise IncompatibleParts if clients would reach the server beside, or unseen by, what bounds them."""
+    """Raise IncompatibleParts if clients would send something that the privacy mechanism does not bound."""
     method = contract.method
-    plan = Plan(contract.sendable.named)
+    report = contract.upload_fields(Plan(contract.sendable.named))[2]
+    weight = f"{method.client_weight!r}, which gives clients different weights"
     for clash, part, instead in (
-        (method.upload == "weights", "upload = 'weights', which is no change", "Write upload = 'delta'"),
+        (method.upload == "weights", "upload = 'weights', which is no update", "Write upload = 'delta'"),
+        (method.client_weight.sent, weight, "Write client_weight = 'uniform'"),
         (
-            method.client_weight.sent,
-            f"{method.client_weight!r}, by which some count more",
-            "Write client_weight = 'uniform'",
-        ),
-        (
-            method.secure_aggregation and not isinstance(method.privacy, MaskedPrivacy),
+            method.secure_aggregation and method.privacy.masked is None,
             "secure_aggregation = true, which hides each of them",
             "Write secure_aggregation = false",
         ),
-        (contract.report.blocks, f"reports of {method.correction!r}", "Take a correction that reports nothing"),
-        (noted(contract, plan).blocks, f"reports of {method.schedule!r}", "Take a schedule that reports nothing"),
-        (contract.buffers.blocks, "running statistics", "Take a model without them, such as with group norm"),
+        (contract.report.blocks, f"reports of {method.correction!r}", "Use a correction that reports nothing"),
+        (report.blocks, f"reports of {method.schedule!r}", "Use a schedule that reports nothing"),
+        (contract.buffers.blocks, "running statistics", "Use a model without them, for example with group norm"),
     ):
         if clash:
-            raise IncompatibleParts(f"{method.privacy!r} bounds each client's change, but not {part}. {instead}")
+            raise IncompatibleParts(f"{method.privacy!r} bounds each client's update, but not {part}. {instead}")
 
 
-def begin(contract: Contract, public: Public) -> ServerState:
-    """The server before the first round."""
+def initial_server_state(contract: Contract, public: PublicState) -> ServerState:
+    """The server's state before the first round of a stage."""
     method = contract.method
     server = ServerState(
         public,
@@ -124,39 +131,39 @@ def begin(contract: Contract, public: Public) -> ServerState:
         codec=method.down.init(contract.code),
         ledger=Ledger(public.version, public.version),
     )
-    if not method.schedule.resamples(public.version + 1):  # blocks will wait: find out now what that breaks
+    if not method.schedule.resamples(public.version + 1):  # some blocks are sent later: check now what that breaks
         for names in (frozenset[str](), frozenset(contract.sendable.names[:1])):
             _check_codes(contract, server, names)
     return server
 
 
 def plan_round(contract: Contract, server: ServerState) -> Plan:
-    """Which blocks the next round synchronises."""
+    """Which blocks the next round synchronizes."""
     contract = contract.at(server.public.version)
     method = contract.method
     plan = method.schedule.plan(server.schedule, contract.coords, server.public.version)
-    silent = contract.coords.named - plan.names
-    if silent and method.space.redraw_every:
-        raise _held_in_lost_frame(method, silent)
+    if plan.names == contract.coords.named:
+        return plan
+    if method.space.redraw_every:
+        raise _unsent_in_old_basis(method, contract.coords.named - plan.names)
     _check_codes(contract, server, plan.names)
     return plan
 
 
 def _check_codes(contract: Contract, server: ServerState, names: frozenset[str]) -> None:
-    """Refuse memories of codes that have another shape when only these blocks speak."""
+    """Refuse states of codes that have another shape when only these blocks are synchronized."""
     method = contract.method
     alike = set(method.sketch.spec(contract.coords.restrict(names))) <= set(contract.code)
     if not alike and (server.opt or server.codec or any(up.init(contract.code) for up in method.ups)):
         raise IncompatibleParts(
-            f"{method.sketch!r} makes other codes when some blocks are silent, as {method.schedule!r} wants, but an "
-            "optimiser or a codec remembers codes from round to round. Take a sketch that codes each block by itself, "
-            "or parts without memory"
+            f"{method.sketch!r} makes other codes when some blocks are not sent, as with {method.schedule!r}, but an "
+            "optimizer or a codec keeps a state of codes from round to round. Use a sketch that codes each block "
+            "separately, or parts without state"
         )
 
 
-def _held_in_lost_frame(method: Method, silent: frozenset[str]) -> IncompatibleParts:
+def _unsent_in_old_basis(method: Method, unsent: frozenset[str]) -> IncompatibleParts:
     return IncompatibleParts(
-        f"{method.schedule!r} lets clients hold back {min(silent)!r}, but {method.space!r} redraws its basis, "
-        "and what was held back means nothing in the next one. Write redraw_every = 0, or a schedule in which every "
-        "block always speaks"
+        f"{method.schedule!r} keeps changes of {min(unsent)!r} on clients, but {method.space!r} redraws its basis, in "
+        "which they have no meaning. Write redraw_every = 0, or a schedule that sends all blocks in every round"
     )

@@ -1,4 +1,4 @@
-"""Tables that need no training: how many numbers make a weight or a model in a space, and of which rank a weight is."""
+"""Tables without training: the number of parameters of a weight or model in a space, and the rank of a weight."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from thinwire.core.registry import lookup
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.experiments.parts import build, named
-from thinwire.experiments.toml import Table
+from thinwire.experiments.toml import Table as TomlTable
 
 
-def count(row: Table, what: str, options: Table) -> int:
-    """One cell.
+def count(row: TomlTable, what: str, options: TomlTable) -> int:
+    """One cell of such a table.
 
     Args:
         row: a `space`, and the `shape` of a weight or a `model`.
-        what: `numbers`, or the `rank` of a weight as a matrix of its first axis against the others.
+        what: `numbers` (parameters), or the `rank` of a weight as a matrix of its first axis against the others.
         options: of the model, such as `classes`.
 
     >>> row = {"space": {"kind": "fedpara", "rank": 16}, "shape": [256, 256]}
@@ -31,16 +31,16 @@ def count(row: Table, what: str, options: Table) -> int:
     if "shape" in row:
         base: Tree = {"layer.weight": Key(0).normal(*row["shape"])}
     else:
-        kind, own = named(row["model"], "model")
-        with torch.device("meta"):  # shapes without numbers
-            base = dict(lookup("model", kind).make(**own, **options).named_parameters())
+        kind, model_options = named(row["model"], "model")
+        with torch.device("meta"):  # shapes only
+            base = dict(lookup("model", kind).make(**model_options, **options).named_parameters())
     with torch.no_grad():
         space = build("space", row["space"], "space")
-        frame = space.basis(Spec.of(base), Key(0), "cpu")
-        coords = space.init(base, frame, Key(0))
+        basis = space.basis(Spec.of(base), Key(0), "cpu")
+        coords = space.init(base, basis, Key(0))
         if what == "numbers":
             return Spec.of(coords).size
-        exact = [{name: block.double() for name, block in tree.items()} for tree in (base, frame, coords)]
+        exact = [{name: block.double() for name, block in tree.items()} for tree in (base, basis, coords)]
         weight = space.expand(*exact)["layer.weight"]
     return int(torch.linalg.matrix_rank(weight.flatten(1)))
 
@@ -57,25 +57,26 @@ def rounded(number: float) -> str:
     return f"{number:g}"
 
 
-def counted_rows(content: Table) -> list[list[str]]:
-    """The rows of such a table: ours, the paper's, and how far apart they are in per cent, for each column."""
-    out = []
+def counted_rows(content: TomlTable) -> list[list[str]]:
+    """The rows of such a table: for each column our value, the published value, and their difference in percent."""
+    rows = []
     for row in content["rows"]:
         cells: list[str] = [row["label"]]
         for i, column in enumerate(content["columns"]):
-            ours, printed = count(row, column["what"], column.get("options", {})), _printed(row["published"], i)
+            ours, published = count(row, column["what"], column.get("options", {})), _published(row["published"], i)
             cells.append(f"{ours:,}")
-            cells += [rounded(printed), f"{100 * (ours / printed - 1):+.1f}"] if printed else ["-", "-"]
-        out.append(cells)
-    return out
+            cells += [rounded(published), f"{100 * (ours / published - 1):+.1f}"] if published else ["-", "-"]
+        rows.append(cells)
+    return rows
 
 
-def counted_heads(content: Table) -> list[str]:
-    """The heads of these rows."""
-    heads = [[f"our {c['name']}", "paper's", "difference %"] for c in content["columns"]]
+def counted_heads(content: TomlTable) -> list[str]:
+    """The column heads of these rows."""
+    heads = [[f"our {column['name']}", "paper's", "difference %"] for column in content["columns"]]
     return ["", *(head for three in heads for head in three)]
 
 
-def _printed(published: Sequence[Any], i: int) -> float:
-    value = float(published[i]) if i < len(published) else 0.0
+def _published(values: Sequence[Any], i: int) -> float:
+    """The published value of a column; 0 if the paper has none."""
+    value = float(values[i]) if i < len(values) else 0.0
     return 0.0 if math.isnan(value) else value

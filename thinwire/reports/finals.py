@@ -1,10 +1,11 @@
-"""Final accuracy beside best accuracy, and runs that broke down, in every table that shows an accuracy.
+"""Final accuracy next to best accuracy, and a count of failed runs, in every table that shows an accuracy.
 
-    | method | best accuracy % | runs |      ->      | method | best accuracy % | final accuracy % | broke down | runs |
+    | method | best accuracy % | runs |
+ ->
+    | method | best accuracy % | final accuracy % | diverged or collapsed | runs |
 
-A table is widened after it was made, from the numbers of the runs behind each row: those of `summary.json`, or those
-that were published beside a page. So pages that are written from run directories and pages that are written again from
-published numbers have the same columns.
+Columns are added to a finished table, from the values of the runs of each row (from `summary.json`, or published with a
+page). So a page written from run directories and one written from published values have the same columns.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any
 
 from thinwire.experiments.collapse import BROKEN, count_broken
 
-BROKE = "broke down"
-_ACCURACY = re.compile(r"(our )?(best|final) (own )?accuracy %")
+FAILED_RUNS = "diverged or collapsed"
+_ACCURACY = re.compile(r"(our )?(best|final) (client )?accuracy %")
 Run = Mapping[str, Any]
 
 
-def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
-    """MeanInterval and standard deviation in words.
+def mean_std_text(values: Sequence[float | None], scale: float = 100.0) -> str:
+    """Mean and standard deviation as text.
 
-    >>> spread([0.5, 0.7]), spread([None])
+    >>> mean_std_text([0.5, 0.7]), mean_std_text([None])
     ('60.00 ± 14.14', '-')
     """
     known = [scale * value for value in values if value is not None]
@@ -36,71 +37,71 @@ def spread(values: Sequence[float | None], scale: float = 100.0) -> str:
 def widened(
     head: Sequence[str], rows: Sequence[Sequence[str]], runs: Sequence[Sequence[Run]]
 ) -> tuple[list[str], list[list[str]]]:
-    """The table with final beside best, and after the last accuracy how many runs broke down.
+    """Add final next to best accuracy, and after the last accuracy how many runs failed.
 
     Args:
         head: the names of the columns.
-        rows: the cells; rows of runs that did not finish may be short.
-        runs: the runs behind each row, with `best_accuracy`, `final_accuracy`, `status`.
+        rows: the cells; rows of unfinished runs may be short.
+        runs: the runs of each row, with `best_accuracy`, `final_accuracy`, `status`.
 
     >>> run = {"best_accuracy": 0.5, "final_accuracy": 0.1, "status": "collapsed"}
     >>> head, rows = widened(["method", "best accuracy %", "runs"], [["x", "50.00", "a1"]], [[run]])
     >>> head
-    ['method', 'best accuracy %', 'final accuracy %', 'broke down', 'runs']
+    ['method', 'best accuracy %', 'final accuracy %', 'diverged or collapsed', 'runs']
     >>> rows
     [['x', '50.00', '10.00', '1 of 1 collapsed', 'a1']]
     """
-    heads = [name for name in head if name != BROKE]
-    kept = [i for i, name in enumerate(head) if name != BROKE]
-    table = [[row[i] if i < len(row) else "-" for i in kept] for row in rows]
+    heads = [name for name in head if name != FAILED_RUNS]
+    columns = [i for i, name in enumerate(head) if name != FAILED_RUNS]
+    table = [[row[i] if i < len(row) else "-" for i in columns] for row in rows]
     for name in [name for name in heads if _ACCURACY.fullmatch(name)]:
         other = name.replace("best", "final") if "best" in name else name.replace("final", "best")
         key = other.removeprefix("our ").removesuffix(" %").replace(" ", "_")
-        if other in heads or not any(run.get(key) is not None for mine in runs for run in mine):
+        if other in heads or not any(run.get(key) is not None for row_runs in runs for run in row_runs):
             continue
         at = heads.index(name)
-        place = at + 1 if "best" in name or name.startswith("our ") else at  # what the table is about stays first
+        place = at + 1 if "best" in name or name.startswith("our ") else at  # the measure of the table stays first
         heads.insert(place, other)
-        for cells, mine in zip(table, runs, strict=True):
-            cells.insert(place, "-" if cells[at] == "-" else spread([run.get(key) for run in mine]))
+        for cells, row_runs in zip(table, runs, strict=True):
+            cells.insert(place, "-" if cells[at] == "-" else mean_std_text([run.get(key) for run in row_runs]))
     last = max((i for i, name in enumerate(heads) if _ACCURACY.fullmatch(name)), default=-1)
     if last >= 0:
-        heads.insert(last + 1, BROKE)
-        for cells, mine in zip(table, runs, strict=True):
-            cells.insert(last + 1, count_broken(run.get("status") for run in mine))
+        heads.insert(last + 1, FAILED_RUNS)
+        for cells, row_runs in zip(table, runs, strict=True):
+            cells.insert(last + 1, count_broken(run.get("status") for run in row_runs))
     return heads, table
 
 
-def trial_words(by: str, runs: Sequence[Run]) -> str:
-    """What a search tells of one choice: what it goes by, the final accuracy if that is another, what went wrong.
+def trial_text(by: str, runs: Sequence[Run]) -> str:
+    """The result of one trial of a search: its score, the final accuracy if different, and how its runs failed.
 
-    >>> trial_words("best_accuracy", [{"best_accuracy": 0.5528, "final_accuracy": 0.1, "status": "collapsed"}])
+    >>> trial_text("best_accuracy", [{"best_accuracy": 0.5528, "final_accuracy": 0.1, "status": "collapsed"}])
     '55.28, final 10.00, collapsed'
     """
     value, final = (statistics.fmean(100 * (run.get(key) or 0.0) for run in runs) for key in (by, "final_accuracy"))
     other = by == "best_accuracy" and f"{final:.2f}" != f"{value:.2f}"
-    wrong = [status for status in dict.fromkeys(run.get("status") for run in runs) if status in BROKEN]
-    return f"{value:.2f}" + (f", final {final:.2f}" if other else "") + "".join(f", {status}" for status in wrong)
+    failed = [status for status in dict.fromkeys(run.get("status") for run in runs) if status in BROKEN]
+    return f"{value:.2f}" + (f", final {final:.2f}" if other else "") + "".join(f", {status}" for status in failed)
 
 
-def judged_on(by: str) -> str:
-    """Which examples a search goes by.
+def selection_set(by: str) -> str:
+    """The examples on which a search selects.
 
-    >>> judged_on("best_accuracy"), judged_on("final own accuracy %")
-    ('on the test set', 'on examples that clients hold out')
+    >>> selection_set("best_accuracy"), selection_set("final client accuracy %")
+    ('on the test set', 'on validation examples of the clients')
     """
-    return "on examples that clients hold out" if "own" in by else "on the test set"
+    return "on validation examples of the clients" if "client" in by else "on the test set"
 
 
-def ended(runs: Sequence[Run]) -> str:
-    """How many runs collapsed or ended at chance, as the end of a sentence; nothing if none did.
+def failures_text(runs: Sequence[Run]) -> str:
+    """How many runs collapsed or ended at chance, as the end of a sentence; empty if none did.
 
-    >>> ended([{"status": "collapsed"}, {"status": "at chance"}, {"status": "at chance"}])
+    >>> failures_text([{"status": "collapsed"}, {"status": "at chance"}, {"status": "at chance"}])
     '; 1 run collapsed; 2 runs ended at chance'
     """
     statuses = [run.get("status") for run in runs]
-    out = ""
-    for status, words in (("collapsed", "collapsed"), ("at chance", "ended at chance")):
+    text = ""
+    for status, verb in (("collapsed", "collapsed"), ("at chance", "ended at chance")):
         if count := statuses.count(status):
-            out += f"; {count} run{'s' if count > 1 else ''} {words}"
-    return out
+            text += f"; {count} run{'s' if count > 1 else ''} {verb}"
+    return text

@@ -1,4 +1,4 @@
-"""The chart of layers: what each sent and how often it spoke, on the page and as a picture of its own. No torch."""
+"""Chart of layers: the bytes that each layer uploaded and how often it was synchronized. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 from thinwire.core.units import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.experiments.files import write_atomically
-from thinwire.reports.charts import Bar, Frame, alone, bars
-from thinwire.reports.style import ALONE
+from thinwire.reports.charts import Bar, PlotArea, bars
+from thinwire.reports.style import STANDALONE
+from thinwire.reports.svg import standalone
 
 MOST_LAYERS = 16
-WIDTH = 680  # of the picture alone
+WIDTH = 680  # of the chart as a file
+SYNC_NOTE = "In parentheses: rounds in which the layer was synchronized."
 
 
 class LayerChart(NamedTuple):
@@ -24,16 +26,16 @@ class LayerChart(NamedTuple):
     bytes: bool
 
 
-def layer_chart(layers: Sequence[dict[str, Any]], rounds: int | None, number: int = 0, most: int = 0) -> LayerChart:
-    """A bar for each layer: its bytes up, or how often it spoke where no bytes belong to a layer.
+def layer_chart(layers: Sequence[dict[str, Any]], rounds: int | None, series: int = 0, most: int = 0) -> LayerChart:
+    """One bar per layer: its uploaded bytes, or its synchronizations if bytes cannot be attributed to layers.
 
     Args:
-        layers: the table of a run.
-        rounds: how many rounds it had, if that is known.
-        number: of the line, which gives the colour.
-        most: show only so many, the largest; 0 shows all.
+        layers: the layers of a run's summary.
+        rounds: number of rounds, if known.
+        series: index of the method, which gives the color.
+        most: show only the largest so many; 0 shows all.
 
-    >>> layer_chart([{"layer": "fc", "numbers": 6, "syncs": 3, "bytes_up": 72}], rounds=4).bars[0][:2]
+    >>> layer_chart([{"layer": "fc", "syncs": 3, "bytes_up": 72}], rounds=4).bars[0][:2]
     ('fc (3 of 4)', '72 B')
     """
     known = all(isinstance(row.get("bytes_up"), int) for row in layers)
@@ -42,24 +44,23 @@ def layer_chart(layers: Sequence[dict[str, Any]], rounds: int | None, number: in
     shown = [row for row in layers if row in ranked]
     rest = f", the {most} largest of {len(layers)}" if 0 < most < len(layers) else ""
     drawn = [
-        Bar(_spoke(row, rounds), text(row.get(key) or 0), number, [(float(row.get(key) or 0), 1.0)]) for row in shown
+        Bar(_label(row, rounds), text(row.get(key) or 0), series, [(float(row.get(key) or 0), 1.0)]) for row in shown
     ]
-    return LayerChart(("bytes up" if known else "synchronisations") + f" by layer{rest}", drawn, known)
+    return LayerChart(("bytes up" if known else "synchronizations") + f" by layer{rest}", drawn, known)
 
 
 def draw_layers(layers: Sequence[dict[str, Any]], rounds: int, title: str, file: Path) -> None:
-    """Write the chart as a picture of its own; the name of the file ends in `.svg`."""
+    """Write the chart to a file whose name ends in `.svg`."""
     if file.suffix != ".svg":
-        raise ConfigError(f"the picture is an SVG file: write --plot {file.with_suffix('.svg')}, not {file}")
+        raise ConfigError(f"the chart is an SVG file: write --plot {file.with_suffix('.svg')}, not {file}")
     chart = layer_chart(layers, rounds)
-    about = "; ".join(f"{bar.label}: {bar.value}" for bar in chart.bars) + "."
-    picture = bars(chart.bars, Frame(f"{title}: {chart.what}", about, chart.what, ident="layers", width=WIDTH - 32))
-    picture = f'<g transform="translate(16 0)">{picture}</g>'  # in line with the title
-    note = "In brackets: rounds in which it spoke."
-    write_atomically(file, alone(picture, f"{title}: {chart.what}", note, (), ALONE, WIDTH).encode())
+    description = "; ".join(f"{bar.label}: {bar.value}" for bar in chart.bars) + "."
+    area = PlotArea(f"{title}: {chart.what}", description, chart.what, ident="layers", width=WIDTH - 32)
+    drawing = f'<g transform="translate(16 0)">{bars(chart.bars, area)}</g>'  # aligned with the title
+    write_atomically(file, standalone(drawing, area.title, SYNC_NOTE, (), STANDALONE, WIDTH).encode())
 
 
-def _spoke(row: dict[str, Any], rounds: int | None) -> str:
-    """A layer, and in how many rounds it spoke."""
+def _label(row: dict[str, Any], rounds: int | None) -> str:
+    """The name of a layer, and in how many rounds it was synchronized."""
     of = "" if rounds is None else f" of {rounds}"
     return f"{row['layer']} ({row['syncs']}{of})" if isinstance(row.get("syncs"), int) else str(row["layer"])

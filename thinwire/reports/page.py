@@ -1,4 +1,4 @@
-"""A page of chapters, written as one file of HTML that loads nothing, or as Markdown without its charts."""
+"""A page of chapters, as one HTML file without external resources, or as Markdown without charts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from thinwire.core.text import visible
 from thinwire.reports.style import STYLE
 
 
-class Grid(NamedTuple):
-    """A table: its caption, its heads, its rows; the first column names the row. A folded one opens on a click."""
+class Table(NamedTuple):
+    """Caption, column heads and rows of a table; the first column names the row. A folded table opens on a click."""
 
     caption: str
     heads: Sequence[str]
@@ -22,7 +22,7 @@ class Grid(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A chart in both widths, what it shows, and its legend: (picture, words)."""
+    """A chart in both widths, its title and note, and its legend: pairs of a swatch and a label."""
 
     title: str
     note: str
@@ -31,24 +31,30 @@ class Figure(NamedTuple):
     legend: Sequence[tuple[str, str]] = ()
 
 
-class Command(NamedTuple):
-    """Something to type."""
+class Lead(NamedTuple):
+    """The main result, in one sentence."""
 
     text: str
 
 
-Piece = Grid | Figure | Command | str
+class Command(NamedTuple):
+    """Shell commands."""
+
+    text: str
+
+
+Piece = Table | Figure | Command | Lead | str
 
 
 class Chapter(NamedTuple):
-    """A heading and what stands under it."""
+    """A heading and its contents; a text that starts with `Note: ` is highlighted."""
 
     heading: str
     pieces: Sequence[Piece]
 
 
 def as_html(title: str, chapters: Sequence[Chapter]) -> str:
-    """One page that loads nothing."""
+    """The page as one HTML file."""
     body = "\n".join(
         f"<section><h2>{escape(chapter.heading)}</h2>\n" + "\n".join(map(_html, chapter.pieces)) + "\n</section>"
         for chapter in chapters
@@ -60,7 +66,7 @@ def as_html(title: str, chapters: Sequence[Chapter]) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
-        f"<header><h1>{escape(title)}</h1><p>Accuracy, and what it cost to send.</p></header>\n"
+        f"<header><h1>{escape(title)}</h1><p>Accuracy and communication cost.</p></header>\n"
         f"<main>\n{body}\n</main>\n"
         "<footer><p>Written by <code>thinwire report</code>.</p></footer>\n</body>\n</html>\n"
     )
@@ -68,28 +74,18 @@ def as_html(title: str, chapters: Sequence[Chapter]) -> str:
 
 def _html(piece: Piece) -> str:
     if isinstance(piece, str):
-        kind = "note" if piece.startswith("Note: ") else "lead" if piece.startswith("Cheapest") else ""
-        return f'<p class="{kind}">{escape(piece)}</p>' if kind else f"<p>{escape(piece)}</p>"
+        kind = ' class="note"' if piece.startswith("Note: ") else ""
+        return f"<p{kind}>{escape(piece)}</p>"
+    if isinstance(piece, Lead):
+        return f'<p class="lead">{escape(piece.text)}</p>'
     if isinstance(piece, Command):
         lines = "\n".join(f"<code>{escape(line)}</code>" for line in piece.text.splitlines())
         return f'<pre tabindex="0">{lines}</pre>'
-    if isinstance(piece, Grid) and piece.folded:
+    if isinstance(piece, Table) and piece.folded:
         return f"<details><summary>{escape(piece.caption)}</summary>{_html(piece._replace(folded=False))}</details>"
-    if isinstance(piece, Grid):
-        kind = ' class="words"' if len(piece.heads) == 2 else ""
-        kind = kind or (' class="long-names"' if any(len(row[0]) > 14 for row in piece.rows) else "")
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in piece.heads)
-        rows = "".join(
-            f'<tr><th scope="row">{escape(row[0])}</th>'
-            + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-            + "</tr>"
-            for row in piece.rows
-        )
-        return (
-            f'<div class="table" role="region" tabindex="0" aria-label="{escape(piece.caption)}"><table{kind}>'
-            f"<caption><span>{escape(piece.caption)}</span></caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        )
-    legend = "".join(f"<li>{picture}{escape(words)}</li>" for picture, words in piece.legend)
+    if isinstance(piece, Table):
+        return _table_html(piece)
+    legend = "".join(f"<li>{swatch}{escape(label)}</li>" for swatch, label in piece.legend)
     note = f" <span>{escape(piece.note)}</span>" if piece.note else ""
     return (
         f"<figure><figcaption><b>{escape(piece.title)}.</b>{note}</figcaption>"
@@ -98,20 +94,39 @@ def _html(piece: Piece) -> str:
     )
 
 
+def _table_html(table: Table) -> str:
+    kind = ' class="words"' if len(table.heads) == 2 else ""
+    kind = kind or (' class="long-names"' if any(len(row[0]) > 14 for row in table.rows) else "")
+    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.heads)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f'<div class="table" role="region" tabindex="0" aria-label="{escape(table.caption)}"><table{kind}>'
+        f"<caption><span>{escape(table.caption)}</span></caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
 def as_markdown(title: str, chapters: Sequence[Chapter]) -> str:
-    """The same words and tables, without charts."""
-    out = [f"# {plain(title)}"]
+    """The texts and tables of the page, without charts."""
+    parts = [f"# {plain(title)}"]
     for chapter in chapters:
-        out.append(f"## {plain(chapter.heading)}")
-        for piece in chapter.pieces:
-            if isinstance(piece, str):
-                out.append(plain(piece))
-            elif isinstance(piece, Command):
-                lines = (visible(line, len(line)) for line in piece.text.split("\n"))
-                fence = "`" * max(3, 1 + max(map(len, re.findall("`+", piece.text)), default=0))
-                out.append("\n".join((fence, *lines, fence)))
-            elif isinstance(piece, Grid):
-                cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
-                table = "\n".join("| " + " | ".join(plain(str(cell)) for cell in row) + " |" for row in cells)
-                out.append(f"{plain(piece.caption)}:\n\n{table}")
-    return "\n\n".join(out) + "\n"
+        parts.append(f"## {plain(chapter.heading)}")
+        parts += [_markdown(piece) for piece in chapter.pieces if not isinstance(piece, Figure)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(piece: Table | Command | Lead | str) -> str:
+    if isinstance(piece, str):
+        return plain(piece)
+    if isinstance(piece, Lead):
+        return plain(piece.text)
+    if isinstance(piece, Command):
+        lines = (visible(line, len(line)) for line in piece.text.split("\n"))
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", piece.text)), default=0))
+        return "\n".join((fence, *lines, fence))
+    cells = [piece.heads, ["---"] * len(piece.heads), *piece.rows]
+    table = "\n".join("| " + " | ".join(plain(str(cell)) for cell in row) + " |" for row in cells)
+    return f"{plain(piece.caption)}:\n\n{table}"

@@ -1,7 +1,7 @@
-"""A page of the papers' tables: our number, the paper's, the difference, the seeds, the bytes that were really sent.
+"""Page of reproduced tables: our value, the published value, their difference, seeds, and bytes sent.
 
-Everything is read from run directories. Unmerged the page go a `.json` file with the numbers and the curve of every run
-that it names, and a folder of pictures: accuracy against bytes, for each column of a table.
+All values are read from run directories. With the page come a `.json` file with the values and the curve of every run
+that it names, and a folder of charts: accuracy against bytes, one for each column of a table.
 """
 
 from __future__ import annotations
@@ -23,86 +23,85 @@ from thinwire.experiments.grid import Line, at_edge, broke_down, broken, markdow
 from thinwire.experiments.presets import papers
 from thinwire.experiments.records import read_run
 from thinwire.experiments.repro import Reproduction
-from thinwire.reports.charts import alone
 from thinwire.reports.counts import counted_heads, counted_rows
-from thinwire.reports.finals import ended, judged_on, spread, trial_words, widened
+from thinwire.reports.curve_figure import curve_figure
+from thinwire.reports.finals import FAILED_RUNS, failures_text, mean_std_text, selection_set, trial_text, widened
 from thinwire.reports.measures import cost, heading, measured
-from thinwire.reports.report import curve_figure
-from thinwire.reports.seed_groups import Line as Seeds
-from thinwire.reports.style import ALONE
+from thinwire.reports.seed_groups import SeedGroup
+from thinwire.reports.style import STANDALONE
+from thinwire.reports.svg import standalone
 
-KEPT = (
+SUMMARY_KEYS = (  # of each run, in the .json file
     *("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable", "bytes_total"),
     *("bytes_catchup", "seconds", "task", "status", "status_round", "chance_accuracy"),
 )
-COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the weights"}
+COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the parameters"}
 
 
 class Section(NamedTuple):
-    """A table as it stands."""
+    """One table of the page."""
 
     paper: str
-    text: str  # of the page
-    runs: dict[str, dict[str, Any]]  # the numbers of each run behind it, by its short digest
-    missing: int  # runs that did not finish, though nothing is known to be wrong with them
-    figures: dict[str, str]  # pictures by the name of their file
+    text: str  # Markdown
+    runs: dict[str, dict[str, Any]]  # the values of each of its runs, by short digest
+    missing: int  # runs that did not finish and did not diverge
+    figures: dict[str, str]  # SVG by file name
 
 
 def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
-    """The table from run directories, with what is missing left open.
+    """Write the section of a table from run directories; cells of missing runs are `-`.
 
     Args:
         repro: the table.
-        out: the folder of the run directories.
-        folder: where its pictures are going to be, seen from the page; "" for a text without pictures.
+        out: folder of the run directories.
+        folder: folder of its charts, relative to the page; "" for a text without charts.
     """
     content = repro.content
     text = f"## {content['paper']}: {content['about']}\n\n"
     text += f"{content['differs']}\n\n" if content.get("differs") else ""
     verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""
     if content.get("counted"):
-        text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}Nothing is trained. "
+        text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}No training. "
         return Section(content["paper"], f"{text}`thinwire repro {repro.name}` makes this table.\n", {}, 0, {})
     lines, trials = repro.grid.final(out), repro.grid.trials()
     figures: dict[str, str] = {}
     for column in content["columns"]:
-        numbers = [i for i, row in enumerate(repro.grid.content["rows"]) if row["column"] == column["name"]]
-        mine = [line for line in lines if line.row in numbers]
-        text += f"**{column['name']}** ({_work(mine[0])})\n\n{_table(repro, mine, out)}\n"
-        if folder and (drawn := _figure(repro, column["name"], mine, out)):
+        rows = [i for i, row in enumerate(repro.grid.content["rows"]) if row["column"] == column["name"]]
+        column_lines = [line for line in lines if line.row in rows]
+        text += f"**{column['name']}** ({_workload(column_lines[0])})\n\n{_table(repro, column_lines, out)}\n"
+        if folder and (drawn := _figure(repro, column["name"], column_lines, out)):
             name = f"{repro.name}-{_slug(column['name'])}.svg"
             figures[name] = drawn
             text += f"![Accuracy against bytes, {column['name']}]({folder}/{name})\n\n"
-        text += _search(repro, [line for line in trials if line.row in numbers], mine, out)
-    everything = [*lines, *trials]
-    runs = _runs(repro, everything, out)
-    without = {e.digest(): broke_down(e, out) for line in everything for e in line.runs if not summary(e, out)}
-    fell = sum(without.values())
-    missing = len(without) - fell
+        text += _search(repro, [line for line in trials if line.row in rows], column_lines, out)
+    runs = _runs(repro, [*lines, *trials], out)
+    ends = {e.digest(): broke_down(e, out) for line in (*lines, *trials) for e in line.runs if not summary(e, out)}
+    diverged = sum(ends.values())
+    missing = len(ends) - diverged
     text += verdict + f"Scale `{repro.scale}`"
-    text += ": it shows that the table is made, its numbers mean nothing" if repro.scale == "quick" else ""
-    text += f"; in {_runs_of(fell)} training broke down" if fell else ""
-    text += f"; {_runs_of(missing)} did not finish" if missing else ""
-    text += ended(list(runs.values()))
+    text += ": a smoke test, its values are not meaningful" if repro.scale == "quick" else ""
+    text += f"; {_run_count(diverged)} diverged" if diverged else ""
+    text += f"; {_run_count(missing)} did not finish" if missing else ""
+    text += failures_text(list(runs.values()))
     return Section(content["paper"], f"{text}. `{_command(repro)}` makes this table.\n", runs, missing, figures)
 
 
-def _runs_of(count: int) -> str:
+def _run_count(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
 def write_page(path: Path, sections: Sequence[Section]) -> None:
-    """A page of tables under their papers, beside it its numbers and pictures."""
+    """Write the page, its `.json` file and its charts; tables are in the order of the papers."""
     text = page_head(path)
     order = {paper["name"]: i for i, paper in enumerate(papers())}
     ranked = sorted(sections, key=lambda part: order.get(part.paper.split(",")[0], len(order)))
     files = {path.name: text + "\n".join(part.text for part in ranked)}
     runs: dict[str, dict[str, Any]] = {}
     for part in ranked:
-        for name, numbers in part.runs.items():
-            first = runs.setdefault(name, numbers)
-            first["tables"] = list(dict.fromkeys(first["tables"] + numbers["tables"]))
-            first["values"] = {**first["values"], **numbers["values"]}
+        for name, values in part.runs.items():
+            first = runs.setdefault(name, values)
+            first["tables"] = list(dict.fromkeys(first["tables"] + values["tables"]))
+            first["values"] = {**first["values"], **values["values"]}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs))
     files[path.with_suffix(".json").name] = "{\n" + lines + "\n}\n"
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
@@ -111,21 +110,19 @@ def write_page(path: Path, sections: Sequence[Section]) -> None:
 
 
 def page_head(path: Path) -> str:
-    """What stands above the tables: where the numbers are from, and what came out of each paper."""
-    text = "# The papers' tables, and ours\n\n"
+    """The text above the tables: where the values are from, and a verdict on each paper."""
+    text = "# Tables of papers, reproduced\n\n"
     text += (
-        "Written by `thinwire repro` from run directories; the numbers and the curve of every run that is named are "
-    )
-    text += (
-        f"in [{path.stem}.json]({path.stem}.json). Runs that collapsed, or ended at chance, are counted under 'broke "
-        "down' ([what that means](reports.md#runs-that-break-down)). Rates were chosen on another seed than those of "
-        "the tables, by the examples that are named there, mostly the test set.\n\n"
+        "Written by `thinwire repro` from run directories; values and curves of all runs are in "
+        f"[{path.stem}.json]({path.stem}.json). Runs that collapsed or ended at chance are counted under "
+        f"'{FAILED_RUNS}' ([definition](reports.md#runs-that-diverge-or-collapse)). Hyperparameters were chosen on "
+        "another seed than those of the tables, on the examples named there, mostly the test set.\n\n"
     )
     for paper in papers():
         text += f"**{paper['title']}.** "
         text += f"{paper['verdict'].strip()} " if paper.get("verdict", "").strip() else ""
         reasons = [f"{table} ({why})" for table, why in paper.get("not_made", {}).items()]
-        text += f"Not made: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
+        text += f"Not reproduced: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
     return text
 
 
@@ -136,41 +133,41 @@ def _command(repro: Reproduction) -> str:
 
 
 def _runs(repro: Reproduction, lines: Sequence[Line], out: Path) -> dict[str, dict[str, Any]]:
-    """The few numbers of every finished run."""
+    """The values of every finished run."""
     runs: dict[str, dict[str, Any]] = {}
     for line in lines:
         measure = repro.grid.content["rows"][line.row]["measure"]
         for e in line.runs:
             if s := summary(e, out):
                 about = {"tables": [repro.name], "method": line.label, "settings": line.settings, "seed": e.seed}
-                found = {**about, "rounds": s["rounds"], **{key: s.get(key) for key in KEPT}, "values": {}}
+                found = {**about, "rounds": s["rounds"], **{key: s.get(key) for key in SUMMARY_KEYS}, "values": {}}
                 known = runs.setdefault(e.digest()[:8], {**found, "curve": _curve(e, out)})
                 known["values"][heading(measure)] = measured(measure, e, out)
     return runs
 
 
 def _curve(e: Experiment, out: Path) -> list[list[float]]:
-    """Round, honest bytes so far, accuracy: where it was measured."""
+    """Round, honest bytes so far and accuracy, for every evaluated round."""
     records = metrics(e, out)
     spent = itertools.accumulate(r["bytes_up"] + r["bytes_down"] + r["bytes_catchup"] for r in records)
     rounds = zip(records, spent, strict=True)
     return [[r["round"], so_far, r["accuracy"]] for r, so_far in rounds if r["accuracy"] is not None]
 
 
-def _work(line: Line) -> str:
-    """How much one run of a line does."""
+def _workload(line: Line) -> str:
+    """Rounds, clients, local training and device of a line."""
     e = line.runs[0]
     steps = f"{e.local.steps} steps" if e.local.steps else f"{e.local.epochs} epoch(s)"
-    size = f"{e.task.clients} clients, {e.cohort.size} a round"
+    size = f"{e.task.clients} clients, {e.cohort.size} per round"
     return f"{e.rounds} rounds, {size}, {steps} of batch {e.local.batch}, device {e.engine.device}"
 
 
 def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
-    """One column of a printed table, with more columns of our own."""
+    """One column of a published table, with our values, bytes and costs."""
     kind = repro.content.get("cost")
-    first = _mean(lines[0], out)
+    first = _mean_bytes(lines[0], out)
     cells = repro.grid.content["rows"]
-    words = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
+    measures = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
     rows, runs = [], []
     for line in lines:
         cell = cells[line.row]
@@ -178,51 +175,51 @@ def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
         runs.append([s for _, s in found])
         values = [measured(cell["measure"], e, out) for e, _ in found]
         paper = f"{cell['published']:g}" if cell["published"] else "-"
-        apart = "-"
+        difference = "-"
         if values and cell["published"] and None not in values:
-            apart = f"{statistics.fmean(value for value in values if value is not None) - cell['published']:+.2f}"
-        total = _mean(line, out)
+            difference = f"{statistics.fmean(value for value in values if value is not None) - cell['published']:+.2f}"
+        total = _mean_bytes(line, out)
         share = f"{100 * total / first:.2f}" if total and first else "-"
-        ours = [spread(values, 1.0) if heading(cell["measure"]) == word else "-" for word in words]
-        row = [line.label, _chosen(line), *ours, paper, apart, " ".join(str(e.seed) for e, _ in found) or "none"]
+        ours = [mean_std_text(values, 1.0) if heading(cell["measure"]) == measure else "-" for measure in measures]
+        row = [line.label, _chosen(line), *ours, paper, difference, " ".join(str(e.seed) for e, _ in found) or "none"]
         row += [human_bytes(total) if total else "-", share]
         if kind:
             value = cost(kind, line, lines, out)
             row += ["-" if value is None else f"{value:.3g}", f"{cell['traffic']:g}" if cell["traffic"] else "-"]
         rows.append([*row, " ".join(e.digest()[:8] for e, _ in found) or "-"])
-    head = ["method", "tuned", *(f"our {word}" for word in words), "paper's", "difference", "seeds"]
+    head = ["method", "tuned", *(f"our {measure}" for measure in measures), "paper's", "difference", "seeds"]
     head += ["honest bytes", "% of the first"]
-    head += [f"as the paper counts, {COSTS[kind]}", "paper's cost"] if kind else []
+    head += [f"cost as the paper counts, {COSTS[kind]}", "paper's cost"] if kind else []
     return markdown(*widened([*head, "runs"], rows, runs))
 
 
 def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Path) -> str:
-    """What was tried, and what was taken; nothing where nothing was searched."""
+    """The hyperparameter search: values tried and chosen; empty if there was none."""
     rows = []
     for line in lines:
-        mine = [trial for trial in trials if trial.row == line.row]
-        if len(mine) < 2:
+        line_trials = [trial for trial in trials if trial.row == line.row]
+        if len(line_trials) < 2:
             continue
         over = repro.grid.content["rows"][line.row]["over"]
         tried = []
-        for trial in mine:
+        for trial in line_trials:
             found = [s for e in trial.runs if (s := summary(e, out))]
             whole = len(found) == len(trial.runs)
-            tried.append(f"{_chosen(trial)}: {trial_words(repro.grid.by(line.row), found) if whole else '-'}")
+            tried.append(f"{_chosen(trial)}: {trial_text(repro.grid.by(line.row), found) if whole else '-'}")
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
-        finals = [repro.grid.line(trial.row, trial.chosen) for trial in mine]
-        fell = [f"{_chosen(final)} on {' '.join(map(str, seeds))}" for final in finals if (seeds := broken(final, out))]
-        rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no", "; ".join(fell) or "-"])
+        finals = [repro.grid.line(trial.row, trial.chosen) for trial in line_trials]
+        failed = [f"{_chosen(one)} on {' '.join(map(str, seeds))}" for one in finals if (seeds := broken(one, out))]
+        rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no", "; ".join(failed) or "-"])
     if not rows:
         return ""
-    apart = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
+    seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
-    what = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
+    by = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
     text = (
-        f"The search, by {what} {judged_on(what)} after {rounds} rounds on seed {apart}, which is none of the table's"
+        f"The search, by {by} {selection_set(by)} after {rounds} rounds on seed {seeds}, which is none of the table's "
+        "(the final accuracy is given where it is another):\n\n"
     )
-    text += " (the final accuracy is given where it is another):\n\n"
-    return text + markdown(["method", "tried", "taken", "at the edge", "broke down, on seed"], rows) + "\n"
+    return text + markdown(["method", "tried", "chosen", "at the edge", f"{FAILED_RUNS}, on seed"], rows) + "\n"
 
 
 def _chosen(line: Line) -> str:
@@ -231,28 +228,29 @@ def _chosen(line: Line) -> str:
 
 
 def _figure(repro: Reproduction, column: str, lines: list[Line], out: Path) -> str:
-    """Accuracy against bytes as the text of an SVG file; "" where there is nothing to draw."""
+    """Accuracy against bytes as the contents of an SVG file; "" if there is nothing to draw."""
     measures = {repro.grid.content["rows"][line.row]["measure"] for line in lines}
-    metric = "client_accuracy" if all("own" in measure for measure in measures) else "accuracy"
+    metric = "client_accuracy" if all("client" in measure for measure in measures) else "accuracy"
     if not all(measure.endswith("_accuracy") for measure in measures):
         return ""
     recorded = [(line, [read_run(default_folder(e, out)) for e in line.runs if summary(e, out)]) for line in lines]
-    drawn = [Seeds(line.label, runs) for line, runs in recorded if runs]
-    if not any(line.curve(metric) for line in drawn):
+    groups = [SeedGroup(line.label, runs) for line, runs in recorded if runs]
+    if not any(group.curve(metric) for group in groups):
         return ""
-    figure = curve_figure(column, drawn, metric, (), against="bytes")
-    return alone(figure.wide, f"{repro.content['paper']}: {figure.title}", figure.note, figure.legend, ALONE)
+    figure = curve_figure(column, groups, metric, (), against="bytes")
+    title = f"{repro.content['paper']}: {figure.title}"
+    return standalone(figure.wide, title, figure.note, figure.legend, STANDALONE)
 
 
-def _slug(words: str) -> str:
-    """A name for a file.
+def _slug(text: str) -> str:
+    """A text as a file name.
 
     >>> _slug("25 % active, Dirichlet 0.5")
     '25-active-dirichlet-0.5'
     """
-    return "-".join(re.findall(r"[a-z0-9.]+", words.lower()))
+    return "-".join(re.findall(r"[a-z0-9.]+", text.lower()))
 
 
-def _mean(line: Line, out: Path) -> float | None:
+def _mean_bytes(line: Line, out: Path) -> float | None:
     known = [s["bytes_total"] for e in line.runs if (s := summary(e, out))]
     return statistics.fmean(known) if known else None

@@ -1,4 +1,4 @@
-"""The exact command that makes a run again, as short as it can be."""
+"""The shortest command that repeats a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 from thinwire.errors import ThinwireError
 from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
-from thinwire.experiments.toml import Table, dumps
+from thinwire.experiments.toml import Table as TomlTable
+from thinwire.experiments.toml import dumps
 
-_FLAGS = {
+_OPTIONS = {
     "rounds": "--rounds",
     "seed": "--seed",
     "task.clients": "--clients",
@@ -18,8 +19,8 @@ _FLAGS = {
 }
 
 
-def rerun(table: Table, path: Path) -> str:
-    """The command line that resolves to a configuration; if there is none, the one that reads its file.
+def rerun(table: TomlTable, path: Path) -> str:
+    """The command that resolves to a configuration, or else one that reads its file.
 
     Args:
         table: the contents of `config.toml`.
@@ -43,20 +44,20 @@ def rerun(table: Table, path: Path) -> str:
         return from_file
     words = ["thinwire", "run", name, "--on", task]
     for key, value in changes.items():
-        words += [_FLAGS[key], value.strip('"')] if key in _FLAGS else ["--set", f"{key}={value}"]
+        words += [_OPTIONS[key], value.strip('"')] if key in _OPTIONS else ["--set", f"{key}={value}"]
     return shlex.join(words)
 
 
-def _changes(base: Table, wanted: Table, under: str = "") -> dict[str, str]:
-    """What has to be set, by dotted path, as TOML."""
-    out: dict[str, str] = {}
+def _changes(base: TomlTable, wanted: TomlTable, under: str = "") -> dict[str, str]:
+    """Values to set, as TOML, by dotted path."""
+    changes: dict[str, str] = {}
     for key, value in wanted.items():
         before = base.get(key)
         if before == value:
             continue
         if isinstance(value, dict) and isinstance(before, dict) and value.get("kind") == before.get("kind"):
-            out.update(_changes(before, value, f"{under}{key}."))
+            changes.update(_changes(before, value, f"{under}{key}."))
         else:
             written = dumps({"x": [value]}).strip().removeprefix("x = [").removesuffix("]")
-            out[f"{under}{key}"] = written
-    return out
+            changes[f"{under}{key}"] = written
+    return changes

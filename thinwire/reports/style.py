@@ -1,7 +1,7 @@
-"""The style sheet of the report: light and dark, phone and desk, colours that people with any colour vision tell apart.
+"""Style sheet of the page: light and dark, phone and desktop, colors that are distinct for any color vision.
 
-The eight line colours have a contrast of at least 3 to 1 against their background (`tests/run/test_report.py` computes
-it), and charts never rely on them alone.
+The eight series colors have a contrast of at least 4.5 to 1 against their background (`tests/reports/test_report.py`
+computes it), and charts never rely on color alone.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ DARK = ("#5bb8f5", "#ff9650", "#38c99a", "#ee9bd2", "#e8c14a", "#a9a8ff", "#ff84
 BACKGROUNDS = ("#ffffff", "#171b20")
 
 
-def _colours(colours: tuple[str, ...]) -> str:
-    return "".join(f"--c{i}:{colour};" for i, colour in enumerate(colours))
+def _colors(colors: tuple[str, ...]) -> str:
+    return "".join(f"--c{i}:{color};" for i, color in enumerate(colors))
 
 
 _ROOT = (
     f":root{{color-scheme:light dark;--page:#f4f5f7;--card:{BACKGROUNDS[0]};--ink:#1b1f24;--soft:#566069;"
-    f"--edge:#d9dde2;--grid:#e5e8ec;--note:#fff4d6;{_colours(LIGHT)}}}"
+    f"--edge:#d9dde2;--grid:#e5e8ec;--note:#fff4d6;{_colors(LIGHT)}}}"
     f"@media(prefers-color-scheme:dark){{:root{{--page:#0e1114;--card:{BACKGROUNDS[1]};--ink:#e8ebee;--soft:#a3adb7;"
-    f"--edge:#2c333b;--grid:#2a3037;--note:#3a3116;{_colours(DARK)}}}}}"
+    f"--edge:#2c333b;--grid:#2a3037;--note:#3a3116;{_colors(DARK)}}}}}"
     + "".join(f".s{i}{{stroke:var(--c{i})}}.f{i}{{fill:var(--c{i})}}" for i in range(len(LIGHT)))
 )
 
@@ -35,8 +35,8 @@ svg .halo{paint-order:stroke;stroke:var(--card);stroke-width:5px}
 .outline{fill:none;stroke-width:1.5;stroke-dasharray:3 2}
 """
 
-# of a chart that is a file of its own
-ALONE = (
+# of a chart as a file
+STANDALONE = (
     _ROOT
     + _CHART
     + """text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans","DejaVu Sans",sans-serif;
@@ -77,7 +77,7 @@ table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric
 caption{text-align:left;font-weight:600;border-bottom:1px solid var(--edge)}
 caption span{display:inline-block;position:sticky;left:0;padding:10px;max-width:min(1000px,calc(100vw - 48px))}
 th,td{padding:6px 7px;text-align:right;vertical-align:top}
-td,thead th{white-space:nowrap}
+td{white-space:nowrap}
 .words td,.words th{white-space:normal;text-align:left}
 .words td{overflow-wrap:anywhere;width:100%}
 summary{cursor:pointer;font-weight:600;padding:4px 0}

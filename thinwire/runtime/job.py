@@ -1,4 +1,4 @@
-"""A run, whatever does it: what is asked for, what is known after each round, and all that is needed to go on."""
+"""A job, the record of a round, and the state of a run."""
 
 from __future__ import annotations
 
@@ -6,48 +6,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from thinwire.aggregators.base import check_cohort
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
-from thinwire.privacy.base import MaskedPrivacy
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.training.batches import Local
-from thinwire.training.local import Backend
+from thinwire.training.inputs import Backend
 
 
 class RoundRecord(NamedTuple):
-    """What is known after a round; bytes are lengths of messages that were made."""
+    """What is known after a round; bytes are lengths of messages that were produced."""
 
     round: int  # from 1
     loss: float  # mean training loss of the cohort, weighted by examples
-    accuracy: float | None  # on the test examples; None where the round was not evaluated
+    accuracy: float | None  # on the test set; None in rounds without evaluation
     test_loss: float | None
     bytes_up: int
     bytes_down: int
     bytes_catchup: int
     clients: int
     seconds: float
-    client_accuracy: float | None = None  # each client's own model on its own held-out examples, averaged over clients
-    rate: float | None = None  # the clients' step size in this round
-    drifted: int = 0  # clients whose public state had come apart and that were sent the whole; here they share one
-    refused: int = 0  # clients whose message could not be used; in a simulation all can
-    bounded: int = 0  # clients whose upload was far beyond the cohort's median and was scaled down
-    absent: int = 0  # clients of the cohort that did not answer in time
-    epsilon: float | None = None  # what differential privacy has cost so far; None without it, or where nobody can tell
-    alarm: str | None = None  # what changed with this round: the run fell back to chance, or is above it again
+    client_accuracy: float | None = None  # each client's model on its own validation examples, averaged over clients
+    lr: float | None = None  # the clients' learning rate in this round
+    drifted: int = 0  # clients whose public state was not the server's and that were sent the whole state
+    refused: int = 0  # clients whose upload could not be used
+    bounded: int = 0  # clients whose upload was far above the cohort's median and was scaled down
+    absent: int = 0  # clients of the cohort that did not respond in time
+    epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
+    alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run, but for the machine that does it.
+    """What a run does, without the machine that runs it.
 
     Args:
         task: model and data.
-        method: how it is learnt.
-        rounds: how many rounds.
-        cohort: clients in a round.
+        method: the federated method.
+        rounds: number of rounds.
+        cohort: number of clients in a round.
         local: how much a client trains in a round.
         seed: the root of all randomness.
         eval_every: rounds between two evaluations; the last round is always evaluated.
@@ -72,27 +70,27 @@ class Job:
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
         self.method.budget.check(clients)
-        check_cohort(self.method.aggregator, self.cohort)
+        self.method.aggregator.check(self.cohort)
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:
             raise ConfigError(
-                f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; write for "
-                f"example --set method.next_stage.at={max(1, self.rounds // 4)}, or more rounds"
+                f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; write "
+                f"for example --set method.next_stage.at={max(1, self.rounds // 4)}, or more rounds"
             )
         if self.method.secure_aggregation and self.cohort < 2:
-            raise ConfigError("secure_aggregation = true hides a client among others: cohort must be 2 or more, not 1")
-        if self.method.secure_aggregation and isinstance(self.method.privacy, MaskedPrivacy):
-            self.method.privacy.check_clients(self.cohort)
+            raise ConfigError("secure_aggregation = true needs a cohort of 2 or more clients, not 1")
+        if self.method.secure_aggregation and self.method.privacy.masked is not None:
+            self.method.privacy.masked.check_clients(self.cohort)
 
 
 class RunState(NamedTuple):
-    """All that a run needs to go on after any round."""
+    """Everything that a run needs to continue after any round."""
 
-    round: int  # rounds that are done
+    round: int  # rounds done
     server: ServerState
-    clients: Mapping[int, ClientState]  # only those that were ever asked
+    clients: Mapping[int, ClientState]  # only of clients that have taken part
     cohort: tuple[int, ...]
-    backend: Backend  # how clients are trained; settled once, so that a resumed run does the same
-    backend_reason: str  # why not by the fastest, if so
-    sync_counts: SyncCounts  # how often each block spoke
-    chunk: int = 0  # clients trained together, where the memory of a GPU decided it
-    onednn: bool | None = None  # whether CPU kernels come from oneDNN; None: unless this machine is known for slow ones
+    backend: Backend  # chosen once, so that a resumed run uses the same one
+    backend_reason: str  # why this one, if it is not the default
+    sync_counts: SyncCounts
+    chunk: int = 0  # number of clients trained together, where the memory of a GPU limits it
+    onednn: bool | None = None  # whether CPU kernels are oneDNN's; None: see `prefers_onednn`

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and on which examples: functions of the seed, the same for every method."""
+"""Sampling of clients and of batches: functions of the seed, the same for every method."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ import torch
 
 from thinwire.core.key import Key
 from thinwire.core.pinned import sent
-from thinwire.data.examples import Examples, Shifted
+from thinwire.data.examples import Examples
 from thinwire.data.partitions.base import Assignment
 from thinwire.training.batches import Batches, Local, plan_batches
-from thinwire.training.local import Workload
+from thinwire.training.inputs import Workload
 
 
 class Sampler:
-    """The cohorts and the batches of a run.
+    """Draws the cohorts and the batches of a run.
 
     Args:
         key: the root of the run's randomness.
-        asked: the clients that may be asked.
-        cohort: how many are, in a round.
-        local: how much each trains.
-        train: the pool of examples, on the device.
-        clients: whose they are.
-        device: where numbers of examples are wanted.
+        eligible: the clients that can be sampled.
+        cohort: number of clients of a round.
+        local: how much each client trains.
+        train: the training examples of all clients, on the device.
+        clients: the indices of each client's examples.
+        device: the device of the batches.
     """
 
     def __init__(
         self,
         key: Key,
-        asked: Sequence[int],
+        eligible: Sequence[int],
         cohort: int,
         local: Local,
         train: Examples,
         clients: Assignment,
         device: torch.device,
     ) -> None:
-        self.key, self.asked, self.size, self.local = key, asked, min(cohort, len(asked)), local
+        self.key, self.eligible, self.size, self.local = key, eligible, min(cohort, len(eligible)), local
         self.train, self.clients, self.device = train, clients, device
-        self._drawn: tuple[int, tuple[int, ...]] | None = None  # the last cohort: asked for ahead, and when it is time
-        self._planned: tuple[int, tuple[int, ...], Batches] | None = None  # batches that were planned ahead
+        self._drawn: tuple[int, tuple[int, ...]] | None = None  # the last cohort
+        self._planned: tuple[int, tuple[int, ...], Batches] | None = None  # batches that were planned in advance
 
     def cohort(self, number: int) -> tuple[int, ...]:
-        """The clients of a round that draws anew."""
+        """The clients of a round, without replacement."""
         if self._drawn is None or self._drawn[0] != number:
-            drawn = self.key.fold("cohort", number).choice(len(self.asked), self.size)
-            self._drawn = number, tuple(self.asked[i] for i in drawn)
+            drawn = self.key.fold("cohort", number).choice(len(self.eligible), self.size)
+            self._drawn = number, tuple(self.eligible[i] for i in drawn)
         return self._drawn[1]
 
     def plan(self, number: int) -> None:
-        """Plan the batches of a round that draws anew before they are asked for."""
+        """Plan the batches of a round before they are needed."""
         if self._planned is None:
             clients = self.cohort(number)
             self._planned = number, clients, self._batches(number, clients)
 
     def workload(self, number: int, clients: tuple[int, ...]) -> Workload:
-        """The examples of some clients in a round, by their numbers in the pool."""
+        """The batches of some clients in a round."""
         planned, self._planned = self._planned, None
         fits = planned is not None and planned[:2] == (number, clients)
         batches = planned[2] if planned and fits else self._batches(number, clients)
@@ -69,15 +69,15 @@ class Sampler:
         )
 
     def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:
-        """The same as numbers on the host."""
+        """The batches of some clients, by their indices in the training examples."""
         own = [self.clients.client(i) for i in clients]
         keys = [self.key.fold("batches", number, i) for i in clients]
         batches = plan_batches([len(mine) for mine in own], keys, self.local)
         index = batches.index
         for i, mine in enumerate(own):
             index[i] = mine[index[i]]
-        if isinstance(self.train, Shifted):
+        if self.train.variants > 1:  # augmented images: each example in one of its variants
             for i, key in enumerate(keys):
-                forms = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
-                index[i] += len(self.train) * forms.reshape(index[i].shape)
+                variants = key.fold("variants").integers(index[i].size, self.train.variants).numpy()
+                index[i] += len(self.train) * variants.reshape(index[i].shape)
         return batches

@@ -1,4 +1,4 @@
-"""Layer 1. Which blocks speak in which round."""
+"""Schedules: which blocks are synchronized in which round."""
 
 from thinwire.schedules.base import AllBlocks as AllBlocks
 from thinwire.schedules.base import Plan as Plan

@@ -1,11 +1,12 @@
-"""Which blocks speak, and when: the contract of a schedule, and the one in which all of them always do.
+"""Contract of a schedule, and the schedule that synchronizes all blocks in every round.
 
-A block outside the plan of a round is not sent: its change stays with the client, in `held`, until its turn comes. A
-block that is in no plan ever is private, by the same rule.
+A block that is not in the plan of a round is not sent: its update accumulates on the client until a later plan contains
+it. A block that is in no plan is private.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,12 +17,12 @@ from thinwire.core.tree import Tree
 
 @dataclass(frozen=True)
 class Plan:
-    """What is synchronised in one round.
+    """The blocks that are synchronized in one round.
 
     Args:
-        names: the blocks that speak; may be empty.
-        resample: whether a window begins with this round: the cohort may change, and clients begin with fresh
-            optimisers. Within a window both stay.
+        names: the blocks; may be empty.
+        resample: whether this round is the first of a window. A new cohort is sampled and client optimizers are
+            initialized only then; within a window both are kept.
     """
 
     names: frozenset[str]
@@ -29,37 +30,41 @@ class Plan:
 
 
 class Schedule(Protocol):
-    """Decides, from public knowledge alone, which blocks are synchronised."""
+    """Decides which blocks are synchronized in which round, from public information alone.
+
+    Not a learning-rate schedule: see `LRSchedule`.
+    """
 
     def init(self, coords: Spec) -> Tree:
-        """The schedule's own state before the first round."""
-        ...
+        """Return the state of the schedule before the first round."""
+        return {}
 
     def never(self, coords: Spec) -> frozenset[str]:
-        """The blocks that are in no plan ever: private ones."""
-        ...
+        """Return the private blocks: those that are in no plan."""
+        return frozenset()
 
+    @abstractmethod
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
-        """The plan of the round that starts at `version`."""
+        """Return the plan of the round that starts from `version`."""
         ...
 
     def resamples(self, version: int) -> bool:
-        """The `resample` of the plan of that round. It depends on the version alone, so it is never sent."""
-        ...
+        """Return `resample` of that round's plan. It depends on the version alone, so it is never sent."""
+        return True
 
     def report(self, delta: Tree, plan: Plan) -> Tree:
-        """A few values that a client sends along, none negative, measured before any codec; often none."""
-        ...
+        """Return statistics that a client uploads, all of them 0 or more, computed before any codec."""
+        return {}
 
     def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
-        """The state after a round: `mean` is the decoded mean change, `report` the mean of the reports."""
-        ...
+        """Return the state after a round, from the decoded mean update and the mean of the reports."""
+        return state
 
 
 @register("schedule", "all-blocks")
 @dataclass(frozen=True)
-class AllBlocks:
-    """Synchronise every block in every round, but for those that are to stay at home.
+class AllBlocks(Schedule):
+    """Synchronize every block in every round, except private ones.
 
     Args:
         private: selectors of blocks that are never sent, for example `("*norm*",)`.
@@ -68,30 +73,16 @@ class AllBlocks:
     >>> spec = Spec.of({"body.weight": torch.zeros(1), "head.weight": torch.zeros(1)})
     >>> sorted(AllBlocks(private=("head.*",)).plan({}, spec, 0).names)
     ['body.weight']
+
+    Private blocks are trained. Blocks that must not be trained are a matter of the space: see `Frozen`.
     """
 
     private: tuple[str, ...] = ()
 
-    def init(self, coords: Spec) -> Tree:
-        """No state."""
-        return {}
-
     def never(self, coords: Spec) -> frozenset[str]:
-        """The blocks that `private` selects."""
+        """Return the blocks that `private` selects."""
         return frozenset(select(coords.names, self.private, what="private") if self.private else ())
 
     def plan(self, state: Tree, coords: Spec, version: int) -> Plan:
-        """All blocks but the private ones."""
+        """Return all blocks except the private ones."""
         return Plan(coords.named - self.never(coords))
-
-    def resamples(self, version: int) -> bool:
-        """Always."""
-        return True
-
-    def report(self, delta: Tree, plan: Plan) -> Tree:
-        """Nothing."""
-        return {}
-
-    def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
-        """Nothing to learn."""
-        return state

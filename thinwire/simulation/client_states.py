@@ -1,8 +1,8 @@
-"""The states of all clients that were ever asked, of which a round changes a few.
+"""The states of all clients that have taken part, of which a round changes a few.
 
-States go in and come out of a round, so the roster before it must stay as it was. To copy a million entries for the
-sake of a hundred would take longer than a small model's round: entries stand on shelves, and only those shelves are
-copied on which something changes.
+States go in and come out of a round, so the mapping before it must not change. Copying a million entries to change a
+hundred would take longer than a small model's round: entries are kept in shelves of 256, and only shelves with changes
+are copied.
 
 >>> before = ClientStates({3: ClientState(1)})
 >>> after = before.updated({3: ClientState(2), 700: ClientState(2)}.items())
@@ -20,15 +20,20 @@ _SHELF = 256
 
 
 class ClientStates(Mapping[int, ClientState]):
-    """States by client number; never changed."""
+    """An immutable mapping from client numbers to states."""
 
     def __init__(self, states: Mapping[int, ClientState] | None = None) -> None:
         self._shelves: dict[int, dict[int, ClientState]] = {}
         for i, state in (states or {}).items():
             self._shelves.setdefault(i // _SHELF, {})[i] = state
 
+    @classmethod
+    def of(cls, states: Mapping[int, ClientState]) -> ClientStates:
+        """The same states as ClientStates, without a copy if they are that already."""
+        return states if isinstance(states, ClientStates) else cls(states)
+
     def updated(self, states: Iterable[tuple[int, ClientState]]) -> ClientStates:
-        """A roster in which these clients have these states."""
+        """A mapping in which these clients have these states."""
         after = ClientStates()
         after._shelves = dict(self._shelves)
         for i, state in states:

@@ -1,8 +1,4 @@
-"""What the host can do while a GPU trains: messages to clients that already have what they need, the next batches.
-
-A GPU works through what it was asked while Python would wait for the end of it. Work that is put off until then goes
-beside: it waits for what it needs, and for nothing that the GPU was asked for since.
-"""
+"""A value that is computed when it is first needed, on a GPU beside what it does meanwhile."""
 
 from __future__ import annotations
 
@@ -15,15 +11,15 @@ A = TypeVar("A")
 
 
 class Lazy(Generic[A]):
-    """A result that is made when it is first asked for.
+    """A value that is computed when it is first needed.
 
     Args:
-        work: what makes it.
-        stream: where the GPU does it, beside all else; None on a CPU.
-        since: when what it needs is ready there.
+        work: computes it.
+        stream: the CUDA stream for its work, so that it does not wait for work submitted since; None on a CPU.
+        since: the event after which its inputs are ready.
 
-    >>> later = Lazy(lambda: print("now") or 2)
-    >>> later.result() + later.result()
+    >>> lazy = Lazy(lambda: print("now") or 2)
+    >>> lazy.result() + lazy.result()
     now
     4
     """
@@ -36,7 +32,7 @@ class Lazy(Generic[A]):
         self._value: A
 
     def result(self) -> A:
-        """The result."""
+        """The value."""
         if not self._made:
             if self._stream is None or self._since is None:
                 self._value = self._work()

@@ -1,11 +1,11 @@
-"""A simulation whose clients train in several processes: on all cores, GPUs or machines that Ray knows.
+"""A simulation whose clients train in several processes: on all cores, GPUs or machines that Ray manages.
 
     engine.workers = 4                      four processes on this machine, a GPU each if the device is `cuda`
     RAY_ADDRESS=head:6379 thinwire run ...  the same on a cluster that was started with `ray start`
 
-Every worker has the whole job, model and data, and calls the same `cohort_round` on its chunks of the cohort. Server,
-evaluation and all states stay in this process. Chunks are trained as one process would train them: with as many cores
-each, the same `chunk` gives the same bits. What travels is pickled by Ray, so all its machines must trust each other.
+Every worker has the whole job, model and data, and trains groups of the cohort as one process would: with as many cores
+each, the same `chunk` gives the same bits. Server, evaluation and all states stay in this process. Ray pickles what is
+exchanged, so all its machines must trust each other.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from thinwire.core.tree import to_device
 from thinwire.errors import ConfigError
-from thinwire.protocol.client import Haste, Reply
-from thinwire.protocol.state import Public
-from thinwire.runtime.job import Job
-from thinwire.simulation.simulation import Portion, Simulation
-
-if TYPE_CHECKING:
-    from thinwire.simulation.engine import LocalEngine
+from thinwire.protocol.client import Group
+from thinwire.protocol.state import PublicState
+from thinwire.runtime.engine import EngineSettings
+from thinwire.runtime.job import Job, RunState
+from thinwire.simulation.pipeline import Trained
+from thinwire.simulation.simulation import GroupResult, GroupTask, OpenRound, Simulation
 
 INSTALL = "pip install 'thinwire[ray]'"
-PATIENCE = 300.0  # seconds until all workers must have started
+START_SECONDS = 300.0  # until all workers must have started
 
 
 def need_ray() -> Any:
@@ -46,36 +45,43 @@ def need_ray() -> Any:
 
 
 class RaySimulation(Simulation):
-    """A job on its device and on workers; rounds, records and bytes are those of `Simulation`."""
+    """A simulation whose groups are trained by workers; rounds, records and bytes are those of `Simulation`."""
 
-    def __init__(self, engine: LocalEngine, job: Job) -> None:
+    def __init__(self, engine: EngineSettings, job: Job) -> None:
         super().__init__(engine, job)
         self.ray = need_ray()
         cores, gpus = shares(engine.workers, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
         if self.device.type == "cuda":
             if not gpus:
-                raise ConfigError("device 'cuda' was asked for, but Ray knows no GPU; write device = 'cpu'")
+                raise ConfigError("device 'cuda' was given, but Ray manages no GPU; write device = 'cpu'")
             cores = 1
         make = self.ray.remote(Worker).options(num_cpus=cores, num_gpus=gpus if self.device.type == "cuda" else 0)
-        alone = replace(engine, device=self.device.type, workers=0)  # Ray shows a worker its own GPU only
+        alone = replace(engine, device=self.device.type, workers=0)  # Ray shows a worker only its own GPU
         whole = self.ray.put(job)
         self.workers = [make.remote(alone, whole) for _ in range(engine.workers)]
         try:
-            found = self.ray.get([worker.schema.remote() for worker in self.workers], timeout=PATIENCE)
+            found = self.ray.get([worker.schema.remote() for worker in self.workers], timeout=START_SECONDS)
         except self.ray.exceptions.GetTimeoutError as error:
-            raise ConfigError(f"{engine.workers} workers did not start in {PATIENCE:.0f} seconds; try fewer") from error
+            raise ConfigError(
+                f"{engine.workers} workers did not start in {START_SECONDS:.0f} seconds; try fewer"
+            ) from error
         if set(found) != {self.contract.schema.digest}:
-            raise ConfigError("workers made another model or method of this job; give all machines the same versions")
+            raise ConfigError(
+                "workers built another model or method from this job; install the same versions everywhere"
+            )
 
-    def _replies(self, portions: list[tuple[Portion, Public]], haste: Haste) -> Iterator[Reply]:
-        """What the clients of each portion give back; number k is trained by worker k, and round again."""
-        sent = {id(seen): self.ray.put(_on(seen, "cpu")) for _, seen in portions}
+    def _results(
+        self, state: RunState, opened: OpenRound, tasks: list[GroupTask], trained: Trained | None
+    ) -> Iterator[GroupResult]:
+        """The results of all groups; group k is trained by worker k, modulo the number of workers."""
+        sent = {id(task.group.public): self.ray.put(_on(task.group.public, "cpu")) for task in tasks}
         jobs = []
-        for k, (portion, seen) in enumerate(portions):
-            jobs.append(self.workers[k % len(self.workers)].train.remote(portion, sent[id(seen)]))
+        for k, task in enumerate(tasks):
+            rest = task._replace(group=task.group._replace(public=None))  # type: ignore[arg-type]
+            public = sent[id(task.group.public)]
+            jobs.append(self.workers[k % len(self.workers)].train.remote(rest, public))
         try:
-            if haste.meanwhile is not None:
-                haste.meanwhile()
+            opened.download.result()
             for job in jobs:
                 yield self.ray.get(job)
         except self.ray.exceptions.RayTaskError as error:
@@ -85,27 +91,27 @@ class RaySimulation(Simulation):
 
 
 class Worker:
-    """What runs in another process."""
+    """A worker process: the same simulation, which trains the groups that it is given."""
 
-    def __init__(self, engine: LocalEngine, job: Job) -> None:
+    def __init__(self, engine: EngineSettings, job: Job) -> None:
         self.simulation = Simulation(engine, job)
 
     def schema(self) -> bytes:
-        """What both ends must have agreed on."""
+        """The hash of method, model, initial weights and seed, which must be the same everywhere."""
         return self.simulation.contract.schema.digest
 
-    def train(self, portion: Portion, seen: Public) -> Reply:
-        """Train some clients."""
+    def train(self, task: GroupTask, public: PublicState) -> GroupResult:
+        """Train a group from this public state."""
         here = self.simulation
-        with here.kernels(portion.onednn):
-            reply = here.train_portion(portion, _on(seen, here.device))
-        return reply._replace(messages=list(map(bytes, reply.messages)))  # a view does not travel
+        group: Group = task.group._replace(public=_on(public, here.device))
+        with here.federation.compute(task.onednn):
+            result = here.train_group(task._replace(group=group))
+        return result._replace(messages=list(map(bytes, result.messages)))  # a view cannot be pickled
 
 
-def _on(public: Public, device: torch.device | str) -> Public:
+def _on(public: PublicState, device: torch.device | str) -> PublicState:
     """The public state on another device."""
-    trees = (public.base, public.coords, public.shared, public.buffers)
-    return Public(public.version, *(to_device(tree, device) for tree in trees))
+    return PublicState(public.version, *(to_device(tree, device) for tree in public[1:]))
 
 
 def shares(workers: int, nodes: list[dict[str, float]]) -> tuple[int, float]:

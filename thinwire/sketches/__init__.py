@@ -1,4 +1,4 @@
-"""Layer 1. What is averaged: codes of a client's change."""
+"""Sketches: codes of client updates that can be averaged."""
 
 from thinwire.sketches.base import Identity as Identity
 from thinwire.sketches.base import Sketch as Sketch

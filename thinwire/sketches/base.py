@@ -1,11 +1,13 @@
-"""Which numbers are averaged: the contract of a sketch, and the one that changes nothing.
+"""Contract of a sketch, and the sketch that changes nothing.
 
-A sketch encodes a client's change into numbers that may be averaged: the mean of codes is a code of the mean. The
-server's mean, its optimiser and the noise of privacy all work on codes, and the averaged code itself is broadcast.
+A sketch encodes a client's update as values that can be averaged: the mean of codes is a code of the mean. The
+aggregator, the server optimizer and the noise of differential privacy all work on codes, and the averaged code is what
+the server broadcasts.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,39 +18,52 @@ from thinwire.core.tree import Tree
 
 
 class Sketch(Protocol):
-    """A code of a change that may be averaged."""
+    """A code of an update that can be averaged. Not a codec, which turns values into bytes."""
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether the code is the update itself."""
+        return False
+
+    @abstractmethod
     def spec(self, coords: Spec) -> Spec:
-        """Names, shapes and types of the code for changes of these blocks."""
+        """Return names, shapes and types of the code for updates of these blocks."""
         ...
 
+    @abstractmethod
     def encode(self, delta: Tree, key: Key) -> Tree:
-        """Change to code. `key` is shared by everyone and new in every round."""
+        """Encode an update. `key` is the same for server and clients, and another one in every round."""
         ...
 
+    @abstractmethod
     def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
-        """Code to change; `coords` says which blocks."""
+        """Decode an update of the blocks `coords`."""
         ...
 
 
 @register("sketch", "identity")
 @dataclass(frozen=True)
-class Identity:
-    """Average the changes themselves.
+class Identity(Sketch):
+    """Average the updates themselves.
 
     >>> import torch
     >>> Identity().encode({"w": torch.ones(1)}, Key(0))["w"].tolist()
     [1.0]
     """
 
+    @property
+    def is_identity(self) -> bool:
+        """True: encoding and decoding return their input."""
+        return True
+
     def spec(self, coords: Spec) -> Spec:
-        """As the change."""
+        """Return the blocks of the update."""
         return coords
 
     def encode(self, delta: Tree, key: Key) -> Tree:
-        """The change itself."""
+        """Return the update."""
         return delta
 
     def decode(self, code: Tree, coords: Spec, key: Key) -> Tree:
-        """The code itself."""
+        """Return the code."""
         return code

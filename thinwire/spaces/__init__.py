@@ -1,4 +1,4 @@
-"""Layer 1. Where we train: coordinates, and how they become weights."""
+"""Spaces: trainable coordinates and how they become weights."""
 
 from thinwire.spaces.base import Space as Space
 from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
@@ -7,8 +7,8 @@ from thinwire.spaces.frozen import Frozen as Frozen
 from thinwire.spaces.full import Full as Full
 from thinwire.spaces.lora import LoRA as LoRA
 from thinwire.spaces.lowrank import LowRank as LowRank
-from thinwire.spaces.lowrank import Pufferfish as Pufferfish
 from thinwire.spaces.projection import MAPA as MAPA
 from thinwire.spaces.projection import MAPAX as MAPAX
 from thinwire.spaces.projection import MAPO as MAPO
+from thinwire.spaces.pufferfish import Pufferfish as Pufferfish
 from thinwire.spaces.route import Route as Route

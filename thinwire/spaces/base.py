@@ -1,53 +1,86 @@
-"""Where a client trains: the contract of a space.
-
-A space turns a few trainable numbers, the *coordinates*, into the weights of the model:
+"""Contract of a space: trainable coordinates and the function that turns them into weights.
 
     weights = expand(base, basis, coords)
 
-`base` is the model that everybody knows, `basis` is everything drawn from the shared seed (never sent, never trained).
-Merging is not a method: it is `base <- expand(base, basis, coords)` for every space, and `advance` does it.
+`base` holds the weights that server and clients share, `basis` the random matrices drawn from the shared seed (never
+sent, never trained), and `coords` the trainable parameters. Merging is not a method: for every space it is
+`base <- expand(base, basis, coords)`, done by `advance`.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol
 
 from thinwire.core.key import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
+from thinwire.errors import IncompatibleParts
 
 
 class Space(Protocol):
-    """Trainable coordinates and the pure function that turns them into weights."""
+    """Where a client trains: coordinates, and a pure function from coordinates to weights.
+
+    A space is a frozen dataclass that subclasses this contract and implements `basis`, `init` and `expand`. The other
+    methods have a default. Fields of the dataclass need a default value too: `redraw_every: int = 1`.
+    """
 
     @property
     def redraw_every(self) -> int:
         """Rounds after which the coordinates are merged into the base and a new basis is drawn; 0 means never."""
-        ...
+        return 0
+
+    @property
+    def unaffected_by_merging(self) -> bool:
+        """Whether the initial coordinates after a merge are the coordinates before it, so that merging does nothing."""
+        return False
+
+    @property
+    def starts_from_weights(self) -> bool:
+        """Whether `from_weights` is available: only then can the space be that of a next stage."""
+        return False
 
     def check(self, spec: Spec) -> None:
-        """Raise a ConfigError when this space cannot hold a model with these weights."""
-        ...
+        """Raise a ConfigError if this space cannot be used for a model with these weights."""
+        return
 
+    @abstractmethod
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Everything drawn from the seed; often empty. Drawn outside `expand`, which runs inside vmap."""
+        """Draw the random matrices from the shared seed; often empty. Not part of `expand`, which runs inside vmap."""
         ...
 
+    @abstractmethod
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """The first coordinates. Their names begin with the names of the weights that they make."""
+        """Return the initial coordinates, named after their weight: `weight/part`, or `model/part` for all weights."""
         ...
 
+    @abstractmethod
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """All trainable weights of the model; pure and differentiable in `coords`."""
+        """Return all weights of the model; pure and differentiable in `coords`."""
         ...
+
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights of the trained model, for testing and export; never called in training.
+
+        Differs from `expand` only for a space that prunes the trained model.
+        """
+        return self.expand(base, basis, coords)
+
+    def unmerged(self) -> Space:
+        """Return the space to train in: one that keeps adapters apart from the weights, or this space itself."""
+        return self
+
+    def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
+        """Return coordinates whose weights are as close as possible to the given ones.
+
+        Raises:
+            IncompatibleParts: unless `starts_from_weights`.
+        """
+        raise IncompatibleParts(
+            f"{type(self).__name__} cannot start from given weights; take LoRA or Full as the space of the next stage"
+        )
 
 
 def in_use(space: Space, base: Tree, basis: Tree, coords: Tree) -> Tree:
-    """The weights with which a trained model is tested and used.
-
-    For nearly all spaces these are the weights that were trained. A space that leaves something out of them afterwards
-    has a method `trim(base, basis, coords)` that gives the weights without it; training never calls it.
-    """
-    trim = getattr(space, "trim", None)
-    weights: Tree = space.expand(base, basis, coords) if trim is None else trim(base, basis, coords)
-    return weights
+    """Return `space.evaluation_weights(base, basis, coords)`."""
+    return space.evaluation_weights(base, basis, coords)

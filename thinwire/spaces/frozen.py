@@ -1,4 +1,4 @@
-"""Weights that nobody trains: the rest of a model in which only some blocks learn."""
+"""Weights that are not trained: the rest of a model of which only some blocks are trained."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
+from thinwire.spaces.base import Space
 
 
 @register("space", "frozen")
 @dataclass(frozen=True)
-class Frozen:
-    """Train nothing and send nothing: the weights stay as everybody knows them.
+class Frozen(Space):
+    """Train and send nothing: the weights stay those of the base.
 
         weights = base
 
-    Only of use inside a `Route`, for the blocks that are not to be trained.
+    Only useful inside a `Route`, for the blocks that are not trained.
 
     >>> import torch
     >>> space, base = Frozen(), {"w": torch.ones(2)}
     >>> space.init(base, {}, Key(0)), space.expand(base, {}, {})["w"].tolist()
     ({}, [1.0, 1.0])
 
-    Not `Every(private=...)`, which trains a block and keeps it at home.
+    Not `AllBlocks(private=...)`, which trains a block without sending it.
     """
 
     @property
-    def redraw_every(self) -> int:
-        """Never: there is nothing to merge."""
-        return 0
-
-    def check(self, spec: Spec) -> None:
-        """Every model fits."""
+    def unaffected_by_merging(self) -> bool:
+        """True: there are no coordinates."""
+        return True
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Nothing is drawn."""
+        """Return an empty basis."""
         return {}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """Nothing is trained."""
+        """Return no coordinates."""
         return {}
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """The base itself."""
+        """Return the base."""
         return base

@@ -1,4 +1,4 @@
-"""The whole model, trained as it is."""
+"""The full model: every weight is trained."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
+from thinwire.spaces.base import Space
 
 
 @register("space", "full", paper="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
-class Full:
+class Full(Space):
     """Train every weight of the model: the coordinates are the weights.
 
         weights = coords
@@ -24,25 +25,27 @@ class Full:
     """
 
     @property
-    def redraw_every(self) -> int:
-        """Never: the coordinates live as long as the run."""
-        return 0
+    def unaffected_by_merging(self) -> bool:
+        """True: after a merge the base is the coordinates."""
+        return True
 
-    def check(self, spec: Spec) -> None:
-        """Every model fits."""
+    @property
+    def starts_from_weights(self) -> bool:
+        """True: any weights are coordinates."""
+        return True
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Nothing is drawn."""
+        """Return an empty basis."""
         return {}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """The weights of the base."""
+        """Return the weights of the base."""
         return dict(base)
 
     def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
-        """Coordinates that make these weights."""
+        """Return the weights."""
         return dict(weights)
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """The coordinates themselves."""
+        """Return the coordinates."""
         return coords

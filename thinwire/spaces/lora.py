@@ -1,4 +1,4 @@
-"""Small corrections of two thin factors beside frozen matrices: LoRA and its federated relatives.
+"""LoRA and its federated variants: low-rank adapters of frozen matrices.
 
 Papers: LoRA (Hu et al., ICLR 2022), FFA-LoRA (Sun et al., ICLR 2024), FedSA-LoRA (Guo et al., ICLR 2025),
 FedLoRU (Park and Klabjan, 2024).
@@ -10,37 +10,41 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.spaces.unmerged import TURNED_A, TURNED_B, A, B
+from thinwire.spaces.base import Space
+from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, Unmerged
 
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")
 @dataclass(frozen=True)
-class LoRA:
-    """Leave the model as it is and train a small correction beside each of its matrices.
+class LoRA(Space):
+    """Train a low-rank adapter for each matrix of a frozen model.
 
-        W = W0 + (alpha / rank) B A,    A: rank x inputs, starts random;    B: outputs x rank, starts at 0
+        W = W0 + (alpha / rank) B A,    A: rank x inputs, initially random;    B: outputs x rank, initially 0
 
     A convolution is the matrix `outputs x (inputs * height * width)`, an embedding the matrix `words x width`. A is
-    uniform in ±1 / sqrt(inputs) (Kaiming-uniform as in torch's own linear layers), drawn from the shared key. What is
-    neither in `layers` nor in `dense` is frozen: not trained, not sent, not among the coordinates.
+    uniform in ±1 / sqrt(inputs) (Kaiming-uniform as in `torch.nn.Linear`), drawn from the shared key. Weights that are
+    neither in `target_modules` nor in `modules_to_save` are frozen: not trained, not sent, no coordinates.
 
-    Where the model has 16 bits, coordinates are float32, as peft keeps them: 8 bits would lose small steps. The weights
-    that they make have the model's own type.
+    For models of 16 bits, coordinates are float32, as in peft, because small steps would be lost to rounding. The
+    weights keep the type of the model.
 
     Args:
-        rank: columns of B and rows of A; at most the smaller side of every chosen matrix.
-        alpha: with `rank`, the size of the correction.
-        target_modules: selectors of the matrices that get a correction; biases and other vectors never do.
-        modules_to_save: selectors of weights that are trained as they are, such as the task head; they win over `layers`.
-        freeze_a: draw A from the shared seed and train B alone (FFA-LoRA): then the mean of the clients' corrections
-            is the correction of the mean, and half as much is sent.
-        redraw_every: rounds after which the correction is merged into W0 and a new one begins (FedLoRU); 0 means never.
+        rank: columns of B and rows of A; at most the smaller dimension of every adapted matrix.
+        alpha: scale of the adapter, divided by `rank`.
+        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do.
+        modules_to_save: selectors of weights that are trained without an adapter, such as the task head; they take
+            precedence over `target_modules`.
+        freeze_a: draw A from the shared seed and train only B (FFA-LoRA): then the mean of the clients' adapters is the
+            adapter of the mean, and uploads have half the size.
+        redraw_every: rounds after which the adapter is merged into W0 and a new one is initialized (FedLoRU); 0 means
+            never.
         fan_in_fan_out: selectors of matrices that are stored as `inputs x outputs`, such as those of GPT-2.
 
     >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
@@ -52,8 +56,8 @@ class LoRA:
     >>> space.expand(base, {}, coords)["fc.weight"].tolist()
     [[1.0, 1.0], [3.0, 5.0], [5.0, 9.0]]
 
-    Not low-rank training, which replaces a matrix by two factors: here W0 stays, and a correction of rank 8 beside it.
-    Averaging A and B apart is not averaging B A, but for `freeze_a`.
+    Not `LowRank`, which replaces a matrix by two factors: here W0 stays. Averaging A and B separately is not averaging
+    B A, except with `freeze_a`.
     """
 
     rank: int = 8
@@ -72,122 +76,137 @@ class LoRA:
         if self.redraw_every < 0:
             raise ConfigError(f"redraw_every must be 0 (never merge) or a number of rounds, not {self.redraw_every}")
         if not self.target_modules:
-            raise ConfigError('layers selects nothing; write for example layers = ["*"]')
+            raise ConfigError('target_modules selects nothing; write for example target_modules = ["*"]')
+
+    @property
+    def starts_from_weights(self) -> bool:
+        """False if A is frozen: then the best B A of a rank cannot be represented."""
+        return not self.freeze_a
 
     def check(self, spec: Spec) -> None:
-        """Raise a ConfigError when a selector matches nothing, or a chosen matrix is smaller than the rank."""
-        sides, _ = self._choose(spec)
+        """Raise a ConfigError if a selector matches nothing, or the rank is above that of an adapted matrix."""
+        sides, _ = self._select(spec)
         for name, (outputs, inputs) in sides.items():
             if self.rank > min(outputs, inputs):
                 raise ConfigError(
-                    f"rank {self.rank} is above {min(outputs, inputs)}, the largest that {name!r}, a matrix of "
-                    f'{outputs} x {inputs}, can have; lower it, leave the matrix out (layers = ["*", "!{name}"]), '
-                    f'or train it as it is (dense = ["{name}"])'
+                    f"rank {self.rank} is above {min(outputs, inputs)}, the largest rank of {name!r}, a matrix of "
+                    f'{outputs} x {inputs}; write a smaller rank, target_modules = ["*", "!{name}"] to freeze the '
+                    f'matrix, or modules_to_save = ["{name}"] to train it without an adapter'
                 )
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """The frozen A of each matrix, or nothing where A is trained."""
+        """Return the frozen A of each adapter; empty if A is trained."""
         if not self.freeze_a:
             return {}
-        sides, _ = self._choose(spec)
-        kinds = {block.name: _at_least_float32(block.dtype) for block in spec}
-        return {f"{name}/a": self._first_a(name, side[1], kinds[name], key, device) for name, side in sides.items()}
+        sides, _ = self._select(spec)
+        dtypes = {block.name: _at_least_float32(block.dtype) for block in spec}
+        return {f"{name}/a": self._draw_a(name, side[1], dtypes[name], key, device) for name, side in sides.items()}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """A random, B zero: a correction of nothing; and the dense weights as the base has them."""
-        sides, dense = self._choose(Spec.of(base))
+        """Return random A and zero B, so that W = W0; and the weights of `modules_to_save` from the base."""
+        sides, saved = self._select(Spec.of(base))
         out: Tree = {}
         for name, weight in base.items():
-            kind = _at_least_float32(weight.dtype)
+            dtype = _at_least_float32(weight.dtype)
             if name in sides:
                 outputs, inputs = sides[name]
                 if not self.freeze_a:
-                    out[f"{name}/a"] = self._first_a(name, inputs, kind, key, weight.device)
-                out[f"{name}/b"] = weight.new_zeros(outputs, self.rank, dtype=kind)
-            elif name in dense:
-                out[name] = weight.to(kind)
+                    out[f"{name}/a"] = self._draw_a(name, inputs, dtype, key, weight.device)
+                out[f"{name}/b"] = weight.new_zeros(outputs, self.rank, dtype=dtype)
+            elif name in saved:
+                out[name] = weight.to(dtype)
         return out
 
     def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
-        """Coordinates whose weights come as close to the given ones as the rank allows.
+        """Return the adapters whose weights are closest to the given ones.
 
             W - W0 = U S V^T,    B = U_r sqrt(S_r / s),    A = sqrt(S_r / s) V_r^T,    s = alpha / rank
 
-        so s B A is the best correction of that rank. Where the singular value is zero A is drawn and B stays zero, as
-        at any start: two zeros would never move.
+        so s B A is the best update of that rank. Where a singular value is zero, A is random and B zero, as in `init`:
+        if both were zero, neither would get a gradient.
         """
         first, size = self.init(weights, {}, key), self.alpha / self.rank
-        turned = self._turned(Spec.of(base))
+        transposed = self._transposed(Spec.of(base))
         out: Tree = {}
         for name, block in first.items():
             out[name] = block
             if name.endswith("/b") and (at := name.removesuffix("/b")) in base:
                 change = (weights[at] - base[at]).double().cpu()
-                change = change.mT if at in turned else change.reshape(len(change), -1)
+                change = change.mT if at in transposed else change.reshape(len(change), -1)
                 u, s, v = torch.linalg.svd(change, full_matrices=False)
                 u, s, v = u[:, : self.rank], s[: self.rank], v[: self.rank]
                 root = (s / size).sqrt()
-                there = s > s[0] * max(change.shape) * torch.finfo(block.dtype).eps
+                nonzero = s > s[0] * max(change.shape) * torch.finfo(block.dtype).eps
                 a = first[f"{at}/a"]
-                out[f"{at}/a"] = torch.where(there.to(a.device)[:, None], (root[:, None] * v).to(a), a)
-                out[name] = torch.where(there, u * root, 0.0).to(block)
+                out[f"{at}/a"] = torch.where(nonzero.to(a.device)[:, None], (root[:, None] * v).to(a), a)
+                out[name] = torch.where(nonzero, u * root, 0.0).to(block)
         return out
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """The base plus all corrections; merging is keeping what this gives."""
-        turned = self._turned(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        """Return the base with all adapters added."""
+        transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = {**basis, **coords}
         out: Tree = {}
         for name, weight in base.items():
             if f"{name}/b" in coords:
                 change = parts[f"{name}/b"] @ parts[f"{name}/a"]
-                change = change.mT if name in turned else change.reshape(weight.shape)
+                change = change.mT if name in transposed else change.reshape(weight.shape)
                 out[name] = (weight + (self.alpha / self.rank) * change).to(weight.dtype)
             else:
                 out[name] = coords.get(name, weight).to(weight.dtype)
         return out
 
-    def patches(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """The base, with the corrections beside it instead of in it: see `beside`."""
-        turned = self._turned(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+    def unmerged(self) -> Space:
+        """Return a space that keeps A and B apart from the weights."""
+        return Unmerged(self)
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without adapters, followed by A and (alpha / rank) B of each."""
+        transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = {**basis, **coords}
         out = {name: coords.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
             if f"{name}/b" in coords:
-                a, b = (TURNED_A, TURNED_B) if name in turned else (A, B)
+                a, b = (TRANSPOSED_A, TRANSPOSED_B) if name in transposed else (A, B)
                 out[name + a] = parts[f"{name}/a"]
                 out[name + b] = (self.alpha / self.rank) * parts[f"{name}/b"]
         return out
 
-    def _choose(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
-        """The chosen matrices with their outputs and inputs, and the names of the dense weights."""
-        dense = frozenset(select(spec.names, self.modules_to_save, what="dense") if self.modules_to_save else ())
+    def _select(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
+        """Return outputs and inputs of each adapted matrix, and the names of `modules_to_save`."""
+        saved = frozenset(
+            select(spec.names, self.modules_to_save, what="modules_to_save") if self.modules_to_save else ()
+        )
         shapes = {block.name: block.shape for block in spec if len(block.shape) > 1}
         if not shapes:
-            raise ConfigError("the model has no matrix to correct, only vectors; take the space 'full'")
-        chosen = [name for name in select(tuple(shapes), self.target_modules, what="layers") if name not in dense]
+            raise ConfigError("the model has no matrix to adapt, only vectors; take the space 'full'")
+        chosen = [
+            name for name in select(tuple(shapes), self.target_modules, what="target_modules") if name not in saved
+        ]
         if not chosen:
-            raise ConfigError("layers leaves no matrix to correct: dense takes all of them; take the space 'full'")
-        turned = self._turned(spec)
+            raise ConfigError(
+                "target_modules leaves no matrix to adapt: modules_to_save selects all of them; take the space 'full'"
+            )
+        transposed = self._transposed(spec)
         sides = {}
         for name in chosen:
             first, rest = shapes[name][0], math.prod(shapes[name][1:])
-            sides[name] = (rest, first) if name in turned else (first, rest)
-        return sides, dense
+            sides[name] = (rest, first) if name in transposed else (first, rest)
+        return sides, saved
 
-    def _turned(self, spec: Spec) -> frozenset[str]:
-        """The matrices that are stored as inputs x outputs."""
+    def _transposed(self, spec: Spec) -> frozenset[str]:
+        """Return the matrices that are stored as inputs x outputs."""
         if not self.fan_in_fan_out:
             return frozenset()
-        flat = tuple(block.name for block in spec if len(block.shape) == 2)
-        return frozenset(select(flat, self.fan_in_fan_out, what="transposed"))
+        matrices = tuple(block.name for block in spec if len(block.shape) == 2)
+        return frozenset(select(matrices, self.fan_in_fan_out, what="fan_in_fan_out"))
 
-    def _first_a(self, name: str, inputs: int, dtype: torch.dtype, key: Key, device: Device) -> torch.Tensor:
-        """(rank, inputs) uniform in ±1 / sqrt(inputs): 2 u - 1 is exact, so one rounded product is all there is."""
+    def _draw_a(self, name: str, inputs: int, dtype: torch.dtype, key: Key, device: Device) -> Tensor:
+        """Draw (rank, inputs) values uniform in ±1 / sqrt(inputs): 2 u - 1 is exact, so only one product is rounded."""
         draw = key.fold("lora", name).uniform(self.rank, inputs, device=device)
         return ((2 * draw - 1) * (1 / math.sqrt(inputs))).to(dtype)
 
 
-def _at_least_float32(kind: torch.dtype) -> torch.dtype:
-    """The type of coordinates beside a weight of this type."""
-    return torch.promote_types(kind, torch.float32)
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the adapter of a weight of this type."""
+    return torch.promote_types(dtype, torch.float32)

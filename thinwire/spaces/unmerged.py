@@ -1,16 +1,16 @@
-"""Corrections beside the weights instead of in them, for training: no client needs a corrected matrix of its own.
+"""Adapters kept apart from the weights, for training: no client needs a full matrix for itself.
 
-    expand:   W = W0 + B A, then x W^T            one W for each client that is trained at the same time
-    beside:   x W0^T + (x A^T) B^T                one W0 for all of them; only A and B are each client's own
+    merged:     W = W0 + B A, then x W^T          one W for each client of a cohort that trains in parallel
+    unmerged:   x W0^T + (x A^T) B^T              one W0 for all clients; only A and B differ between clients
 
-A tree of weights may hold corrections under the names of the matrices that they belong to: whoever computes with such a
-tree applies them (`tasks.correct`). Only training sees such trees; merging and testing build W.
+A tree of weights may hold adapters under the name of their matrix: `fc.weight/a` and `fc.weight/b`. The model applies
+them in its forward pass. Only training uses such trees; merging and testing compute W.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,12 +20,20 @@ from thinwire.core.tree import Tree
 from thinwire.spaces.base import Space
 
 A, B = "/a", "/b"
-TURNED_A, TURNED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x outputs
+TRANSPOSED_A, TRANSPOSED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x outputs
+
+
+class HasAdapters(Space, Protocol):
+    """A space that can keep adapters apart from the weights."""
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights without adapters, followed by the adapters."""
+        ...
 
 
 @dataclass(frozen=True)
-class Unmerged:
-    """A space that hands its corrections on beside the weights; in all else the space that it is made of.
+class Unmerged(Space):
+    """Train a space with its adapters apart from the weights; only `expand` differs from the inner space.
 
     >>> import torch
     >>> from thinwire.spaces import LoRA
@@ -35,44 +43,52 @@ class Unmerged:
     ['fc.weight', 'fc.bias', 'fc.weight/a', 'fc.weight/b']
     """
 
-    inner: Any
+    inner: HasAdapters
 
     @property
     def redraw_every(self) -> int:
-        """As the inner space."""
-        return int(self.inner.redraw_every)
+        """That of the inner space."""
+        return self.inner.redraw_every
 
     def check(self, spec: Spec) -> None:
-        """As the inner space."""
+        """Check the inner space."""
         self.inner.check(spec)
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """As the inner space."""
-        basis: Tree = self.inner.basis(spec, key, device)
-        return basis
+        """Return the basis of the inner space."""
+        return self.inner.basis(spec, key, device)
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
-        """As the inner space."""
-        coords: Tree = self.inner.init(base, basis, key)
-        return coords
+        """Return the initial coordinates of the inner space."""
+        return self.inner.init(base, basis, key)
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """The weights, and the corrections beside them."""
-        weights: Tree = self.inner.patches(base, basis, coords)
-        return weights
+        """Return the weights without adapters, followed by the adapters."""
+        return self.inner.expand_unmerged(base, basis, coords)
+
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the merged weights of the inner space."""
+        return self.inner.evaluation_weights(base, basis, coords)
 
 
 def unmerged(space: Space) -> Space:
-    """The space to train in: one that keeps corrections beside the weights, where the given one can."""
-    return Unmerged(space) if hasattr(space, "patches") else space
+    """Return `space.unmerged()`."""
+    return space.unmerged()
 
 
 def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool]]]:
-    """The weights alone, and by name the corrections: A, B, and whether the matrix is stored as inputs x outputs."""
-    found, taken = {}, set()
-    for turned, (a, b) in ((False, (A, B)), (True, (TURNED_A, TURNED_B))):
+    """Separate weights from adapters.
+
+    Returns:
+        The weights alone, and by name of a weight its adapter: A, B, and whether the matrix is stored transposed
+        (inputs x outputs).
+    """
+    adapters, taken = {}, set()
+    for transposed, (a, b) in ((False, (A, B)), (True, (TRANSPOSED_A, TRANSPOSED_B))):
         for key, block in weights.items():
             if key.endswith(b) and (name := key.removesuffix(b)) in weights and name + a in weights:
-                found[name] = (weights[name + a], block, turned)
+                adapters[name] = (weights[name + a], block, transposed)
                 taken |= {name + a, key}
-    return ({name: block for name, block in weights.items() if name not in taken}, found) if found else (weights, found)
+    if not adapters:
+        return weights, adapters
+    return {name: block for name, block in weights.items() if name not in taken}, adapters

@@ -1,11 +1,11 @@
-"""What the author of a part runs on it: each check asks whether a part keeps its contract, and says where it does not.
+"""Conformance checks for authors of parts: each check tests whether a part fulfills its contract.
 
     check_space   check_sketch   check_schedule   check_codec   check_optimizer   check_correction   check_privacy
     check_lr_schedule    check_aggregator
 
-A check returns nothing, or raises an AssertionError that says what was expected. It needs no test framework, no data
-and about a second. All of them also ask that a part is its own configuration: a frozen dataclass, equal by value, whose
-repr evaluates to an equal part; and that it draws randomness from the key that it is given and from nowhere else.
+A check returns nothing, or raises an AssertionError that names what was expected. It needs no test framework, no data
+and about a second. Every check also tests that the part is a frozen dataclass, equal by value, whose repr evaluates to
+an equal part, and that it draws random values only from the key that it is given.
 
 >>> from thinwire.spaces import Full
 >>> check_space(Full())

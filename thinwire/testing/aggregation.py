@@ -1,4 +1,4 @@
-"""Do a sketch, a schedule, a privacy mechanism and a mean keep their contracts?"""
+"""Conformance checks of sketches, schedules, privacy mechanisms and aggregators."""
 
 from __future__ import annotations
 
@@ -21,131 +21,133 @@ from thinwire.testing.common import (
     check_spec,
     check_tree,
     close,
-    hands_off,
-    numbers,
+    random_tree,
     repeatable,
+    unchanged,
 )
 
 
 def check_sketch(sketch: Sketch) -> None:
-    """Check that a sketch makes codes that may be averaged.
+    """Check that the codes of a sketch can be averaged.
 
-    The code is what `spec` announces, for all blocks, some and none. Averaging must commute with one of the two maps:
-    mean of codes = code of the mean, or what the mean decodes to = mean of what the codes decode to.
+    The code must have the blocks of `spec`, for all blocks, some and none. Averaging must commute with `encode` or with
+    `decode`: mean of codes = code of the mean, or decoded mean = mean of the decoded codes.
 
     >>> from thinwire.sketches import Identity
     >>> check_sketch(Identity())
     """
     check_part(sketch)
-    deltas = [numbers(COORDS, KEY.fold("delta", i)) for i in range(3)]
+    deltas = [random_tree(COORDS, KEY.fold("delta", i)) for i in range(3)]
     for names in (tuple(COORDS), tuple(COORDS)[1:3], ()):
         some = [restrict(delta, names) for delta in deltas]
         coords, key = Spec.of(some[0]), KEY.fold("sketch", len(names))
-        with hands_off("encode", *some):
+        with unchanged("encode", *some):
             codes = [repeatable("encode", partial(sketch.encode, delta, key)) for delta in some]
         check_spec("encode", codes[0], sketch.spec(coords))
         mean = weighted_mean(codes, [1.0, 2.0, 3.0])
-        with hands_off("decode", mean):
+        with unchanged("decode", mean):
             decoded = repeatable("decode", partial(sketch.decode, mean, coords, key))
         check_spec("decode", decoded, coords)
         direct = sketch.encode(weighted_mean(some, [1.0, 2.0, 3.0]), key)
-        apart = weighted_mean([sketch.decode(code, coords, key) for code in codes], [1.0, 2.0, 3.0])
-        assert close(mean, direct) or close(decoded, apart), (
+        decoded_each = weighted_mean([sketch.decode(code, coords, key) for code in codes], [1.0, 2.0, 3.0])
+        assert close(mean, direct) or close(decoded, decoded_each), (
             "the mean of codes is not a code of the mean: neither encode nor decode is linear"
         )
 
 
 def check_schedule(schedule: Schedule, coords: Spec | None = None) -> None:
-    """Check that a schedule plans blocks that exist, the same ones every time it is asked, and never a private one.
+    """Check that a schedule plans existing blocks, deterministically, and never a private one.
 
-    Twenty rounds are played with made-up changes.
+    Runs twenty rounds with random updates.
 
     Args:
         schedule: the part.
-        coords: the blocks; by default some of a small model, so give your own where selectors name blocks.
+        coords: the blocks; by default those of a small model. Give your own if selectors of the part name blocks.
 
     >>> from thinwire.schedules import AllBlocks
     >>> check_schedule(AllBlocks(private=("head.*",)))
     """
     check_part(schedule)
-    spec = coords if coords is not None else Spec.of(numbers(SHAPES, KEY))
+    spec = coords if coords is not None else Spec.of(random_tree(SHAPES, KEY))
     never = schedule.never(spec)
-    assert isinstance(never, frozenset), f"never must give a frozenset, not {type(never).__name__}"
+    assert isinstance(never, frozenset), f"never must return a frozenset, not {type(never).__name__}"
     assert never <= set(spec.names), f"never names blocks that do not exist: {sorted(never - set(spec.names))}"
     state = repeatable("init", lambda: schedule.init(spec))
     for version in range(20):
-        with hands_off("plan", state):
+        with unchanged("plan", state):
             plan = schedule.plan(state, spec, version)
-            assert plan == schedule.plan(state, spec, version), f"version {version} has two different plans"
-        assert isinstance(plan, Plan), f"plan must give a Plan, not {type(plan).__name__}"
+            assert plan == schedule.plan(state, spec, version), (
+                f"plan returns another plan the second time for version {version}"
+            )
+        assert isinstance(plan, Plan), f"plan must return a Plan, not {type(plan).__name__}"
         assert isinstance(plan.names, frozenset), (
             f"the names of a plan are a frozenset, not {type(plan.names).__name__}"
         )
         assert plan.names <= set(spec.names), f"planned blocks do not exist: {sorted(plan.names - set(spec.names))}"
         assert not plan.names & never, f"private blocks are planned: {sorted(plan.names & never)}"
-        foretold = schedule.resamples(version)
-        assert plan.resample == foretold, f"the plan of version {version} and resamples({version}) do not agree"
+        resamples = schedule.resamples(version)
+        assert plan.resample == resamples, f"the plan of version {version} and resamples({version}) do not agree"
         planned = spec.restrict(plan.names)
         shapes = {block.name: block.shape for block in planned}
-        deltas = [numbers(shapes, KEY.fold("delta", version, i)) for i in range(2)]
-        with hands_off("report", *deltas):
+        deltas = [random_tree(shapes, KEY.fold("delta", version, i)) for i in range(2)]
+        with unchanged("report", *deltas):
             reports = [repeatable("report", partial(schedule.report, delta, plan)) for delta in deltas]
         check_spec("report", reports[0], Spec.of(schedule.report(planned.shapes(), plan)))
-        mean, noted = weighted_mean(deltas, [1.0, 1.0]), weighted_mean(reports, [1.0, 1.0])
-        with hands_off("observe", state, mean, noted):
-            observe = partial(schedule.observe, state, plan, mean, noted)
+        mean, mean_report = weighted_mean(deltas, [1.0, 1.0]), weighted_mean(reports, [1.0, 1.0])
+        with unchanged("observe", state, mean, mean_report):
+            observe = partial(schedule.observe, state, plan, mean, mean_report)
             state = repeatable("observe", observe)
         check_tree("observe", state)
 
 
 def check_privacy(privacy: Privacy) -> None:
-    """Check that a privacy mechanism keeps shapes, changes nothing in place and draws from its key alone.
+    """Check that a privacy mechanism keeps shapes, changes nothing in place and draws only from its key.
 
-    It says nothing about how private the mechanism is: that is for an accountant.
+    The check does not measure privacy; an accountant does.
 
     >>> from thinwire.privacy import NoPrivacy
     >>> check_privacy(NoPrivacy())
     """
     check_part(privacy)
     mean = partial(weighted_mean, weights=[1.0, 1.0])
-    for code in (numbers(COORDS, KEY.fold("code")), tmap(torch.zeros_like, numbers(COORDS, KEY)), {}):
+    for code in (random_tree(COORDS, KEY.fold("code")), tmap(torch.zeros_like, random_tree(COORDS, KEY)), {}):
         for what, call in (
             ("bound", partial(privacy.bound, code, KEY.fold("bound"))),
             ("aggregate", partial(privacy.aggregate, [code, code], mean, 2, KEY.fold("release"))),
         ):
-            with hands_off(what, code):
+            with unchanged(what, code):
                 out = repeatable(what, call)
             check_spec(what, out, Spec.of(code))
             for name, block in out.items():
-                assert bool(torch.isfinite(block).all()), f"{what} made a number in {name!r} that is not finite"
+                assert bool(torch.isfinite(block).all()), f"{what} returned a value in {name!r} that is not finite"
 
 
-def check_aggregator(mean: Aggregator) -> None:
-    """Check that a mean makes one tree of many, whatever these are and in whichever order clients come.
+def check_aggregator(aggregator: Aggregator) -> None:
+    """Check that an aggregator combines any trees into one, independent of the order of clients.
 
-    Clients that all say the same are repeated; trees without blocks, and blocks without numbers, are borne; weights
-    that `admit` gives are finite, not negative and not all 0.
+    Equal trees must give that tree. Trees without blocks, and blocks without values, must work. Weights from `admit`
+    must be finite, not negative and not all 0.
 
     >>> from thinwire.aggregators import Median
     >>> check_aggregator(Median())
     """
-    check_part(mean)
+    check_part(aggregator)
     shapes = {**COORDS, "none": (0, 3)}
     for clients in (1, 2, 3, 5, 8):
-        said = [numbers(shapes, KEY.fold("client", i)) for i in range(clients)]
-        alike = [said[0]] * clients
-        cases: list[list[Tree]] = [said, alike, [tmap(torch.zeros_like, tree) for tree in said], [{}] * clients]
+        random = [random_tree(shapes, KEY.fold("client", i)) for i in range(clients)]
+        equal = [random[0]] * clients
+        cases: list[list[Tree]] = [random, equal, [tmap(torch.zeros_like, tree) for tree in random], [{}] * clients]
         for trees in cases:
             given = [float(1 + i % 3) for i in range(clients)]
-            with hands_off("admit", *trees):
-                codes, weights = mean.admit(trees, given)
-            assert len(codes) == len(weights) == clients, "admit must give a tree and a weight for each client"
-            assert all(0 <= weight < math.inf for weight in weights), f"admit gave the weights {weights}"
-            assert any(weights), "admit let no client count"
-            with hands_off("of", *codes):
-                out = repeatable("of", partial(mean.of, codes, weights))
+            with unchanged("admit", *trees):
+                codes, weights = aggregator.admit(trees, given)
+            assert len(codes) == len(weights) == clients, "admit must return a tree and a weight for each client"
+            assert all(0 <= weight < math.inf for weight in weights), f"admit returned the weights {weights}"
+            assert any(weights), "admit must return at least one weight above 0"
+            with unchanged("of", *codes):
+                out = repeatable("of", partial(aggregator.of, codes, weights))
             check_spec("of", out, Spec.of(trees[0]))
-            if trees is alike and not mean.clips:
-                assert close(out, said[0]), "clients that all say the same must be repeated"
-            turned = mean.of(*mean.admit(trees[::-1], given[::-1]))
-            assert close(turned, out), "the order of the clients must not matter"
+            if trees is equal and not aggregator.clips:
+                assert close(out, random[0]), "the aggregate of equal trees must be that tree"
+            reverse = aggregator.of(*aggregator.admit(trees[::-1], given[::-1]))
+            assert close(reverse, out), "the order of the clients must not matter"

@@ -1,4 +1,4 @@
-"""Does a codec keep its contract, whatever bytes arrive?"""
+"""Conformance check of codecs, including damaged bytes."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from thinwire.testing.common import (
     KEY,
     check_part,
     check_spec,
-    hands_off,
-    numbers,
+    random_tree,
     repeatable,
     typed,
+    unchanged,
 )
 
 
 def check_codec(codec: Codec, *, lossless: bool = False) -> None:
-    """Check that a codec brings back a tree of the right shape, and stands whatever else it is given.
+    """Check that a codec decodes to a tree of the right shape, for any tree and for damaged bytes.
 
-    All number types that it takes (it raises ConfigError for others; float32 it must take), scalars, empty blocks, no
-    blocks at all, and some blocks only while its memory is of all. Every truncation and some hundred mutations of its
-    bytes must decode to a tree of the right shape or raise WireError.
+    Trees: all types that it accepts (ConfigError for others; float32 is required), scalars, empty blocks, no blocks,
+    and some of the blocks while its state is of all. Every truncation and some hundred mutations of its bytes must
+    decode to a tree of the right shape or raise WireError.
 
     Args:
         codec: the part.
-        lossless: whether the numbers must come back bit for bit.
+        lossless: whether values must be restored bit for bit.
 
     >>> from thinwire.codecs import Raw
     >>> check_codec(Raw(), lossless=True)
     """
     check_part(codec)
-    taken = []
+    accepted = []
     for dtype in DTYPES:
-        tree = {name: typed(block, dtype) for name, block in numbers(COORDS, KEY.fold("tree")).items()}
+        tree = {name: typed(block, dtype) for name, block in random_tree(COORDS, KEY.fold("tree")).items()}
         try:
             _check_round_trip(codec, tree, lossless)
-            taken.append(dtype)
+            accepted.append(dtype)
         except ConfigError:
-            assert dtype is not torch.float32, "a codec must take float32"
-    whole = numbers(COORDS, KEY.fold("tree"))
-    turned = {**whole, "fc.weight/a": whole["fc.weight/a"].t().contiguous().t()}
-    first, second = (codec.encode(tree, codec.init(Spec.of(tree)), Peer(KEY))[0] for tree in (whole, turned))
-    assert first == second, "the bytes depend on how a block lies in memory; make it contiguous first"
+            assert dtype is not torch.float32, "a codec must accept float32"
+    whole = random_tree(COORDS, KEY.fold("tree"))
+    transposed = {**whole, "fc.weight/a": whole["fc.weight/a"].t().contiguous().t()}
+    first, second = (codec.encode(tree, codec.init(Spec.of(tree)), Peer(KEY))[0] for tree in (whole, transposed))
+    assert first == second, "the bytes depend on the memory layout of a block; make it contiguous first"
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 3e38]
     for tree in (
         {},
@@ -59,7 +59,7 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
         {name: torch.zeros_like(block) for name, block in whole.items()},
         {name: torch.full_like(block, -2.5) for name, block in whole.items()},
         *([{"w": torch.tensor(special)}] if lossless else []),
-        *([{name: typed(block, d) for (name, block), d in zip(whole.items(), taken, strict=False)}]),
+        *([{name: typed(block, d) for (name, block), d in zip(whole.items(), accepted, strict=False)}]),
     ):
         _check_round_trip(codec, tree, lossless)
     _check_some_blocks(codec, whole)
@@ -70,60 +70,62 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
 def _check_round_trip(codec: Codec, tree: Tree, lossless: bool) -> None:
     spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
     state = repeatable("init", lambda: codec.init(spec))
-    for _ in range(3):  # a codec with memory has one worth the name only after some messages
-        with hands_off("encode", tree, state):
+    for _ in range(3):  # the state of a codec is trivial before the first messages
+        with unchanged("encode", tree, state):
             (data, after), (again, _) = codec.encode(tree, state, peer), codec.encode(tree, state, peer)
-        assert isinstance(data, (bytes, memoryview)), f"encode must give bytes, not {type(data).__name__}"
-        assert data == again, "encode gives other bytes the second time"
+        assert isinstance(data, (bytes, memoryview)), f"encode must return bytes, not {type(data).__name__}"
+        assert data == again, "encode returns other bytes the second time"
         check_spec("the state after encode", after, Spec.of(state))
         size = codec.size(spec)
-        assert size is None or size == len(data), f"size says {size} bytes, encode makes {len(data)}"
+        assert size is None or size == len(data), f"size returns {size} bytes, encode {len(data)}"
         back = repeatable("decode", partial(codec.decode, data, spec, peer))
         check_spec("decode", back, spec)
         view = codec.decode(memoryview(b"ab" + data + b"c")[2:-1], spec, peer)
-        assert same(view, back), "decode must read a memoryview, as a part of a message is, to the same numbers"
+        assert same(view, back), "decode must accept a memoryview, with the same result as for bytes"
         for name, block in back.items():
-            assert block.device.type == "cpu", f"decode must give blocks on the CPU, {name!r} is on {block.device}"
+            assert block.device.type == "cpu", f"decode must return blocks on the CPU, {name!r} is on {block.device}"
         if lossless:
-            assert same(back, tree), f"the numbers of {spec} do not come back bit for bit"
+            assert same(back, tree), f"the values of {spec} are not restored bit for bit"
         state = after
 
 
 def _check_some_blocks(codec: Codec, whole: Tree) -> None:
-    """A round may let some blocks speak only: their state moves, that of the others must stay."""
+    """Check a round that synchronizes only some blocks: the state of the others must not change."""
     peer = Peer(KEY.fold("some"))
     _, state = codec.encode(whole, codec.init(Spec.of(whole)), peer)
     some = restrict(whole, ("fc.weight/b", "scale"))
-    with hands_off("encode", some, state):
+    with unchanged("encode", some, state):
         data, after = codec.encode(some, state, peer)
     check_spec("decode", codec.decode(data, Spec.of(some), peer), Spec.of(some))
     check_spec("the state after a message of some blocks", after, Spec.of(state))
     for name in state:
         if any(name == block or name.endswith(f"/{block}") for block in whole.keys() - some.keys()):
-            assert same({name: after[name]}, {name: state[name]}), f"state {name!r} of a silent block has changed"
+            assert same({name: after[name]}, {name: state[name]}), (
+                f"state {name!r} of a block that was not sent has changed"
+            )
 
 
 def _check_sums(codec: Codec, tree: Tree) -> None:
-    """Messages of a codec that claims to add, added number by number, must decode to the sum for any client's peer."""
+    """Check that the sum of messages decodes to the sum of trees, if the codec has `adds`."""
     if not getattr(codec, "adds", False):
         return
-    spec, other = Spec.of(tree), numbers({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
+    spec, other = Spec.of(tree), random_tree({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
     peers = [Peer(KEY.fold("client", i), KEY.fold("everyone")) for i in range(2)]
     data = [codec.encode(t, codec.init(spec), peer)[0] for t, peer in zip((tree, other), peers, strict=True)]
     total = sum(np.frombuffer(one, "<f4").astype(np.float64) for one in data)
     back = codec.decode(np.asarray(total, "<f4").tobytes(), spec, peers[0])
-    apart = add(*(codec.decode(one, spec, peer) for one, peer in zip(data, peers, strict=True)))
+    decoded_sum = add(*(codec.decode(one, spec, peer) for one, peer in zip(data, peers, strict=True)))
     for name, block in back.items():
-        assert torch.allclose(block, apart[name], rtol=1e-5, atol=1e-6), (
-            f"the codec says that its messages add up, but the sum of two decodes to another {name!r} than theirs"
+        assert torch.allclose(block, decoded_sum[name], rtol=1e-5, atol=1e-6), (
+            f"adds is true, but the sum of two messages does not decode to the sum of their trees in {name!r}"
         )
 
 
 def _check_mutations(codec: Codec, tree: Tree) -> None:
-    """Bytes that encode did not make: refused with WireError, or decoded to a tree of the right shape."""
+    """Check damaged bytes: WireError, or a tree of the right shape."""
     spec, peer = Spec.of(tree), Peer(KEY.fold("peer"))
     data = bytes(codec.encode(tree, codec.init(spec), peer)[0])
-    wrong = [data[:n] for n in range(len(data))] + [data + b"\0", data + data, b"\xff" * len(data), b""]
+    damaged = [data[:n] for n in range(len(data))] + [data + b"\0", data + data, b"\xff" * len(data), b""]
     for i in range(400):
         key = KEY.fold("mutation", i)
         broken = bytearray(data)
@@ -134,15 +136,15 @@ def _check_mutations(codec: Codec, tree: Tree) -> None:
         ):
             if at < len(broken):
                 broken[at] = value
-        wrong.append(bytes(broken))
-    for bad in wrong:
+        damaged.append(bytes(broken))
+    for bad in damaged:
         try:
             back = codec.decode(bad, spec, peer)
         except WireError:
             continue
         except Exception as error:
             raise AssertionError(
-                f"decode must raise WireError for bytes that encode did not make, not {type(error).__name__}: {error} "
+                f"decode must raise WireError for damaged bytes, not {type(error).__name__}: {error} "
                 f"(bytes {bad[:40].hex()})"
             ) from error
         check_spec(f"decode of damaged bytes {bad[:40].hex()}", back, spec)

@@ -1,4 +1,4 @@
-"""What all checks ask of a part: that it is its own configuration, changes nothing and repeats itself."""
+"""Shared by all checks: a part is a configuration, changes no argument in place, and is deterministic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COORDS: dict[str, tuple[int, ...]] = {"fc.weight/a": (2, 3), "fc.weight/b": (3, 
 
 
 def check_part(part: Any) -> None:
-    """A part is its own configuration."""
+    """Check that a part is a frozen dataclass, equal by value, whose repr evaluates to an equal part."""
     kind = type(part)
     assert dataclasses.is_dataclass(kind), f"{kind.__name__} must be a dataclass"
     assert kind.__dataclass_params__.frozen, f"{kind.__name__} must be frozen: @dataclass(frozen=True)"  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def check_part(part: Any) -> None:
 
 
 def _collect_classes(value: Any, names: dict[str, Any]) -> None:
-    """The classes of a part and of all parts inside it, by name."""
+    """Collect the classes of a part and of all parts inside it, by name."""
     if dataclasses.is_dataclass(type(value)):
         names[type(value).__name__] = type(value)
         for field in dataclasses.fields(value):
@@ -62,32 +62,34 @@ def _collect_classes(value: Any, names: dict[str, Any]) -> None:
 
 
 @contextmanager
-def hands_off(what: str, *trees: Tree) -> Iterator[None]:
-    """Whatever happens inside changes none of the trees and draws nothing from torch's own generator."""
+def unchanged(what: str, *trees: Tree) -> Iterator[None]:
+    """Check that the block changes none of the trees and draws nothing from torch's global generator."""
     before = [tmap(torch.clone, tree) for tree in trees]
     generator = torch.get_rng_state()
     yield
     for tree, was in zip(trees, before, strict=True):
-        assert same(tree, was), f"{what} must not change what it is given"
-    assert torch.equal(torch.get_rng_state(), generator), f"{what} must draw from the key, not from torch's generator"
+        assert same(tree, was), f"{what} must not change its arguments in place"
+    assert torch.equal(torch.get_rng_state(), generator), (
+        f"{what} must draw from the key, not from torch's global generator"
+    )
 
 
 def repeatable(what: str, call: Callable[[], Tree]) -> Tree:
-    """The answer of a function that gives the same one twice."""
+    """Call a function twice, check that both results are equal, and return the result."""
     first, second = call(), call()
     check_tree(what, first)
-    assert same(first, second), f"{what} gives another answer the second time"
+    assert same(first, second), f"{what} returns another result the second time"
     return first
 
 
 def check_tree(what: str, tree: Any) -> None:
-    """A dictionary from names to tensors."""
+    """Check that a tree is a dictionary from names to tensors."""
     good = isinstance(tree, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tree.items())
-    assert good, f"{what} must give a dictionary from names to tensors"
+    assert good, f"{what} must return a dictionary from names to tensors"
 
 
 def check_spec(what: str, tree: Tree, expected: Spec) -> None:
-    """Exactly these blocks, in this order."""
+    """Check that a tree has exactly these blocks, in this order."""
     check_tree(what, tree)
     got = [(block.name, block.shape, block.dtype) for block in Spec.of(tree)]
     wanted = [(block.name, block.shape, block.dtype) for block in expected]
@@ -95,30 +97,30 @@ def check_spec(what: str, tree: Tree, expected: Spec) -> None:
 
 
 def check_close(what: str, got: Tree, wanted: Tree) -> None:
-    """What vmap gives is what one client alone gets."""
-    assert close(got, wanted), f"{what} differs from the same for one client alone"
+    """Check that the result under vmap is that of one client."""
+    assert close(got, wanted), f"{what} differs from the result for one client"
 
 
 def close(a: Tree, b: Tree) -> bool:
-    """Equal up to rounding, measured against the largest number of a block."""
+    """Return whether trees are equal up to rounding, relative to the largest value of a block."""
     return list(a) == list(b) and all(
         torch.allclose(a[name], block, rtol=1e-4, atol=1e-5 * max([1e-3, *block.abs().flatten().tolist()]))
         for name, block in b.items()
     )
 
 
-def numbers(shapes: Mapping[str, tuple[int, ...]], key: Key) -> Tree:
-    """A tree of normal numbers."""
+def random_tree(shapes: Mapping[str, tuple[int, ...]], key: Key) -> Tree:
+    """Return a tree of normal values."""
     return {name: key.fold(name).normal(*shape) for name, shape in shapes.items()}
 
 
 def nudge(tree: Tree, key: Key, size: float) -> Tree:
-    """The same tree, moved a little at random."""
+    """Return the tree plus small random values."""
     return {name: block + size * key.fold(name).normal(*block.shape).to(block.dtype) for name, block in tree.items()}
 
 
 def typed(block: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers of another type with some life in them."""
+    """Return the block in another type, scaled so that integers are not all zero."""
     if dtype is torch.bool:
         return block > 0
     return (block * 10).abs().to(dtype) if dtype is torch.uint8 else (block * 10).to(dtype)

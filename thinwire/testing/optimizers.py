@@ -1,15 +1,17 @@
-"""Do an optimiser and a correction keep their contracts?"""
+"""Conformance checks of optimizers, learning-rate schedules and corrections."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from torch.func import vmap
 
 from thinwire.core.spec import Spec
-from thinwire.core.tree import add, repeat, restrict, same, stack, unstack
-from thinwire.optimizers.base import Correction, Optimizer
+from thinwire.core.tree import Tree, add, repeat, restrict, same, stack, unstack
+from thinwire.optimizers.base import ALL_BLOCKS, Correction, Optimizer, State
 from thinwire.optimizers.lr_schedules import LRSchedule
+from thinwire.optimizers.state import map_slots, restrict_state
 from thinwire.testing.common import (
     COORDS,
     KEY,
@@ -17,118 +19,151 @@ from thinwire.testing.common import (
     check_part,
     check_spec,
     check_tree,
-    hands_off,
     nudge,
-    numbers,
+    random_tree,
     repeatable,
+    unchanged,
 )
+
+SOME = ("fc.weight/b", "scale")  # the blocks of a round that synchronizes only some
 
 
 def check_optimizer(opt: Optimizer) -> None:
-    """Check that an optimiser is a pure function which serves one client, many under vmap, and a part of the blocks.
+    """Check that an optimizer is a pure function, for one client, for many under vmap, and for some of the blocks.
 
-    Names in its state end in the name of a block (`momentum/fc.weight`), or hold no '/' where they belong to all.
+    Its state is nested: slot -> block -> tensor (`state["momentum"]["fc.weight"]`). A value that belongs to no single
+    block has the key `ALL_BLOCKS`.
 
     >>> from thinwire.optimizers import SGD
     >>> check_optimizer(SGD(0.1, momentum=0.9, nesterov=True))
     """
     check_part(opt)
     assert opt.lr > 0, f"lr must be above 0, not {opt.lr}"
-    clients = [numbers(COORDS, KEY.fold("coords", i)) for i in range(3)]
-    grads = [[numbers(COORDS, KEY.fold("grads", step, i)) for i in range(3)] for step in range(3)]
-    spec = Spec.of(clients[0])
-    with hands_off("init", clients[0]):
-        state = repeatable("init", lambda: opt.init(clients[0]))
-    check_tree("init", state)
-    for name in state:
-        owned = "/" not in name or name.split("/", 1)[1] in COORDS
-        assert owned, f"state {name!r} must be named 'what/block', or hold no '/' where it belongs to all blocks"
+    coords = [random_tree(COORDS, KEY.fold("coords", i)) for i in range(3)]
+    grads = [[random_tree(COORDS, KEY.fold("grads", step, i)) for i in range(3)] for step in range(3)]
+    with unchanged("init", coords[0]):
+        state, again = opt.init(coords[0]), opt.init(coords[0])
+    _check_state(state)
+    assert _same_state(state, again), "init returns another state the second time"
 
-    states, coords = [state] * 3, clients
-    many, held = stack(clients), repeat(state, 3)
+    states, stacked = [state] * 3, stack(coords)
+    stacked_states = map_slots(lambda tree: repeat(tree, 3), state)
     for step in grads:
         for i in range(3):
-            with hands_off("update", step[i], states[i], coords[i]):
-                once, again = (opt.update(step[i], states[i], coords[i]) for _ in range(2))
-            assert all(map(same, once, again)), "update gives another answer the second time"
-            check_spec("the change", once[0], spec)
-            check_spec("the state after update", once[1], Spec.of(state))
-            coords[i], states[i] = add(coords[i], once[0]), once[1]
-        change, held = vmap(opt.update)(stack(step), held, many)
-        many = add(many, change)
+            change, states[i] = _check_update(opt, step[i], states[i], coords[i])
+            coords[i] = add(coords[i], change)
+        change, stacked_states = vmap(opt.update)(stack(step), stacked_states, stacked)
+        stacked = add(stacked, change)
         for i in range(3):
-            check_close("update under vmap", unstack(many, i), coords[i])
-            check_close("the state after update under vmap", unstack(held, i), states[i])
+            check_close("update under vmap", unstack(stacked, i), coords[i])
+            for slot, tree in states[i].items():
+                check_close(f"state[{slot!r}] after update under vmap", unstack(stacked_states[slot], i), tree)
 
-    some = ("fc.weight/b", "scale")
-    part = {name: block for name, block in states[0].items() if "/" not in name or name.split("/", 1)[1] in some}
-    change, after = opt.update(restrict(grads[0][0], some), part, restrict(coords[0], some))
-    check_spec("the change of some blocks", change, spec.restrict(some))
-    check_spec("the state after an update of some blocks", after, Spec.of(part))
+    _check_update(opt, restrict(grads[0][0], SOME), restrict_state(states[0], SOME), restrict(coords[0], SOME))
 
 
-def check_lr_schedule(rate: LRSchedule) -> None:
-    """Check that a rate is a pure function of the round, finite and above 0 for ever.
+def _check_update(opt: Optimizer, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+    """Check one step: pure, with a change for every gradient and a state of the same blocks as before."""
+    with unchanged("update", grads, coords, *state.values()):
+        change, after = opt.update(grads, state, coords)
+        change_again, after_again = opt.update(grads, state, coords)
+    assert same(change, change_again), "update returns another change the second time"
+    assert _same_state(after, after_again), "update returns another state the second time"
+    check_spec("the change", change, Spec.of(grads))
+    assert list(after) == list(state), f"update must return the slots {list(state)}, in this order, not {list(after)}"
+    for slot, tree in state.items():
+        check_spec(f"state[{slot!r}] after update", after[slot], Spec.of(tree))
+    return change, after
+
+
+def _check_state(state: State) -> None:
+    assert isinstance(state, dict), f"init must return a dictionary from slots to trees, not {type(state).__name__}"
+    for slot, tree in state.items():
+        check_tree(f"state[{slot!r}]", tree)
+        for name in tree:
+            assert name in COORDS or name == ALL_BLOCKS, (
+                f"state[{slot!r}][{name!r}]: the key must be the name of a block, or ALL_BLOCKS ({ALL_BLOCKS!r})"
+            )
+
+
+def _same_state(a: State, b: State) -> bool:
+    return list(a) == list(b) and all(same(a[slot], b[slot]) for slot in a)
+
+
+def check_lr_schedule(schedule: LRSchedule) -> None:
+    """Check that a learning-rate schedule is a pure function of the version, finite and above 0.
 
     >>> from thinwire.optimizers import CosineLR
     >>> check_lr_schedule(CosineLR(rounds=5))
     """
-    check_part(rate)
+    check_part(schedule)
     for version in (0, 1, 2, 10, 99, 100, 10**6):
-        with hands_off("factor"):
-            once, again = rate.factor(version), rate.factor(version)
-        assert once == again, f"factor gives {once}, then {again}, for version {version}"
-        assert 0 < once < float("inf"), f"the factor of version {version} is {once}; expected a number above 0"
+        with unchanged("factor"):
+            once, again = schedule.factor(version), schedule.factor(version)
+        assert once == again, f"factor returns {once}, then {again}, for version {version}"
+        assert 0 < once < math.inf, f"the factor of version {version} is {once}; expected a finite value above 0"
 
 
 def check_correction(correction: Correction) -> None:
-    """Check that a correction is pure, keeps the shapes of its memories, and bends gradients alone or under vmap.
+    """Check that a correction is pure, keeps the shapes of its states, and works for one client and under vmap.
 
-    What a client reports must be known from shapes alone, because the server learns the size of that lane by calling
-    `finish` on tensors without numbers. The server must also stand a round in which only some blocks speak.
+    The spec of a client's report must depend on shapes alone, because the server computes the size of that field by
+    calling `finish` on meta tensors. `server` must also work for a round that synchronizes only some blocks.
 
     >>> from thinwire.optimizers import NoCorrection
     >>> check_correction(NoCorrection())
     """
     check_part(correction)
-    coords = [numbers(COORDS, KEY.fold("coords", i)) for i in range(3)]
-    start, grads = ([numbers(COORDS, KEY.fold(what, i)) for i in range(3)] for what in ("start", "grads"))
-    spec = Spec.of(coords[0])
-    with hands_off("init", coords[0]):
+    coords = [random_tree(COORDS, KEY.fold("coords", i)) for i in range(3)]
+    with unchanged("init", coords[0]):
         mine = repeatable("init_client", lambda: correction.init_client(coords[0]))
         shared = repeatable("init_shared", lambda: correction.init_shared(coords[0]))
         server = repeatable("init_server", lambda: correction.init_server(coords[0]))
-    memory, known = ([nudge(tree, KEY.fold("memory", i), 0.5) for i in range(3)] for tree in (mine, shared))
+    client_states, shared_states = (
+        [nudge(tree, KEY.fold("memory", i), 0.5) for i in range(3)] for tree in (mine, shared)
+    )
+    _check_corrected_gradient(correction, coords, client_states, shared_states[0])
+    report = _check_finish(correction, coords[0], client_states[0], shared_states[0])
+    _check_server(correction, coords[0], report, Spec.of(shared), server)
 
-    bent = []
+
+def _check_corrected_gradient(correction: Correction, coords: list[Tree], mine: list[Tree], shared: Tree) -> None:
+    start, grads = ([random_tree(COORDS, KEY.fold(what, i)) for i in range(3)] for what in ("start", "grads"))
+    corrected = []
     for i in range(3):
-        args = (grads[i], coords[i], start[i], memory[i], known[0])
-        with hands_off("gradient", *args):
-            bent.append(repeatable("gradient", partial(correction.gradient, *args)))
-        check_spec("gradient", bent[i], spec)
-    many = vmap(correction.gradient, in_dims=(0, 0, 0, 0 if mine else None, None))(
-        stack(grads), stack(coords), stack(start), stack(memory), known[0]
+        args = (grads[i], coords[i], start[i], mine[i], shared)
+        with unchanged("gradient", *args):
+            corrected.append(repeatable("gradient", partial(correction.gradient, *args)))
+        check_spec("gradient", corrected[i], Spec.of(coords[i]))
+    stacked = vmap(correction.gradient, in_dims=(0, 0, 0, 0 if mine[0] else None, None))(
+        stack(grads), stack(coords), stack(start), stack(mine), shared
     )
     for i in range(3):
-        check_close("gradient under vmap", unstack(many, i), bent[i])
+        check_close("gradient under vmap", unstack(stacked, i), corrected[i])
 
-    with hands_off("finish", coords[0], memory[0], known[0]):
-        once, again = (correction.finish(coords[0], 5, 0.1, memory[0], known[0]) for _ in range(2))
-    assert all(map(same, once, again)), "finish gives another answer the second time"
+
+def _check_finish(correction: Correction, moved: Tree, mine: Tree, shared: Tree) -> Tree:
+    """Check the end of local training, and return the report of the client."""
+    with unchanged("finish", moved, mine, shared):
+        once, again = (correction.finish(moved, 5, 0.1, mine, shared) for _ in range(2))
+    assert all(map(same, once, again)), "finish returns another result the second time"
     after, report = once
-    check_spec("the client's memory after finish", after, Spec.of(mine))
-    shapes = spec.shapes()
-    _, announced = correction.finish(shapes, 1, 0.1, correction.init_client(shapes), Spec.of(shared).shapes())
-    check_spec("the report", report, Spec.of(announced))
-    assert 0 < correction.factor(report) < float("inf"), "factor must give a number above 0 for an honest report"
+    check_spec("the client state after finish", after, Spec.of(mine))
+    shapes = Spec.of(moved).shapes()
+    _, expected = correction.finish(shapes, 1, 0.1, correction.init_client(shapes), Spec.of(shared).shapes())
+    check_spec("the report", report, Spec.of(expected))
+    assert 0 < correction.factor(report) < math.inf, "factor must return a finite value above 0 for a correct report"
+    return report
 
-    for names in (spec.names, ("fc.weight/b", "scale")):
-        silent = set(spec.names) - set(names)
-        state = {name: block for name, block in server.items() if not {name, name.split("/", 1)[-1]} & silent}
-        delta = restrict(coords[0], names)
-        with hands_off("server", delta, report, state):
-            out, twin = (correction.server(delta, report, 0.5, state) for _ in range(2))
-        assert all(map(same, out, twin)), "server gives another answer the second time"
-        check_spec("the corrected change", out[0], Spec.of(delta))
-        check_spec("the change of the shared memory", out[1], Spec.of(shared))
-        check_spec("the server's memory", out[2], Spec.of(state))
+
+def _check_server(correction: Correction, coords: Tree, report: Tree, shared: Spec, server: Tree) -> None:
+    for names in (tuple(coords), SOME):
+        absent = coords.keys() - set(names)
+        delta = restrict(coords, names)
+        state = {name: block for name, block in server.items() if name not in absent}
+        with unchanged("server", delta, report, state):
+            once, again = (correction.server(delta, report, 0.5, state) for _ in range(2))
+        assert all(map(same, once, again)), "server returns another result the second time"
+        check_spec("the corrected update", once[0], Spec.of(delta))
+        check_spec("the update of the shared state", once[1], shared)
+        check_spec("the server state", once[2], Spec.of(state))

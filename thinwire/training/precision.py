@@ -1,4 +1,4 @@
-"""Which kernels torch computes with while a simulation trains or tests: oneDNN's or not, how many bits on a GPU."""
+"""Arithmetic of torch while it trains or evaluates: precision on a GPU, oneDNN on a CPU."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 @contextmanager
-def kernels(device: torch.device, precision: Precision, onednn: bool | None = None) -> Iterator[None]:
-    """Compute with these kernels; what was set before is set again afterwards.
+def compute_with(device: torch.device, precision: Precision, onednn: bool | None = None) -> Iterator[None]:
+    """Compute with these settings; the former ones are restored afterwards.
 
     Args:
-        device: where.
-        precision: of products on a GPU.
-        onednn: whether kernels on the CPU come from oneDNN; None: as a rule (see `onednn_as_a_rule`).
+        device: the device.
+        precision: of matrix products on a GPU.
+        onednn: whether CPU kernels are oneDNN's; None: see `prefers_onednn`.
 
-    >>> with kernels(torch.device("cpu"), "float32", onednn=False):
+    >>> with compute_with(torch.device("cpu"), "float32", onednn=False):
     ...     torch.backends.mkldnn.enabled
     False
     """
     settings: list[tuple[Any, str, Any]] = [
-        (torch.backends.mkldnn, "enabled", onednn_as_a_rule() if onednn is None else onednn)
+        (torch.backends.mkldnn, "enabled", prefers_onednn() if onednn is None else onednn)
     ]
     if device.type == "cuda":
         kind, cudnn = "ieee" if precision == "float32" else "tf32", torch.backends.cudnn
@@ -43,10 +43,10 @@ def kernels(device: torch.device, precision: Precision, onednn: bool | None = No
             setattr(part, name, value)
 
 
-def onednn_as_a_rule() -> bool:
-    """Whether oneDNN is the better choice as a rule.
+def prefers_onednn() -> bool:
+    """Whether oneDNN is usually the better choice on this machine.
 
-    It is left out on 64-bit ARM, where its backward convolution falls to a reference kernel. Measured on two
-    Neoverse-N1 cores with CNN-2: a loop over clients 1.3x faster without it, vmap 5x.
+    Not on 64-bit ARM, where its backward convolution uses a reference kernel. Measured on two Neoverse-N1 cores with
+    CNN-2: without it a loop over clients is 1.3x faster, vmap 5x.
     """
     return bool(torch.backends.mkldnn.enabled) and platform.machine() not in ("aarch64", "arm64")

@@ -1,6 +1,6 @@
-"""Whole numbers of a few bits each, side by side without gaps, and whole numbers of any length.
+"""Bit packing: integers of a few bits each without gaps, and variable-length integers.
 
-Number i of k bits lies at bits i k to (i + 1) k - 1, bit j being bit j % 8 of byte j // 8.
+Integer i of k bits takes bits i k to (i + 1) k - 1; bit j is bit j % 8 of byte j // 8.
 
 >>> pack(np.array([1, 2, 3, 0]), 2).hex()
 '39'
@@ -16,47 +16,47 @@ import numpy as np
 
 from thinwire.errors import WireError
 
-Bytes: TypeAlias = "bytes | memoryview"  # a part of a message need not be copied to be read
+Bytes: TypeAlias = "bytes | memoryview"  # a view reads a part of a message without a copy
 _FEW = 2048
 
 
 def width(count: int, bits: int) -> int:
-    """How many bytes that many numbers take."""
+    """The number of bytes of `count` integers of so many bits."""
     return -(-count * bits // 8)
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """Numbers from 0 to 2**bits - 1 as bytes, for 0 to 56 bits; unused bits of the last byte are 0."""
+    """Pack integers from 0 to 2**bits - 1, for 0 to 56 bits; unused bits of the last byte are 0. See `unpack`."""
     if bits == 0 or len(values) == 0:
         return b""
     if bits == 8:
         return values.astype(np.uint8).tobytes()
     if bits == 1:
         return np.packbits(values.astype(np.uint8), bitorder="little").tobytes()
-    if len(values) <= _FEW:  # bit by bit: of many this takes long, of few less than the columns below
+    if len(values) <= _FEW:  # bit by bit: faster than the loop below for few values, slower for many
         each = np.unpackbits(values.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, count=bits, bitorder="little")
         return np.packbits(each, bitorder="little").tobytes()
     word = _word(bits)
-    rows = np.zeros((-(-len(values) // 8), 8), word)  # eight numbers are `bits` bytes
+    rows = np.zeros((-(-len(values) // 8), 8), word)  # eight values take `bits` bytes
     rows.reshape(-1)[: len(values)] = values
     out = np.zeros((len(rows), bits), np.uint8)
     for i in range(8):
         first, shift = divmod(i * bits, 8)
-        number = rows[:, i] << word(shift)
+        value = rows[:, i] << word(shift)
         for j in range(width(1, shift + bits)):
-            out[:, first + j] |= (number >> word(8 * j)).astype(np.uint8)
+            out[:, first + j] |= (value >> word(8 * j)).astype(np.uint8)
     return out.tobytes()[: width(len(values), bits)]
 
 
 def unpack(data: Bytes, count: int, bits: int) -> np.ndarray:
-    """That many numbers from exactly these bytes: uint8 up to 8 bits, uint32 up to 32, else int64."""
+    """Unpack `count` integers from exactly these bytes: uint8 up to 8 bits, uint32 up to 32, else int64. See `pack`."""
     if len(data) != width(count, bits):
-        raise WireError(f"{count} numbers of {bits} bits take {width(count, bits)} bytes, got {len(data)}")
+        raise WireError(f"{count} values of {bits} bits take {width(count, bits)} bytes, got {len(data)}")
     kind = np.uint8 if bits <= 8 else np.uint32 if bits <= 32 else np.int64
     if not data:
         return np.zeros(count, kind)
     if (spare := 8 * len(data) - count * bits) and data[-1] >> 8 - spare:
-        raise WireError("bits are set after the last number")
+        raise WireError("bits are set after the last value")
     if bits == 8:
         return np.frombuffer(data, np.uint8)
     if bits == 1:
@@ -67,20 +67,20 @@ def unpack(data: Bytes, count: int, bits: int) -> np.ndarray:
     out = np.empty((groups, 8), kind)
     for i in range(8):
         first, shift = divmod(i * bits, 8)
-        number = rows[:, first].astype(word)
+        value = rows[:, first].astype(word)
         for j in range(1, width(1, shift + bits)):
-            number |= rows[:, first + j].astype(word) << word(8 * j)
-        out[:, i] = number >> word(shift) & word((1 << bits) - 1)
+            value |= rows[:, first + j].astype(word) << word(8 * j)
+        out[:, i] = value >> word(shift) & word((1 << bits) - 1)
     return out.reshape(-1)[:count]
 
 
 def _word(bits: int) -> type[np.unsignedinteger]:
-    """The smallest type that holds a number of so many bits and the up to seven bits before it in its first byte."""
+    """The smallest type that holds a value of so many bits and up to seven preceding bits of its first byte."""
     return np.uint16 if bits <= 8 else np.uint32 if bits <= 24 else np.uint64
 
 
 def varint(value: int) -> bytes:
-    """A whole number as unsigned LEB128 in its shortest form, at most five bytes."""
+    """Encode an integer as unsigned LEB128 in its shortest form, at most five bytes. See `read_varint`."""
     if not 0 <= value < 1 << 35:
         raise WireError(f"{value} does not fit into five bytes")
     out = bytearray()
@@ -91,7 +91,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: Bytes, position: int = 0) -> tuple[int, int]:
-    """Such a number, and the position after it."""
+    """Decode an integer that `varint` encoded; returns it and the position after it."""
     value = 0
     for i in range(5):
         if position + i >= len(data):

@@ -1,13 +1,13 @@
-"""Bytes that are not all equally likely, in fewer bytes: Huffman codes, by way of zlib.
+"""Entropy coding of bytes: Huffman codes, computed by zlib.
 
     squeeze(data) = a raw deflate stream if that is shorter than data, else data itself
 
-Deflate without its search for repetitions (Z_HUFFMAN_ONLY): numbers have none, and what a search finds by chance costs
-more than it saves. Where the same byte often comes many times in a row, these runs are sent as such (Z_RLE), if that is
-shorter. Stretches that no code shortens stand in the stream as they are. All of it is deflate to the reader.
+Deflate is used without its search for repeated strings (Z_HUFFMAN_ONLY): quantized values have none, and chance matches
+cost more than they save. Runs of one byte are coded as runs (Z_RLE) where that is shorter. Sections that no code
+shortens are stored uncompressed. A reader needs nothing but deflate.
 
-Whether a stream or the data itself was sent follows from the length, because the reader always knows how long the data
-will be, and a stream is shorter. So nothing ever grows, not even by a byte.
+The reader knows the length of the data, and a stream is always shorter, so the length tells which of the two was sent.
+The result is never longer than the data.
 
 >>> data = bytes([7, 8] * 500)
 >>> len(squeeze(data)) < 250, expand(squeeze(data), 1000) == data, squeeze(b"abc")
@@ -26,26 +26,26 @@ import numpy as np
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes
 
-_PIECE = (1 << 16) - 1  # the most bytes that deflate takes as they are
-_SAMPLE = 1 << 11  # bytes that say what is worth trying
+_PIECE = (1 << 16) - 1  # the longest stored block of deflate
+_SAMPLE = 1 << 11  # bytes of a sample
 _END = b"\3\0"  # an empty last block
 
 
 def squeeze(data: bytes) -> bytes:
-    """The data in at most as many bytes as it has."""
-    if len(data) < 16:  # no stream pays off here
+    """Compress data; the result is never longer than the data. The inverse is `expand`."""
+    if len(data) < 16:  # no stream is shorter here
         return data
     if len(data) <= _PIECE:
         short = _deflate(data, zlib.Z_HUFFMAN_ONLY)
         if 4 * len(short) < len(data):
             short = min(short, _deflate(data, zlib.Z_RLE), key=len)
     else:
-        short = b"".join(_stretches(data))
+        short = b"".join(_sections(data))
     return short if len(short) < len(data) else data
 
 
-def _stretches(data: bytes) -> Iterator[bytes]:
-    """Much data as one stream. To code takes long: samples say where that pays off, and how."""
+def _sections(data: bytes) -> Iterator[bytes]:
+    """Compress long data as one stream. Coding is slow, so samples decide which sections to code, and how."""
     whole = np.frombuffer(data, np.uint8)
     starts = range(0, len(data), _PIECE)
     pays = [not _is_noise(whole[at : at + _PIECE : _PIECE // _SAMPLE]) for at in starts]
@@ -63,24 +63,24 @@ def _stretches(data: bytes) -> Iterator[bytes]:
 
 
 def _is_noise(sample: np.ndarray) -> bool:
-    """Whether a code saves less than 1.5 %: a Huffman code, which has whole bits, would make even less of that."""
-    unseen = 255 / (2 * math.log(2)) / 8  # by so many bytes the entropy of a sample of noise is too low
+    """Whether an ideal code saves less than 1.5 %; a Huffman code, whose codes are whole bits, saves even less."""
+    unseen = 255 / (2 * math.log(2)) / 8  # bytes by which the entropy of a sample of noise is underestimated
     return entropy(sample) + unseen > 0.985 * len(sample)
 
 
 def _strategy(data: bytes) -> int:
-    """Which one makes a sample from all over the data shorter."""
+    """The zlib strategy that compresses a sample of the data best."""
     size = _SAMPLE // 8
     sample = b"".join(data[at : at + size] for at in range(0, len(data) - size, len(data) // 8))
     same = np.diff(np.frombuffer(sample, np.uint8)) == 0
-    if np.count_nonzero(same[2:] & same[1:-1] & same[:-2]) < _SAMPLE // 64:  # too few runs to matter: not worth trying
+    if np.count_nonzero(same[2:] & same[1:-1] & same[:-2]) < _SAMPLE // 64:  # too few runs to matter
         return zlib.Z_HUFFMAN_ONLY
     runs = len(_deflate(sample, zlib.Z_RLE)) < len(_deflate(sample, zlib.Z_HUFFMAN_ONLY))
     return zlib.Z_RLE if runs else zlib.Z_HUFFMAN_ONLY
 
 
 def entropy(data: Bytes | np.ndarray) -> float:
-    """How many bytes a code of single bytes takes at least: their zero-order entropy.
+    """The zero-order entropy in bytes: a lower bound on the length of any code of single bytes.
 
     >>> entropy(bytes([0, 1, 2, 3] * 4))
     4.0
@@ -92,7 +92,7 @@ def entropy(data: Bytes | np.ndarray) -> float:
 
 
 def expand(data: Bytes, length: int) -> Bytes:
-    """The `length` bytes that `squeeze` was given. Never makes more than that, whatever the stream announces."""
+    """Decompress to exactly `length` bytes; never allocates more. The inverse is `squeeze`."""
     if len(data) == length:
         return data
     if len(data) > length:
@@ -113,6 +113,6 @@ def _deflate(data: bytes, strategy: int, last: bool = True) -> bytes:
 
 
 def _stored(data: bytes) -> bytes:
-    """A block of deflate that holds the data as it is."""
+    """A stored (uncompressed) block of deflate."""
     size = len(data).to_bytes(2, "little")
     return b"\0" + size + bytes(255 - byte for byte in size) + data

@@ -1,14 +1,14 @@
-"""Which k of n numbers: a set of positions as bytes, close to the log2 C(n, k) bits that it takes at least.
+"""A set of k positions out of n as bytes, close to the lower bound of log2 C(n, k) bits.
 
-Both ends know n and k. The gaps between positions are nearly geometric, so their low bits are noise and are packed as
-they are; only the high parts are worth a code. The first byte says how, and the shortest form is sent:
+Sender and receiver know n and k. The gaps between positions are nearly geometric, so their low bits are noise and are
+packed without a code; only the high parts are entropy-coded. The first byte is the form, and the shortest is sent:
 
     0 gaps     v escapes; low r bits of all gaps, packed; escaped high parts, packed; high parts, one byte each
                (255: escaped), squeezed.   r = max(0, floor(log2(n / k)) - 4)
     1 bitmap   n bits, squeezed
     2 rice     1 byte r; low r bits of all gaps, packed; high parts in unary (that many zeros, then a one)
 
-An empty or full set takes no bytes at all.
+An empty or full set takes no bytes.
 
 >>> data = encode(np.array([3, 17, 900]), 1000)
 >>> len(data), decode(data, 1000, 3).tolist()
@@ -27,24 +27,26 @@ from thinwire.wire.entropy import entropy, expand, squeeze
 
 GAPS, BITMAP, RICE = 0, 1, 2
 _ESCAPE = 255
-_FEW = 4096  # no more positions than that in unary
+_FEW = 4096  # more positions are never sent in unary
 
 
 def _allowed(form: int, n: int, k: int) -> bool:
-    """Which forms may say k of n: those that are worth trying. What a reader must be ready for is bounded by this."""
+    """Whether a form may be used for k of n positions. It bounds the memory of a reader."""
     return {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW}.get(form, False)
 
 
 def encode(indices: np.ndarray, n: int) -> bytes:
-    """Strictly ascending positions below n as bytes."""
+    """Encode strictly ascending positions below n. The inverse of `decode`."""
     k = len(indices)
     if k in (0, n):
         return b""
-    gaps: np.ndarray = np.empty(k, np.int32 if n < 1 << 31 else np.int64)  # half the bytes, half the time
+    gaps: np.ndarray = np.empty(k, np.int32 if n < 1 << 31 else np.int64)  # half the memory, half the time
     gaps[0] = indices[0]
     np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="same_kind")
     gaps[1:] -= 1
-    if _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW:  # trying both takes long: foresee the shorter
+    if (
+        _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW
+    ):  # encoding both is slow: estimate which is shorter
         r, bitmap = _low_bits(n, k), _bitmap(indices, n)
         high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)
         if entropy(high) + _bits.width(k, r) < entropy(bitmap):
@@ -67,9 +69,9 @@ def _bitmap(indices: np.ndarray, n: int) -> bytes:
 
 
 def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
-    """Exactly k strictly ascending positions below n, as int64."""
+    """Decode exactly k strictly ascending positions below n, as int64. The inverse of `encode`."""
     if not 0 <= k <= n:
-        raise WireError(f"{k} positions of {n} cannot be")
+        raise WireError(f"{k} positions of {n} are not possible")
     if k in (0, n):
         if data:
             raise WireError(f"{k} positions of {n} take no bytes, got {len(data)}")
@@ -88,12 +90,12 @@ def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
         return np.flatnonzero(bitmap)
     out = _read_gaps(body, n, k) if form == GAPS else _read_rice(body, n, k)
     if int(out.max()) >= n:
-        raise WireError(f"a gap between positions is longer than all {n} numbers")
+        raise WireError(f"a gap between positions is longer than all {n} values")
     out += 1
     np.cumsum(out, out=out)
     out -= 1
     if int(out[-1]) >= n:
-        raise WireError(f"position {int(out[-1])} does not exist, there are {n} numbers")
+        raise WireError(f"position {int(out[-1])} does not exist, there are {n} values")
     return out
 
 
@@ -149,19 +151,19 @@ def _rice(gaps: np.ndarray) -> bytes:
 
 def _read_rice(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     if not data or data[0] > n.bit_length():
-        raise WireError("the positions lack a sensible number of low bits")
+        raise WireError("the number of low bits of the positions is missing or too large")
     r = data[0]
-    cut = 1 + _bits.width(k, r)
-    low = _bits.unpack(data[1:cut], k, r)
-    if len(data) - cut > _bits.width(k + (n >> r), 1):  # before eight times as many bytes are made of it
-        raise WireError(f"the gaps between {k} positions are longer than all {n} numbers")
-    unary = np.unpackbits(np.frombuffer(data, np.uint8, offset=cut), bitorder="little")
+    middle = 1 + _bits.width(k, r)
+    low = _bits.unpack(data[1:middle], k, r)
+    if len(data) - middle > _bits.width(k + (n >> r), 1):  # before it is unpacked to eight times as many bytes
+        raise WireError(f"the gaps between {k} positions are longer than all {n} values")
+    unary = np.unpackbits(np.frombuffer(data, np.uint8, offset=middle), bitorder="little")
     ones = np.flatnonzero(unary) if int(np.count_nonzero(unary)) == k else np.zeros(0, np.int64)
-    if len(ones) != k or int(ones[-1]) // 8 != len(data) - cut - 1:
+    if len(ones) != k or int(ones[-1]) // 8 != len(data) - middle - 1:
         raise WireError(f"expected {k} positions and nothing after them")
     high: np.ndarray = np.diff(ones, prepend=np.int64(-1)) - 1
     if int(high.max()) > n >> r:
-        raise WireError(f"a gap between positions is longer than all {n} numbers")
+        raise WireError(f"a gap between positions is longer than all {n} values")
     high <<= r
     high |= low
     return high

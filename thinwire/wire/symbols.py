@@ -1,9 +1,9 @@
-"""Quantised numbers as bytes: packed, and shorter where some are likelier than others.
+"""Quantization levels as bytes: packed and entropy-coded.
 
     1, 2, 4, 8 bits   packed, then squeezed byte by byte
     3 bits            two in a byte, squeezed; or packed, whichever is shorter
     5, 6, 7 bits      one byte each, squeezed; or packed, whichever is shorter
-    9 to 32 bits      the lower bits packed as they are, then the upper eight bits of all, squeezed
+    9 to 32 bits      the lower bits of all, packed; then the upper eight bits of all, squeezed
 
 >>> import numpy as np
 >>> data = encode(np.array([3, 0, 1, 2] * 100), 3)
@@ -21,7 +21,7 @@ from thinwire.wire.entropy import expand, squeeze
 
 
 def encode(symbols: np.ndarray, bits: int) -> bytes:
-    """Numbers from 0 to 2**bits - 1 in at most ceil(n bits / 8) bytes."""
+    """Encode integers from 0 to 2**bits - 1 in at most ceil(n bits / 8) bytes. The inverse of `decode`."""
     if bits > 8:
         low = bits - 8
         top = (symbols >> low).astype(np.uint8)
@@ -34,32 +34,32 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
 
 
 def decode(data: _bits.Bytes, count: int, bits: int) -> np.ndarray:
-    """That many numbers from exactly these bytes, as uint8 or (beyond 8 bits) uint32."""
+    """Decode `count` integers from exactly these bytes, as uint8 or (beyond 8 bits) uint32. The inverse of `encode`."""
     if bits > 8:
         low = bits - 8
-        cut = _bits.width(count, low)
-        if len(data) < cut:
-            raise WireError(f"expected at least {cut} bytes of numbers, got {len(data)}")
-        whole = np.frombuffer(expand(data[cut:], count), np.uint8).astype(np.uint32)
-        whole <<= np.uint32(low)
-        whole |= _bits.unpack(data[:cut], count, low)
-        return whole
+        middle = _bits.width(count, low)
+        if len(data) < middle:
+            raise WireError(f"expected at least {middle} bytes of levels, got {len(data)}")
+        levels = np.frombuffer(expand(data[middle:], count), np.uint8).astype(np.uint32)
+        levels <<= np.uint32(low)
+        levels |= _bits.unpack(data[:middle], count, low)
+        return levels
     packed = _bits.width(count, bits)
     if 8 % bits == 0:
         return _bits.unpack(expand(data, packed), count, bits)
     if len(data) == packed:
         return _bits.unpack(data, count, bits)
     if len(data) > packed:
-        raise WireError(f"expected at most {packed} bytes of numbers, got {len(data)}")
+        raise WireError(f"expected at most {packed} bytes of levels, got {len(data)}")
     loose = np.frombuffer(expand(data, count if bits > 3 else -(-count // 2)), np.uint8)
     out = loose if bits > 3 else np.stack((loose & 7, loose >> 3), 1).reshape(-1)
     if int(out.max()) >> bits or out[count:].any():
-        raise WireError(f"a number does not fit into {bits} bits, or follows the last")
+        raise WireError(f"a level does not fit into {bits} bits, or follows the last")
     return out[:count]
 
 
 def _loose(symbols: np.ndarray, bits: int) -> np.ndarray:
-    """One byte a number; two small ones in a byte, because a Huffman code spends a whole bit at least on each byte."""
+    """One level a byte, or two of at most 3 bits: a Huffman code takes at least one bit for each byte."""
     if bits > 3:
         return symbols.astype(np.uint8)
     pairs = np.zeros((-(-len(symbols) // 2), 2), np.uint8)

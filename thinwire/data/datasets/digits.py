@@ -1,4 +1,4 @@
-"""The digits that come with scikit-learn: 1,797 pictures of 8x8, real, and on every machine. The default task."""
+"""The digits that come with scikit-learn: 1,797 real images of 8x8 without a download. The default task."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
+from thinwire.core.registry import register
 from thinwire.data.examples import Arrays, Source
 
 
 @register(
-    "task",
+    "dataset",
     "digits",
-    doc="1,797 handwritten digits of 8x8, inside scikit-learn: needs no files.",
+    doc="1,797 handwritten digits of 8x8 from scikit-learn; needs no files.",
     paper="Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI repository, 1998",
 )
 def digits(data_dir: Path | None = None) -> Source:
-    """Handwritten digits, with grey values of 16 steps scaled to [0, 1]; no files are needed.
+    """Handwritten digits, with 17 gray levels scaled to [0, 1]; no files are needed.
 
-    Every fifth example of each class, in a random order that never changes, is the test set.
+    A fifth of the examples of each class, drawn with a constant seed, is the test set.
 
     >>> source = digits()
     >>> len(source.train), len(source.test), source.classes
@@ -41,11 +41,11 @@ def digits(data_dir: Path | None = None) -> Source:
 
 
 def _table() -> np.ndarray:
-    """(1797, 65) the pixels of each picture, and its class."""
+    """(1797, 65) the pixels and the class of each image."""
     package = find_spec("sklearn")
     for place in package.submodule_search_locations or () if package else ():
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"
-        if file.is_file():  # read as it lies: to import scikit-learn takes longer than to train on its digits
+        if file.is_file():  # read directly: importing scikit-learn takes longer than training on its digits
             return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
 

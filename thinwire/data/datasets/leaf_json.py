@@ -1,4 +1,4 @@
-"""The JSON of LEAF: examples sorted by the people who wrote them.
+"""The JSON files of LEAF: examples grouped by user.
 
     {"users": [name, ...], "num_samples": [count, ...], "user_data": {name: {"x": [...], "y": [...]}}}
 
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from thinwire.data.reading import read_json_object
 from thinwire.errors import DataError
-from thinwire.data.reading import json_object
 
 _LIMIT = 1 << 31  # bytes of one file
 
 
-def people(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each user of a file, in its order, and what is kept under the name."""
-    found = json_object(path, _LIMIT)
+def read_users(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the record of each user of a file, in the order of the file."""
+    found = read_json_object(path, _LIMIT)
     for key, kind in (("users", list), ("user_data", dict)):
         if not isinstance(found.get(key), kind):
             raise DataError(f"{path}: no {kind.__name__} under {key!r}, expected the layout of LEAF")
@@ -33,19 +33,19 @@ def people(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def samples(path: Path, name: str, record: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """The inputs and the answers of one user, equally many."""
+    """The inputs and the targets of a user, lists of the same length."""
     x, y = record.get("x"), record.get("y")
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise DataError(f"{path}: user {name[:60]!r} needs lists 'x' and 'y' of the same length")
     return x, y
 
 
-def halves(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of `train` and `test`, as LEAF's scripts leave them."""
+def split_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of the training and the test split, as LEAF's scripts write them."""
     lists = []
-    for half in ("train", "test"):
-        files = sorted((folder / half).glob("*.json"))
+    for split in ("train", "test"):
+        files = sorted((folder / split).glob("*.json"))
         if not files:
-            raise DataError(f"{folder / half}: no .json file, expected the output of LEAF's preprocess.sh")
+            raise DataError(f"{folder / split}: no .json file, expected the output of LEAF's preprocess.sh")
         lists.append(files)
     return lists[0], lists[1]

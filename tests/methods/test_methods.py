@@ -1,0 +1,97 @@
+"""Methods as functions: their names, arguments and documentation."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.core.registry import entries
+from thinwire.experiments.presets import presets
+from thinwire.methods.base import arguments_on_tasks, experiment, on, sections_of
+
+NAMES = [
+    *("adapter-lth", "ddg", "dp-fedadam", "ef", "evofed", "fa-lora", "factorized-fl"),
+    *("factorized-fl-sparse", "factorized-fl-u", "fedadagrad", "fedadam", "fedavg", "fedavgm"),
+    *("feddyn", "federated-select", "fedlama", "fedlama-accelerated", "fedlama-public"),
+    *("fedloru", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedper", "fedprox", "fedsa-lora"),
+    *("fedsgd", "fedsparsify", "fedyogi", "ffa-lora", "flasc", "flora", "fp16", "full", "hetlora"),
+    *("highest-tier", "int4", "int8", "local", "lora", "lowest-tier", "lowrank", "mapa", "mapax", "mapo"),
+    *("pfedpara", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
+    *("sparse-adapter", "spdst", "thin", "topk"),
+]
+METHODS = {name: entry for name, entry in entries("method").items() if entry.make.__module__.startswith("thinwire.")}
+
+
+def test_names_of_presets_stay():
+    assert list(METHODS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_function_has_the_name_with_underscores_and_returns_a_method(name):
+    make = METHODS[name].make
+    assert getattr(tw.methods, name.replace("-", "_")) is make
+    assert isinstance(make(), tw.Method)
+    for arguments in arguments_on_tasks(make).values():
+        assert isinstance(make(**arguments), tw.Method)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_has_a_sentence_every_argument_a_paper_and_an_example(name):
+    entry = METHODS[name]
+    text = inspect.getdoc(entry.make)
+    assert entry.doc.endswith(".")
+    assert len(entry.doc) <= 120
+    assert re.search(r"^(Papers?:|Not from a paper:) ", text, re.M)
+    assert ">>> " in text
+    documented = re.findall(r"^    (\w+): ", text.partition("Args:")[2], re.M)
+    assert documented == list(inspect.signature(entry.make).parameters)
+    assert entry.paper
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tasks_of_on_exist(name):
+    assert set(arguments_on_tasks(METHODS[name].make)) <= set(presets("tasks"))
+
+
+def test_replace_changes_slots_of_a_copy():
+    method = tw.methods.mapo(k=64)
+    quantized = method.replace(up=tw.Quantize(4))
+    assert (quantized.up, quantized.space, method.up) == (tw.Quantize(4), tw.MAPO(k=64), tw.codecs.Raw())
+    with pytest.raises(TypeError, match="upp"):
+        method.replace(upp=tw.Quantize(4))
+
+
+def test_arguments_reach_the_parts():
+    assert tw.methods.fedlama(phi=3).schedule == tw.FedLAMA(phi=3)
+    method = tw.methods.flasc(rank=4, density=0.5)
+    assert (method.space.rank, method.up, method.down) == (4, tw.TopK(0.5), tw.TopK(0.5))
+    assert [tier.up for tier in tw.methods.hetlora(ranks=(2,)).budget.tiers] == [tw.RankSlice(2), tw.Raw()]
+
+
+def test_arguments_on_a_task_are_checked_when_the_function_is_defined():
+    with pytest.raises(TypeError, match="kk"):
+
+        @on("cifar10", kk=3)
+        def wrong(k: int = 1) -> tw.Method:
+            return tw.Method()
+
+
+def test_on_and_experiment_can_be_stacked():
+    @on("mnist", k=2)
+    @on("cifar10", k=3)
+    @experiment(local={"steps": 4})
+    def example(k: int = 1) -> tw.Method:
+        return tw.Method()
+
+    assert arguments_on_tasks(example) == {"mnist": {"k": 2}, "cifar10": {"k": 3}}
+    assert sections_of(example) == {"local": {"steps": 4}}
+
+
+def test_method_object_trains():
+    clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+    run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.methods.mapo(k=4, lr=0.5).replace(up=tw.Quantize(8)), rounds=2)
+    assert len(run.history) == 2

@@ -1,0 +1,134 @@
+"""Methods as presets: tables on every task, and methods that other packages register."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+import thinwire as tw
+from thinwire.cli.app import app
+from thinwire.core import registry
+from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.experiments.catalog import catalog
+from thinwire.experiments.config import method_from, resolve, to_table
+from thinwire.experiments.presets import filled, preset, presets
+from thinwire.experiments.toml import dumps, loads
+from thinwire.methods.base import arguments_on_tasks, on
+
+METHODS = sorted(presets("methods"))
+TASKS = sorted(presets("tasks"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_method_resolves_on_every_task_and_can_be_written(method):
+    make = registry.lookup("method", method).make
+    for task in TASKS:
+        experiment = resolve(method, on=task)
+        assert loads(dumps(to_table(experiment)), "test")["name"] == method
+        expected = make(**arguments_on_tasks(make).get(task, {}))
+        if expected.client_opt is tw.Method.client_opt:  # not filled: the task sets it
+            expected = expected.replace(client_opt=experiment.method.client_opt)
+        assert experiment.method == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_show_prints_every_method(method):
+    result = CliRunner().invoke(app, ["show", method])
+    assert result.exit_code == 0
+    assert f'name = "{method}"' in result.output
+
+
+def test_preset_has_name_first_line_paper_and_tables():
+    found = preset("methods", "mapo")
+    assert (found.name, found.paper) == ("mapo", "MAPO: Reshape-then-factorize")
+    assert found.about == tw.methods.mapo.__doc__.splitlines()[0]
+    assert set(found.table["method"]) == {"space", "client_opt"}
+    assert found.on_task("cifar10")["method"]["space"]["k"] == 1024
+    assert found.on_task("digits") == found.on_task(None) == found.table
+
+
+def test_learning_rate_of_a_method_has_priority_over_the_task():
+    assert resolve("fedavg", on="digits").method.client_opt == tw.SGD(0.3)
+    assert resolve("lora", on="digits").method.client_opt == tw.SGD(0.1)  # equal to the default of Method
+
+
+def test_settings_outside_of_the_method_are_part_of_the_preset():
+    assert preset("methods", "fedsgd").table == {"method": {}, "local": {"epochs": 1, "batch": 0, "steps": 1}}
+    assert resolve("fedsgd", on="cifar10").local == tw.Local(epochs=1, batch=0, steps=1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_filled_slots_make_an_equal_method(method):
+    made = registry.lookup("method", method).make()
+    assert method_from(filled(made)) == made
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """The registry, restored after the test."""
+    registry.entries("method")
+    monkeypatch.setattr(registry, "_TABLE", {kind: dict(parts) for kind, parts in registry._TABLE.items()})
+
+
+@pytest.fixture
+def tiny(table):
+    """A method that another package registers."""
+
+    @tw.register("method", "tiny", paper="Example, 2026")
+    @on("cifar10", k=32)
+    def tiny(k: int = 16) -> tw.Method:
+        """MAPO with very few parameters."""
+        return tw.methods.mapo(k=k, lr=1.0)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_registered_method_is_listed_shown_resolved_and_joined():
+    assert {"name": "tiny", "about": "MAPO with very few parameters.", "paper": "Example, 2026"} in catalog("methods")
+    assert "k = 16" in CliRunner().invoke(app, ["show", "tiny"]).output
+    assert resolve("tiny", on="cifar10").method.space == tw.MAPO(k=32)
+    assert resolve("tiny+int8").method.up == tw.Quantize(8)
+    with pytest.raises(IncompatibleParts, match=r"'tiny' and 'lora' both fill method\.space"):
+        resolve("tiny+lora")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_experiment_file_builds_on_a_registered_method(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[method]\nkind = "tiny+int8"\nspace = { k = 7 }\n')
+    method = resolve(str(file)).method
+    assert (method.space, method.up) == (tw.MAPO(k=7), tw.Quantize(8))
+
+
+@pytest.mark.usefixtures("table")
+def test_function_that_cannot_be_a_preset_is_refused_in_one_line():
+    @tw.register("method", "needs-k")
+    def needs_k(k: int) -> tw.Method:
+        """A method without a default."""
+        return tw.methods.mapo(k=k)
+
+    @tw.register("method", "no-method")
+    def no_method() -> tw.Method:
+        """A function that returns something else."""
+        return None
+
+    for name, message in (
+        ("needs-k", "give every argument a default"),
+        ("no-method", "must return a Method, not None"),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            resolve(name)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("table")
+def test_unregistered_part_in_a_registered_method_is_refused_by_name():
+    class Odd(tw.codecs.Raw):
+        """A codec that is not registered."""
+
+    @tw.register("method", "odd")
+    def odd() -> tw.Method:
+        """A method with a codec that is not registered."""
+        return tw.Method(up=Odd())
+
+    with pytest.raises(ConfigError, match="not a registered codec"):
+        resolve("odd")

@@ -1,0 +1,114 @@
+"""`thinwire deploy`, `thinwire node` and `thinwire flower-app`: run over Flower between real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli.execution import execute_and_show
+from thinwire.cli.options import (
+    AsJson,
+    Clients,
+    CohortSize,
+    DataDir,
+    Imports,
+    Log,
+    Method,
+    Overrides,
+    Quiet,
+    Rounds,
+    RunOut,
+    Seed,
+    Task,
+    resolve_experiment,
+)
+from thinwire.core.text import visible
+
+if TYPE_CHECKING:
+    from thinwire.experiments.run_directory import Summary
+
+
+def deploy(
+    what: Method,
+    on: Task = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes; also of clients, without --clients.")] = 4,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    set_: Overrides = None,
+    seconds: Annotated[float, typer.Option(help="Seconds the server waits for the uploads of a round.")] = 600.0,
+    quorum: Annotated[float, typer.Option(help="Fraction of the cohort that must upload for a round to count.")] = 0.5,
+    out: RunOut = None,
+    data_dir: DataDir = None,
+    log: Log = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    imports: Imports = None,
+) -> None:
+    """Run between real processes on this machine over Flower with TLS.
+
+    Example: thinwire deploy fedavg --on digits --nodes 4 --rounds 5
+
+    Starts a SuperLink and SuperNodes, and stops them when the run ends.
+    """
+    from thinwire.experiments.config import resolve
+    from thinwire.experiments.execute import default_folder
+
+    clients = nodes if clients is None else clients
+    if cohort is None:
+        cohort = min(clients, resolve(what, on).cohort.size)
+    experiment = resolve_experiment(what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed)
+    path = out or default_folder(experiment, Path("runs/deployed"))
+    runner = local_runner(nodes, {"seconds": seconds, "quorum": quorum})
+    execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
+
+
+def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]:
+    """Return a function that runs an experiment between processes on this machine.
+
+    Args:
+        nodes: number of SuperNodes.
+        settings: of the server: `seconds`, `quorum`, `tries`.
+    """
+    from thinwire.deployment.local import deploy as deploy_locally
+
+    return partial(deploy_locally, nodes=nodes, settings=settings)
+
+
+def node(context: typer.Context) -> None:
+    """Run a Flower SuperNode with low latency; takes the options of flower-supernode.
+
+    Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
+    """
+    if context.args in ([], ["--help"]):
+        context.get_help()  # prints it; `flower-supernode --help` lists the options
+        return
+    from thinwire.deployment.node import node as run_node
+
+    run_node(context.args)
+
+
+def flower_app(
+    what: Method,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    on: Task = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    set_: Overrides = None,
+) -> None:
+    """Write a Flower app that `flwr run` runs unchanged.
+
+    Example: thinwire flower-app mapo my-app --on digits --clients 4 --cohort 4
+    """
+    from thinwire.deployment.app_folder import write_app
+
+    experiment = resolve_experiment(what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed)
+    for file in write_app(experiment, folder):
+        print(visible(str(file)))

@@ -1,0 +1,119 @@
+"""Options that several verbs share, and the experiment that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from thinwire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from thinwire.experiments.config import Experiment
+
+
+def import_modules(modules: Sequence[str] | None) -> None:
+    """Import packages that register parts, so that their names are known to the verb."""
+    if not modules:
+        return
+    try:
+        from thinwire.experiments.plugins import load
+    except ModuleNotFoundError as error:
+        if error.name != "thinwire.experiments.plugins":
+            raise
+        raise ConfigError("--import is not supported by this version of thinwire; upgrade it") from error
+    load(list(modules))
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        callback=import_modules,
+        is_eager=True,
+        help="Import a Python module that registers methods, codecs, datasets or other parts; may be repeated.",
+    ),
+]
+Method = Annotated[
+    str,
+    typer.Argument(
+        metavar="METHOD_OR_FILE", help="A method (`thinwire list`), several methods joined by +, or a .toml file."
+    ),
+]
+Task = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
+Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+CohortSize = Annotated[int | None, typer.Option("--cohort", help="Number of clients sampled per round.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed of data partition, initial weights, sampling and batches.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Accounting = Annotated[
+    str | None,
+    typer.Option(
+        "--accounting",
+        help="Bytes counted in totals: honest (all messages) or ideal (without catch-up downloads, as in most papers).",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; may be repeated.")
+]
+RunOut = Annotated[Path | None, typer.Option("--out", help="Run directory. Default: a new one under runs/.")]
+RunsOut = Annotated[Path, typer.Option("--out", help="Folder of the run directories; finished runs are reused.")]
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", envvar="THINWIRE_DATA", help="Folder that holds the datasets.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+Log = Annotated[
+    str | None,
+    typer.Option("--log", metavar="TRACKER", help="Also log every round to a tracker: tensorboard."),
+]
+Targets = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--target", metavar="ACCURACY", help="Compare the cost of reaching this accuracy, such as 0.8; may be repeated."
+    ),
+]
+Again = Annotated[bool, typer.Option("--again", help="Run again, even if this run is finished.")]
+
+
+def resolve_experiment(
+    method: str,
+    task: str | None,
+    overrides: Sequence[str] | None,
+    *,
+    rounds: int | None = None,
+    clients: int | None = None,
+    cohort: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    accounting: str | None = None,
+) -> Experiment:
+    """Build the experiment that a method, a task and the options of a verb describe.
+
+    Args:
+        method: name of a method, several joined by +, or a .toml file.
+        task: name of a task; None for the default task.
+        overrides: `KEY=VALUE` texts of `--set`; they take precedence over the other options.
+        rounds: number of rounds.
+        clients: number of clients.
+        cohort: number of clients sampled per round.
+        seed: random seed.
+        device: `cpu` or `cuda`.
+        accounting: `honest` or `ideal`.
+    """
+    from thinwire.experiments.config import parse_overrides, resolve
+
+    options = {
+        "rounds": rounds,
+        "task.clients": clients,
+        "cohort.size": cohort,
+        "seed": seed,
+        "engine.device": device,
+        "accounting": accounting,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))})

@@ -1,0 +1,96 @@
+"""`thinwire run` and `thinwire resume`: train, and continue a run that was interrupted."""
+
+from __future__ import annotations
+
+from thinwire.cli.execution import execute_and_show
+from thinwire.cli.options import (
+    Accounting,
+    Again,
+    AsJson,
+    Clients,
+    CohortSize,
+    DataDir,
+    Device,
+    Imports,
+    Log,
+    Method,
+    Overrides,
+    Quiet,
+    Rounds,
+    RunDirectory,
+    RunOut,
+    Seed,
+    Task,
+    resolve_experiment,
+)
+from thinwire.errors import ConfigError
+
+
+def run(
+    what: Method,
+    on: Task = None,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    cohort: CohortSize = None,
+    seed: Seed = None,
+    device: Device = None,
+    accounting: Accounting = None,
+    set_: Overrides = None,
+    out: RunOut = None,
+    data_dir: DataDir = None,
+    log: Log = None,
+    again: Again = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    imports: Imports = None,
+) -> None:
+    """Train, and write a run directory.
+
+    Example: thinwire run fedavg --on digits --rounds 20 --set method.client_opt.lr=0.05
+
+    Methods that set different parts of a round can be combined: thinwire run fedpara+scaffold+int8
+    """
+    from thinwire.experiments.execute import default_folder
+
+    experiment = resolve_experiment(
+        what,
+        on,
+        set_,
+        rounds=rounds,
+        clients=clients,
+        cohort=cohort,
+        seed=seed,
+        device=device,
+        accounting=accounting,
+    )
+    path = out or default_folder(experiment)
+    execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)
+
+
+def resume(
+    run: RunDirectory,
+    data_dir: DataDir = None,
+    log: Log = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue an interrupted run from its last checkpoint; the result is the same as without interruption.
+
+    Example: thinwire resume runs/fedavg-digits-s0-1a2b3c
+    """
+    from thinwire.experiments.run_directory import RunFolder
+
+    experiment = RunFolder.open(run).experiment
+    runner = None
+    if (run / "deployment.json").is_file():
+        from thinwire.cli.deploy import local_runner
+        from thinwire.deployment.apps import deployment
+
+        settings = deployment(run) or {}
+        settings.pop("run", None)
+        if not (nodes := settings.pop("nodes", 0)):
+            raise ConfigError(f"{run} was started with `flwr run`; start its app again with the same run-dir")
+        runner = local_runner(nodes, settings)
+    execute_and_show(
+        experiment, run, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner, resume=True
+    )

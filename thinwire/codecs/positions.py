@@ -1,0 +1,71 @@
+"""Sparse vectors as positions and values: the payload of `TopK` and `Threshold`, and the scatter of all sparse codecs.
+
+v length of the positions, positions (`wire/indices.py`), values (by the inner codec, as one block)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Peer
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.core.vectors import as_one_block, cut
+from thinwire.errors import ConfigError, WireError
+from thinwire.wire import indices
+from thinwire.wire.bits import Bytes, read_varint, varint
+
+
+class Segment(NamedTuple):
+    """A part of the joined vector, and the number of its values that are sent."""
+
+    start: int
+    size: int
+    count: int
+
+
+def check_density(density: float) -> None:
+    """Raise a ConfigError unless a density is above 0 and at most 1."""
+    if not 0 < density <= 1:
+        raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
+
+
+def pack_sparse(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
+    """Encode the values at these ascending positions. The inverse of `unpack_sparse`."""
+    where = indices.encode(at, len(vector))
+    values, _ = inner.encode({"values": vector.index_select(0, torch.from_numpy(at))}, {}, peer)
+    return varint(len(where)) + where + values
+
+
+def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec, peer: Peer) -> Tree:
+    """Decode positions and values; each segment must hold exactly `count` positions."""
+    length, start = read_varint(data)
+    if length > len(data) - start:
+        raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
+    k = sum(segment.count for segment in segments)
+    at = indices.decode(memoryview(data)[start : start + length], spec.size, k)
+    for first, size, wanted in segments:
+        if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:
+            raise WireError(f"expected {wanted} positions in a block of {size} values")
+    if 4 * k <= spec.size:
+        return scatter(at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"], spec)
+    # many positions, of eight bytes each, would take twice the memory of the model: use a boolean mask instead, and
+    # free the positions before the values are decoded
+    mask = torch.zeros(spec.size, dtype=torch.bool)
+    mask.numpy()[at] = True
+    del at
+    values = inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
+    vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(mask, values)
+    del values, mask
+    return cut(vector, spec)
+
+
+def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:
+    """A tree of these values at their positions in the joined vector, and zeros at all others."""
+    vector = torch.zeros(spec.size, dtype=values.dtype)
+    vector[torch.from_numpy(at)] = values
+    return cut(vector, spec)

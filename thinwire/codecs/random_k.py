@@ -1,0 +1,94 @@
+"""Random sparsification: send values at positions that server and client draw from a shared key.
+
+Paper: Konecny et al., 2016 (random mask).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.codecs.positions import check_density, scatter
+from thinwire.core.registry import register
+from thinwire.core.selection import kept, top_positions
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.wire.bits import Bytes
+
+
+@register("codec", "randomk", paper="Konecny et al., 2016")
+@dataclass(frozen=True)
+class RandomK(Codec):
+    """Send k values at random positions; server and client draw the same positions, so they are not sent.
+
+        c x_i if i is drawn, else 0,    k = max(1, floor(density d)) without replacement,    c = 1 or d / k
+
+        bytes = inner(values)
+
+    Args:
+        density: fraction of the values that is sent, above 0 and at most 1.
+        inner: the codec of the selected values, which it receives as one block.
+        unbiased: multiply decoded values by d / k, so that their expectation is x. Must be off inside `ErrorFeedback`,
+            which compensates for the missing values itself.
+        shared: draw the same positions for all clients of a round, so that their payloads can be summed.
+
+    >>> import torch
+    >>> from thinwire.core.key import Key
+    >>> codec, tree, peer = RandomK(0.5), {"w": torch.arange(1.0, 5.0)}, Peer(Key(0))
+    >>> data, _ = codec.encode(tree, {}, peer)
+    >>> len(data), int((codec.decode(data, Spec.of(tree), peer)["w"] != 0).sum())
+    (8, 2)
+
+    Not `RandomMask`, which draws the coordinates that clients train.
+    """
+
+    density: float = 0.1
+    inner: Codec = Raw()
+    unbiased: bool = True
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        refuse_stateful(self, self.inner)
+
+    @property
+    def summable(self) -> bool:
+        """Whether all clients send the same positions, by a summable codec."""
+        return self.shared and self.inner.summable
+
+    def check(self, spec: Spec) -> None:
+        """Check the inner codec, which receives one block named `values`."""
+        check_fits(self.inner, as_one_block(spec, spec.size))
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; raises a ConfigError for blocks that are not floating point."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """The values at the drawn positions."""
+        vector = join(tree)
+        values = vector[torch.from_numpy(self._drawn(len(vector), peer))]
+        return self.inner.encode({"values": values}, {}, peer)[0], state
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values at the drawn positions, zeros at all others."""
+        at = self._drawn(spec.size, peer)
+        values = self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"]
+        if self.unbiased and len(at):
+            limit = torch.finfo(values.dtype).max
+            values = (values.double() * (spec.size / len(at))).clamp(-limit, limit).to(values.dtype)
+        return scatter(at, values, spec)
+
+    def size(self, spec: Spec) -> int | None:
+        """The size of the selected values."""
+        return self.inner.size(as_one_block(spec, kept(self.density, spec.size)))
+
+    def _drawn(self, n: int, peer: Peer) -> np.ndarray:
+        """The positions of the k largest of n random words, which needs no full sort."""
+        words = (peer.everyone if self.shared else peer.key).fold("randomk").words_numpy(n)
+        return top_positions(words, kept(self.density, n))

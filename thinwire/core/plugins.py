@@ -1,0 +1,83 @@
+"""Plugins: packages that register parts of their own.
+
+    [project.entry-points."thinwire.parts"]        in the pyproject.toml of the plugin
+    my_parts = "my_package.parts"                  a module whose import calls thinwire.register
+
+Installed plugins are imported once, when a name is first looked up or listed. A plugin that fails to import is left out
+with a warning; its registrations are undone. Modules without an entry point: `load`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+
+from thinwire.core.text import visible
+from thinwire.errors import ConfigError
+
+GROUP = "thinwire.parts"
+
+_installed = False  # whether installed plugins were imported
+_imported: list[str] = []  # modules that `load` imported, in order
+
+
+def load(modules: Sequence[str]) -> None:
+    """Import modules that register parts; a module that was imported before is not imported again.
+
+    Args:
+        modules: names of modules, as in an import statement.
+
+    Raises:
+        ConfigError: if a module cannot be imported, or registers a name that is taken.
+    """
+    for module in modules:
+        if module in _imported:
+            continue
+        if why := _import(module):
+            raise ConfigError(f"module {visible(module, 200)!r} cannot be imported as a plugin: {why}")
+        _imported.append(module)
+
+
+def imported() -> tuple[str, ...]:
+    """The modules that `load` has imported; a run directory records them, so that a resumed run imports them too."""
+    return tuple(_imported)
+
+
+def load_installed() -> None:
+    """Import every installed plugin, once; a plugin that fails is left out with a warning."""
+    global _installed
+    if _installed:
+        return
+    _installed = True  # first: a plugin may look up names while it is imported
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        if why := _import(point.module):
+            package = point.dist.name if point.dist else "?"
+            warnings.warn(
+                visible(f"plugin {point.name!r} of the package {package!r} was not loaded: {why}"), stacklevel=3
+            )
+
+
+def _import(module: str) -> str:
+    """Import a module; returns why it failed, on one line, or ""."""
+    from thinwire.core import registry
+
+    before = registry.foreign()
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a plugin may raise anything
+        registry.unregister(registry.foreign() - before)
+        return _reason(module, error)
+    return ""
+
+
+def _reason(module: str, error: Exception) -> str:
+    """Why a plugin failed, on one line."""
+    text = visible(" ".join(str(error).split()), 400)
+    if isinstance(error, ModuleNotFoundError):
+        missing = visible(str(error.name), 200)
+        if error.name == module.split(".")[0]:
+            return f"no module named {missing!r} is installed; install it, or add its folder to PYTHONPATH"
+        return f"it needs the module {missing!r}, which is not installed"
+    return text if isinstance(error, ValueError | ConfigError) else f"{type(error).__name__}: {text}"

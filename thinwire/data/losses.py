@@ -1,0 +1,84 @@
+"""Loss functions by name: cross entropy, squared error, binary cross entropy.
+
+A loss is a function of (outputs, targets) that returns one value for each example, one for each label, or their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.metrics.labels import IGNORED, in_shape, label_counts, labels_for
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each example, for class labels: outputs (n, classes), or (n, length, classes) for sequences.
+
+        sum of -log softmax(output)[label] over the labels that are not -100 / number of these;   0 if there is none
+
+    >>> round(float(cross_entropy(torch.zeros(1, 10), torch.tensor([3]))), 4)
+    2.3026
+    >>> outputs = torch.tensor([[[0.0, 0.0], [9.0, 0.0]]])
+    >>> [round(float(cross_entropy(outputs, torch.tensor([labels]))), 4) for labels in ([0, -100], [-100, -100])]
+    [0.6931, 0.0]
+    """
+    targets = labels_for(outputs, targets)
+    each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
+    if targets.dim() == 1:
+        return each
+    return each.view(targets.shape).flatten(1).sum(1) / label_counts(targets).clamp(min=1)
+
+
+def mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error of each example, for regression: outputs and float targets (n,), (n, 1) or (n, values).
+
+        sum of (output - target)^2 over the values of an example / number of these
+
+    >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
+    tensor([0., 4.])
+    """
+    if not targets.is_floating_point():
+        raise ConfigError(f"loss 'mse' was given targets of type {targets.dtype}; give floats: targets.float()")
+    outputs = in_shape(outputs, targets)
+    # no less exact than float32: under autocast the outputs may be bfloat16
+    exact = targets.to(torch.promote_types(outputs.dtype, torch.float32))
+    return (outputs - exact).square().reshape(len(targets), -1).mean(1)
+
+
+def bce(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross entropy of each example, for multi-label classification: logits and labels of 0 or 1, (n, labels).
+
+        sum of -log sigmoid(output if label = 1 else -output) / number of labels;   integer labels of -100 are ignored
+
+    >>> each = bce(torch.tensor([[0.0, 0.0], [9.0, -9.0]]), torch.tensor([[1, 0], [1, 0]]))
+    >>> [round(value, 4) for value in each.tolist()]
+    [0.6931, 0.0001]
+    """
+    outputs = in_shape(outputs, targets)
+    each = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
+    each = each.reshape(len(targets), -1)
+    if targets.is_floating_point():
+        return each.mean(1)
+    known = (targets != IGNORED).reshape(len(targets), -1)
+    return torch.where(known, each, 0).sum(1) / known.sum(1).clamp(min=1)
+
+
+LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "bce": bce}
+
+
+def loss_by_name(name: str) -> Loss:
+    """The loss of that name.
+
+    >>> loss_by_name("mse") is mse
+    True
+    """
+    if name not in LOSSES:
+        raise UnknownName("loss", name, LOSSES)
+    return LOSSES[name]

@@ -1,0 +1,1 @@
+"""Partitions of a dataset into clients; base.py is the contract."""

@@ -1,0 +1,169 @@
+"""The experiment as one value: everything that decides the results of a run.
+
+`load.py` makes one from the tables of a file, `describe.py` writes one as tables, `resolve.py` builds one from presets,
+a file and the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from thinwire.core.text import unfit_for_a_name, visible
+from thinwire.data.partitions.base import Split
+from thinwire.errors import ConfigError
+from thinwire.experiments.records import Accounting
+from thinwire.protocol.method import Method
+from thinwire.simulation.engine import LocalEngine
+from thinwire.training.batches import Local
+
+LONGEST_NAME = 120  # bytes: the name of a run directory begins with it
+MOST_ROUNDS = 10**9
+
+Scale = Literal["unit", "standard"]
+Augment = Literal["none", "shift-flip"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A registered model and the options to build it with."""
+
+    kind: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """A dataset, its partition into clients, and the model.
+
+    Args:
+        kind: the name of the dataset.
+        clients: number of clients.
+        partition: assigns examples to clients.
+        model: the network.
+        validation_fraction: fraction of each client's examples that is kept from training and used to measure the
+            client accuracy; 0 for none.
+        participating_clients: only the first so many clients take part, the examples of the others are not used; 0
+            for all.
+        scale: of images: `unit` (values from 0 to 1) or `standard` (mean 0 and standard deviation 1 over the training
+            images, channel by channel).
+        augment: of images: `none` or `shift-flip` (in each training step an image is shifted by up to 4 pixels and
+            mirrored at random).
+        options: further arguments of the dataset's loader, such as the `checkpoint` of `text-classification`.
+    """
+
+    kind: str
+    clients: int
+    partition: Split
+    model: ModelChoice
+    validation_fraction: float = 0.0
+    participating_clients: int = 0
+    scale: Scale = "unit"
+    augment: Augment = "none"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("scale", self.scale, Scale), ("augment", self.augment, Augment)):
+            if given not in get_args(known):
+                raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
+        if self.clients < 0:
+            raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
+        if not 0 <= self.participating_clients <= self.clients:
+            raise ConfigError(
+                f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, "
+                f"not {self.participating_clients}"
+            )
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Number of clients that take part in a round."""
+
+    size: int = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Rounds between two evaluations, and an accuracy on the test set at which the run ends early."""
+
+    every: int = 1
+    target_accuracy: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target_accuracy <= 1:
+            raise ConfigError(
+                f"eval.target_accuracy must be an accuracy above 0 and at most 1, not {self.target_accuracy}; write 0.8"
+            )
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Rounds between two checkpoints."""
+
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError(f"checkpoint.every must be 1 or more, not {self.every}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides the results of a run.
+
+    Args:
+        name: the label of its method in tables.
+        task: dataset, partition and model.
+        method: the federated method.
+        cohort: clients of a round.
+        local: local training of a client in a round.
+        engine: the simulation: device, backend, precision.
+        eval: how often the model is evaluated.
+        checkpoint: how often the state is saved.
+        seed: the root of all randomness.
+        rounds: number of rounds.
+        accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
+            with which returning clients catch up (`ideal`). It does not change the run.
+        imports: modules to import before the names of parts are looked up (plugins).
+    """
+
+    name: str
+    task: TaskChoice
+    method: Method = field(default_factory=Method)
+    cohort: Cohort = field(default_factory=Cohort)
+    local: Local = field(default_factory=Local)
+    engine: LocalEngine = field(default_factory=LocalEngine)
+    eval: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    seed: int = 0
+    rounds: int = 10
+    accounting: Accounting = "honest"
+    imports: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.accounting not in get_args(Accounting):
+            raise ConfigError(f"accounting must be one of {', '.join(get_args(Accounting))}, not {self.accounting!r}")
+        if why := unfit_for_a_name(self.name, LONGEST_NAME):
+            raise ConfigError(f"name {visible(repr(self.name), 80)} cannot be used: {why}; write a name such as my-run")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        if self.rounds > MOST_ROUNDS:
+            raise ConfigError(f"rounds must be at most {MOST_ROUNDS:,}, not {self.rounds:,}")
+
+    def digest(self) -> str:
+        """A short hash of the configuration: two experiments with one digest are the same run."""
+        from thinwire.experiments.describe import digest, to_table
+
+        return digest(to_table(self))
+
+
+# section of a file -> the dataclass that it fills
+SECTIONS: dict[str, Any] = {
+    "cohort": Cohort,
+    "local": Local,
+    "engine": LocalEngine,
+    "eval": Evaluation,
+    "checkpoint": Checkpointing,
+}
+# keys at the top of a file
+TOP = ("name", "seed", "rounds", "accounting")

@@ -1,0 +1,118 @@
+"""Tables to values: experiments, methods and tasks from the contents of a file. Every key is checked."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from thinwire.core.registry import SLOTS, lookup
+from thinwire.errors import ConfigError
+from thinwire.experiments.experiment import SECTIONS, TOP, Experiment, ModelChoice, TaskChoice
+from thinwire.experiments.parts import arguments, build, coerce, named
+from thinwire.experiments.plugins import read_imports
+from thinwire.experiments.renamed import check_value, unknown_key
+from thinwire.experiments.toml import Table
+from thinwire.protocol.budget import Budget
+from thinwire.protocol.method import Method
+from thinwire.protocol.stage import Stage
+
+DEFAULT_TASK = "digits"
+
+# The fields of a method that hold no part. Method itself checks the values of strings.
+PLAIN_FIELDS: dict[str, Any] = {
+    "download": str,
+    "upload": str,
+    "drift_check": bool,
+    "budget": Budget,
+    "evaluate": str,
+    "secure_aggregation": bool,
+    "next_stage": Stage,
+}
+_TASK_KEYS = (
+    *("kind", "clients", "partition", "model"),
+    *("validation_fraction", "participating_clients", "scale", "augment"),
+)
+
+
+def from_table(table: Table) -> Experiment:
+    """An experiment from the contents of a file that states name and task."""
+    given = values_from(table)
+    if "name" not in given:
+        raise ConfigError('name is missing; write for example name = "my-run"')
+    if "task" not in given:
+        raise ConfigError("[task] is missing; `thinwire show fedavg` prints a complete experiment")
+    return Experiment(**given)
+
+
+def values_from(table: Table) -> dict[str, Any]:
+    """The fields of `Experiment` that a table states; the others are left out."""
+    known = [*TOP, "import", "task", "method", *SECTIONS]
+    for key in table:
+        if key not in known:
+            raise unknown_key("", key, known)
+    out: dict[str, Any] = {}
+    if "import" in table:
+        out["imports"] = read_imports(table["import"])  # first: the other keys may name parts of these modules
+    out |= arguments(Experiment, {key: table[key] for key in TOP if key in table}, "the experiment")
+    for key, make in SECTIONS.items():
+        if key in table:
+            out[key] = make(**arguments(make, section(table, key), key))
+    if "task" in table:
+        out["task"] = task_from(section(table, "task"))
+    if "method" in table:
+        out["method"] = method_from(section(table, "method"))
+    return out
+
+
+def method_from(table: Table) -> Method:
+    """A method from its table.
+
+    >>> method_from({"space": {"kind": "mapo", "k": 8}, "download": "full"}).space.k
+    8
+    """
+    given: Table = {}
+    for key, value in table.items():
+        where = f"method.{key}"
+        if key in SLOTS:
+            given[key] = build(SLOTS[key], value, where)
+        elif key in PLAIN_FIELDS:
+            check_value(where, value)
+            given[key] = coerce(value, PLAIN_FIELDS[key], where)
+        else:
+            raise unknown_key("method", key, [*SLOTS, *PLAIN_FIELDS])
+    return Method(**given)
+
+
+def task_from(table: Table) -> TaskChoice:
+    """A task from its table; keys that are no setting of tasks are arguments of the dataset's loader."""
+    kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
+    loader = lookup("dataset", kind).make
+    options = [name for name in inspect.signature(loader).parameters if name != "data_dir"]
+    for key in table:
+        if key not in (*_TASK_KEYS, *options):
+            raise unknown_key("task", key, (*_TASK_KEYS, *options))
+    loading = arguments(loader, {key: table[key] for key in options if key in table}, "task")
+    for key in ("clients", "partition", "model"):
+        if key not in table:
+            raise ConfigError(f"task.{key} is missing; `thinwire show fedavg` prints a complete experiment")
+    model, model_options = named(table["model"], "task.model")
+    checked = arguments(lookup("model", model).make, model_options, "task.model")
+    return TaskChoice(
+        kind,
+        coerce(table["clients"], int, "task.clients"),
+        build("partition", table["partition"], "task.partition"),
+        ModelChoice(model, tuple(checked.items())),
+        coerce(table.get("validation_fraction", 0.0), float, "task.validation_fraction"),
+        coerce(table.get("participating_clients", 0), int, "task.participating_clients"),
+        coerce(table.get("scale", "unit"), str, "task.scale"),
+        coerce(table.get("augment", "none"), str, "task.augment"),
+        tuple(loading.items()),
+    )
+
+
+def section(table: Table, key: str, under: str = "") -> Table:
+    """A table within a table, empty where there is none; `under` is the path before it, for the error."""
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{under}{key} must be a table, [{under}{key}], not {found!r}")
+    return found

@@ -1,0 +1,107 @@
+"""From a name or a file to an experiment, layer by layer; a later layer wins.
+
+    defaults  <-  task preset  <-  method presets (`mapo+int8`: see `combine.py`)  <-  file  <-  command line
+
+A file builds on methods by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys are then put on top.
+
+>>> resolve("fedavg", on="digits", overrides={"rounds": 3}).rounds
+3
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from thinwire.core.registry import entries
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.experiments.combine import join
+from thinwire.experiments.combine import named as named_methods
+from thinwire.experiments.describe import to_table
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.load import DEFAULT_TASK, from_table, section
+from thinwire.experiments.overrides import put
+from thinwire.experiments.parts import coerce
+from thinwire.experiments.plugins import loaded, read_imports
+from thinwire.experiments.presets import layer, preset
+from thinwire.experiments.toml import Table, read_toml
+
+
+class Stated(NamedTuple):
+    """What a name or a file states.
+
+    Args:
+        name: the name of the methods, or of the file without its suffix.
+        methods: the methods it builds on, joined by `+`; "" for none.
+        table: the other contents of the file.
+    """
+
+    name: str
+    methods: str
+    table: Table
+
+
+def read_stated(what: str) -> Stated:
+    """Read a file that ends in `.toml`, or take a name as the methods; imports the plugins of a file."""
+    if not what:
+        raise ConfigError("the name of the method is empty; write for example fedavg")
+    if not what.endswith(".toml"):
+        return Stated(what, what, {})
+    path = Path(what)
+    if not path.is_file():
+        raise ConfigError(f"no such experiment file: {what}")
+    table = read_toml(path)
+    read_imports(table.get("import", []))
+    method = table.get("method", {})
+    method = {"kind": method} if isinstance(method, str) else section(table, "method")
+    methods = coerce(method.get("kind", ""), str, "method.kind")
+    rest = {key: value for key, value in method.items() if key != "kind"}
+    return Stated(path.stem, methods, {**table, "method": rest})
+
+
+def resolve(what: str, on: str | None = None, overrides: Table | None = None) -> Experiment:
+    """The experiment of a method or a file, with overrides.
+
+    Args:
+        what: the name of a method, several joined by `+`, or the path of an experiment file ending in `.toml`.
+        on: the name of a task; with a file, it replaces the file's task.
+        overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
+    """
+    name, methods, own = read_stated(what)
+    task = on if on is not None else coerce(section(own, "task").get("kind", DEFAULT_TASK), str, "task.kind")
+    if on is not None:
+        own = {key: value for key, value in own.items() if key != "task"}
+    on_task = section(section(own, "on"), task, "on.")  # the file's own settings for this task
+    own = {key: value for key, value in own.items() if key != "on"}
+    table = task_preset(task)
+    for above in (join(named_methods(methods), task) if methods else {}, own, on_task):
+        table = layer(table, above)
+    table.setdefault("name", name.replace(" ", ""))
+    if modules := list(dict.fromkeys([*loaded(), *table.get("import", [])])):
+        table["import"] = modules
+    experiment = from_table(table)
+    if overrides:
+        table = to_table(experiment)  # with every default written out, so that any key can be set
+        for key, value in overrides.items():
+            put(table, key, value)
+        experiment = from_table(table)
+    return experiment
+
+
+def stated_settings(what: str) -> tuple[str, Table]:
+    """The label and the settings of a method or a file, without its task: for models and data of your own."""
+    name, methods, own = read_stated(what)
+    own = {key: value for key, value in own.items() if key not in ("task", "on")}
+    label = coerce(own.pop("name", name), str, "name")
+    return label, layer(join(named_methods(methods)) if methods else {}, own)
+
+
+def task_preset(task: str) -> Table:
+    """The settings of a task: a preset of ours, or the `preset` with which a plugin registered its dataset."""
+    try:
+        return preset("tasks", task).table
+    except UnknownName:
+        entry = entries("dataset").get(task)
+        if entry is None:
+            raise
+        return layer({"task": {"kind": task}}, dict(entry.preset))

@@ -1,0 +1,90 @@
+"""The result of `tw.simulate`: records, bytes, final weights, and the trained model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from thinwire.core.tree import Tree
+from thinwire.experiments.peft_export import save_adapter
+from thinwire.runtime.job import RoundRecord
+from thinwire.spaces.base import Space
+from thinwire.spaces.full import Full
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run.
+
+    Args:
+        history: one record a round.
+        weights: the final trainable weights by name.
+        buffers: the final floating-point buffers by name.
+        trained_by: the backend: `graph`, `threads`, `vmap` or `loop`.
+        because: the reason, if it is not the fastest.
+        path: the run directory, if one was written.
+        coords: the final coordinates, the values that were trained, by name: for LoRA the factors A and B.
+        status: `finished`, `collapsed` (it had learned and ended at chance) or `at chance` (it never learned).
+        why: one sentence about the status, if it is not `finished`.
+    """
+
+    history: list[RoundRecord]
+    weights: Tree
+    buffers: Tree
+    trained_by: str
+    because: str
+    _start: nn.Module
+    path: Path | None = None
+    coords: Tree = field(default_factory=dict)
+    status: str = "finished"
+    why: str = ""
+    _space: Space | None = None
+    _basis: Tree = field(default_factory=dict)
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that clients uploaded."""
+        return sum(record.bytes_up for record in self.history)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that clients downloaded, without `bytes_catchup`."""
+        return sum(record.bytes_down for record in self.history)
+
+    @property
+    def bytes_catchup(self) -> int:
+        """Additional bytes that clients downloaded because they had missed rounds."""
+        return sum(record.bytes_catchup for record in self.history)
+
+    @property
+    def bytes_total(self) -> int:
+        """All bytes that were sent."""
+        return self.bytes_up + self.bytes_down + self.bytes_catchup
+
+    @property
+    def bytes_ideal(self) -> int:
+        """The total as many papers count it: without `bytes_catchup`."""
+        return self.bytes_up + self.bytes_down
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy on the test set after the last round; None without test examples."""
+        return self.history[-1].accuracy
+
+    def model(self) -> nn.Module:
+        """A plain module with the final weights: a new copy for each call, on the CPU."""
+        model = copy.deepcopy(self._start)
+        final = {**self.weights, **self.buffers}
+        with torch.no_grad():
+            for name, block in (*model.named_parameters(), *model.named_buffers()):
+                if name in final:
+                    block.copy_(final[name])
+        return model
+
+    def save_adapter(self, folder: Path | str) -> None:
+        """Write the adapter of a LoRA run as a folder that `peft.PeftModel.from_pretrained` loads."""
+        save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)

@@ -1,0 +1,86 @@
+"""The summary of a run: totals of its records, privacy, time over slow links, and bytes by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thinwire.core.spec import Spec
+from thinwire.core.tree import to_device
+from thinwire.experiments.chance import chance_of
+from thinwire.experiments.collapse import judge, summary_of
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.layers import layers_of
+from thinwire.experiments.link_time import seconds_by_link
+from thinwire.experiments.records import Accounting, totals
+from thinwire.experiments.run_directory import Summary
+from thinwire.masks import NoMask, dead_adapters
+from thinwire.protocol.fields import as_received
+from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.runtime.job import RoundRecord, RunState
+from thinwire.simulation.simulation import Simulation
+
+
+def summary_of_experiment(
+    experiment: Experiment, simulation: Simulation, state: RunState, records: Sequence[RoundRecord]
+) -> Summary:
+    """The totals of an experiment after some rounds."""
+    totalled = summarize(
+        experiment.name, experiment.task.kind, simulation, records, state.sync_counts, experiment.accounting
+    )
+    dead = _dead_adapters(simulation, state)
+    return {**totalled, **({"dead_adapters": list(dead)} if dead else {})}
+
+
+def summarize(
+    name: str,
+    task: str,
+    simulation: Simulation,
+    records: Sequence[RoundRecord],
+    sync_counts: SyncCounts,
+    accounting: Accounting = "honest",
+) -> Summary:
+    """The totals of a run.
+
+    Args:
+        name: the label of its method.
+        task: the label of its task.
+        simulation: the job on its device.
+        records: one record a round.
+        sync_counts: how often each block was synchronized.
+        accounting: which bytes count in the total.
+    """
+    lines = [record._asdict() for record in records]
+    chance = chance_of(simulation)
+    sent = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
+    return {
+        "method": name,
+        "task": task,
+        "seed": simulation.job.seed,
+        "rounds": len(records),
+        **summary_of(judge(lines, chance), chance),
+        "parameters": simulation.model.parameters(),
+        "trainable": Spec.of(simulation.public.coords).size,
+        **totals(lines, accounting),
+        **_privacy(simulation, len(records)),
+        "seconds_by_link": seconds_by_link(lines),
+        "layers": layers_of(Spec(tuple(sent.values())), sync_counts),
+    }
+
+
+def _dead_adapters(simulation: Simulation, state: RunState) -> tuple[str, ...]:
+    """The weights whose adapter has no A or no B left after masking, so that it can never change."""
+    contract = simulation.contract.at(state.server.public.version)
+    if isinstance(contract.method.mask, NoMask):
+        return ()
+    received = as_received(contract, state.server.public, contract.method.down)
+    return dead_adapters(to_device(received.coords, "cpu"), contract.trained(received))
+
+
+def _privacy(simulation: Simulation, rounds: int) -> Summary:
+    """The epsilon and delta of a method with differential privacy."""
+    spent = simulation.spent(rounds) if rounds else None
+    if spent is None:
+        return {}
+    epsilon, why = spent
+    delta = getattr(simulation.job.method.privacy, "delta", None)
+    return {"epsilon": epsilon, "delta": delta, **({"epsilon_unknown": why} if why else {})}

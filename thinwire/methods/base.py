@@ -1,0 +1,74 @@
+"""Decorators for functions that return a `Method`: other arguments on a task, and settings outside of the method.
+
+A method is a function whose arguments all have defaults. `register` gives it a name, under which the command line,
+experiment files and `+` expressions find it:
+
+    @register("method", "mapo", paper="MAPO: Reshape-then-factorize")
+    @on("cifar10", k=1024, lr=1.0)
+    def mapo(k: int = 128, lr: float = 3.0) -> Method: ...
+
+`mapo()` is the method itself. `resolve("mapo", on="cifar10")` uses `mapo(k=1024, lr=1.0)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from thinwire.protocol.method import Method
+
+T = TypeVar("T", bound=Callable[..., Method])
+Arguments = Mapping[str, Any]
+
+
+def on(task: str, **arguments: Any) -> Callable[[T], T]:
+    """Call the function with these arguments when its name is resolved on a task.
+
+    Args:
+        task: the name of a task preset, for example `cifar10`.
+        **arguments: arguments of the function; those that are not given keep their defaults.
+
+    >>> @on("cifar10", phi=8)
+    ... def example(phi: int = 4) -> Method:
+    ...     return Method()
+    >>> arguments_on_tasks(example)
+    {'cifar10': {'phi': 8}}
+    """
+
+    def enter(make: T) -> T:
+        inspect.signature(make).bind_partial(**arguments)  # a misspelled argument fails at import
+        make.__dict__["on_tasks"] = {task: arguments, **arguments_on_tasks(make)}
+        return make
+
+    return enter
+
+
+def experiment(**sections: Mapping[str, Any]) -> Callable[[T], T]:
+    """Set values of an experiment that are no part of a `Method`, for example of `[local]`.
+
+    Args:
+        **sections: tables of an experiment file by their names.
+
+    >>> @experiment(local={"batch": 0, "steps": 1})
+    ... def example() -> Method:
+    ...     return Method()
+    >>> sections_of(example)
+    {'local': {'batch': 0, 'steps': 1}}
+    """
+
+    def enter(make: T) -> T:
+        make.__dict__["sections"] = sections
+        return make
+
+    return enter
+
+
+def arguments_on_tasks(make: Callable[..., Method]) -> dict[str, Arguments]:
+    """The arguments that `on` states, by task."""
+    return dict(getattr(make, "on_tasks", {}))
+
+
+def sections_of(make: Callable[..., Method]) -> dict[str, Mapping[str, Any]]:
+    """The tables that `experiment` states, by name."""
+    return dict(getattr(make, "sections", {}))

@@ -1,0 +1,170 @@
+"""FedAvg with compressed messages: quantization, sparsification, error feedback.
+
+Most of these fill one slot, so that they combine with other methods: `mapo+int8`, `ef+topk+int4`.
+"""
+
+from __future__ import annotations
+
+from thinwire.codecs import ErrorFeedback, Quantize, TopK
+from thinwire.core.registry import register
+from thinwire.protocol.method import Method
+
+
+@register("method", "int8", paper="after Alistarh et al., NeurIPS 2017")
+def int8() -> Method:
+    """Updates quantized to 8 bits, with a scale for each 256 values.
+
+        q = round(x / s)          s = max |x| / 127 of each 256 values
+
+    Paper: after QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding (Alistarh et al., NeurIPS
+    2017).
+
+    >>> int8().up.bits
+    8
+    """
+    return Method(up=Quantize(8))
+
+
+@register("method", "int4", paper="after Alistarh et al., NeurIPS 2017")
+def int4() -> Method:
+    """Updates quantized to 4 bits, with a scale for each 256 values.
+
+        q = round(x / s)          s = max |x| / 7 of each 256 values
+
+    Paper: after QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding (Alistarh et al., NeurIPS
+    2017).
+
+    >>> int4().up.bits
+    4
+    """
+    return Method(up=Quantize(4))
+
+
+@register("method", "fp16", paper="Hyeon-Woo et al., ICLR 2022, table 12")
+def fp16() -> Method:
+    """Updates in half precision: fedpaq-fp16 under a short name, for `+` expressions.
+
+        x ~ float16(x), clipped to the largest finite value
+
+    Paper: FedPara: Low-Rank Hadamard Product for Communication-Efficient Federated Learning (Hyeon-Woo et al., ICLR
+    2022), table 12.
+
+    >>> fp16().up.scheme
+    'fp16'
+    """
+    return Method(up=Quantize(scheme="fp16"))
+
+
+@register("method", "fedpaq-fp16", paper="Hyeon-Woo et al., ICLR 2022, table 12")
+def fedpaq_fp16() -> Method:
+    """FedPAQ with updates in half precision; downloads are exact.
+
+        x ~ float16(x), clipped to the largest finite value
+
+    Paper: FedPara: Low-Rank Hadamard Product for Communication-Efficient Federated Learning (Hyeon-Woo et al., ICLR
+    2022), table 12.
+
+    >>> fedpaq_fp16() == fp16()
+    True
+    """
+    return fp16()
+
+
+@register("method", "fedpaq", paper="Reisizadeh et al., AISTATS 2020")
+def fedpaq(bits: int = 8) -> Method:
+    """FedPAQ: FedAvg with updates quantized by QSGD, stochastic and unbiased; downloads are exact.
+
+        q = |x| / |x|_2 * (2^(bits - 1) - 1), rounded up with the probability of its fraction
+
+    Args:
+        bits: bits of a value.
+
+    Paper: FedPAQ: A Communication-Efficient Federated Learning Method with Periodic Averaging and Quantization
+    (Reisizadeh et al., AISTATS 2020).
+
+    >>> fedpaq().up.scheme
+    'qsgd'
+    """
+    return Method(up=Quantize(bits, scheme="qsgd", per="tree"))
+
+
+@register("method", "quantize", paper="Konecny et al., 2016")
+def quantize(bits: int = 8) -> Method:
+    """FedAvg with updates quantized uniformly between their minimum and maximum.
+
+        q = round((x - min) / s)          s = (max - min) / (2^bits - 1) of the whole update
+
+    Args:
+        bits: bits of a value.
+
+    Paper: Federated Learning: Strategies for Improving Communication Efficiency (Konecny et al., 2016).
+
+    >>> quantize(bits=4).up.bits
+    4
+    """
+    return Method(up=Quantize(bits, scheme="uniform"))
+
+
+@register("method", "topk", paper="Aji and Heafield, EMNLP 2017")
+def topk(density: float = 0.05) -> Method:
+    """Uploads of the 5 % of values with the largest magnitude; in topk+int8 these are also quantized.
+
+        send x_j and j for the floor(density n) largest |x_j|
+
+    Args:
+        density: share of the values that are sent.
+
+    Paper: Sparse Communication for Distributed Gradient Descent (Aji and Heafield, EMNLP 2017).
+
+    >>> topk(density=0.01).up.density
+    0.01
+    """
+    return Method(up=TopK(density))
+
+
+@register("method", "sparse", paper="Aji and Heafield, EMNLP 2017")
+def sparse(density: float = 0.1) -> Method:
+    """FedAvg with top-k sparse uploads and downloads: the 10 % of values with the largest magnitude.
+
+        send x_j and j for the ceil(density n) largest |x_j|
+
+    Args:
+        density: share of the values that are sent.
+
+    Paper: Sparse Communication for Distributed Gradient Descent (Aji and Heafield, EMNLP 2017).
+
+    >>> sparse().up == sparse().down
+    True
+    """
+    codec = TopK(density, rounding="up")
+    return Method(up=codec, down=codec)
+
+
+@register("method", "ef", paper="Karimireddy et al., ICML 2019")
+def ef() -> Method:
+    """Error feedback: the compression error is added to the next upload; write it first, as in ef+topk.
+
+        send C(x + e)          e <- x + e - C(x + e)
+
+    Paper: Error Feedback Fixes SignSGD and other Gradient Compression Schemes (Karimireddy et al., ICML 2019).
+
+    >>> type(ef().up).__name__
+    'ErrorFeedback'
+    """
+    return Method(up=ErrorFeedback())
+
+
+@register("method", "signsgd", paper="Bernstein et al., ICML 2018; Karimireddy et al., ICML 2019")
+def signsgd() -> Method:
+    """SignSGD with error feedback in both directions: one bit per value and a scale for each 256 values.
+
+        C(x) = mean |x| sign(x)          e <- x + e - C(x + e)
+
+    Papers: signSGD: Compressed Optimisation for Non-Convex Problems (Bernstein et al., ICML 2018); Error Feedback Fixes
+    SignSGD and other Gradient Compression Schemes (Karimireddy et al., ICML 2019).
+
+    >>> signsgd().up.inner.scheme
+    'sign'
+    """
+    codec = ErrorFeedback(Quantize(scheme="sign"))
+    return Method(up=codec, down=codec)

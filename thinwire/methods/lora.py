@@ -1,0 +1,160 @@
+"""Federated LoRA: low-rank adapters of a frozen model, and which of their factors are trained and shared.
+
+    W = W0 + (alpha / rank) B A          A: (rank, inputs), random at first;   B: (outputs, rank), zero at first
+
+Rank 8 is the largest that fits every matrix of the models in `thinwire.models`. On a pretrained transformer (the task
+`text-classification`) the adapters are on query and value, with rank 16, and the new head is trained directly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire.core.registry import register
+from thinwire.methods.base import on
+from thinwire.optimizers import SGD
+from thinwire.protocol.method import Method
+from thinwire.schedules import AllBlocks
+from thinwire.spaces import LoRA
+
+Selectors = tuple[str, ...]
+
+# Adapters of a pretrained transformer with a new head.
+MODULES: dict[str, Any] = {
+    "target_modules": ("*query.weight", "*value.weight"),
+    "modules_to_save": ("*classifier.*",),
+}
+ATTENTION: dict[str, Any] = {"rank": 16, "alpha": 16.0, **MODULES}
+
+
+@register("method", "lora", paper="Hu et al., ICLR 2022")
+@on("text-classification", **ATTENTION)
+def lora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    lr: float = 0.1,
+) -> Method:
+    """Federated LoRA: train low-rank adapters of a frozen model and average the factors A and B separately.
+
+        A <- sum_i p_i A_i          B <- sum_i p_i B_i          which is not the mean of B_i A_i
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly, for example the head.
+        lr: learning rate of the clients. Both factors move, so it is smaller than for the weights themselves.
+
+    Paper: LoRA: Low-Rank Adaptation of Large Language Models (Hu et al., ICLR 2022).
+
+    >>> lora(rank=4).space.rank
+    4
+    """
+    return Method(space=LoRA(rank, alpha, target_modules, modules_to_save), client_opt=SGD(lr))
+
+
+@register("method", "ffa-lora", paper="Sun et al., ICLR 2024")
+@on("text-classification", **ATTENTION)
+def ffa_lora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+) -> Method:
+    """FFA-LoRA: LoRA with A frozen at its random values; only B is trained and sent, and its average is exact.
+
+        mean_i(B_i A) = mean_i(B_i) A
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+
+    Paper: Improving LoRA in Privacy-preserving Federated Learning (Sun et al., ICLR 2024).
+
+    >>> ffa_lora().space.freeze_a
+    True
+    """
+    return Method(space=LoRA(rank, alpha, target_modules, modules_to_save, freeze_a=True))
+
+
+@register("method", "fa-lora", paper="baseline of MAPA; after Sun et al., ICLR 2024")
+def fa_lora(rank: int = 4, alpha: float = 8.0) -> Method:
+    """FA-LoRA: train a model from scratch through B only, with A frozen: a baseline of MAPA.
+
+        W = W0 + (alpha / rank) B A          W0: the random initial weights;   A: frozen
+
+    Args:
+        rank: rank of the adapters. Rank 4 trains 136 parameters of cnn2, the closest to the 128 of MAPA.
+        alpha: the adapter is scaled by alpha / rank.
+
+    Paper: baseline of MAPA; the space is that of FFA-LoRA (Sun et al., ICLR 2024).
+
+    >>> fa_lora().space.freeze_a
+    True
+    """
+    return Method(space=LoRA(rank, alpha, freeze_a=True))
+
+
+@register("method", "fedsa-lora", paper="Guo et al., ICLR 2025")
+@on("text-classification", **ATTENTION)
+def fedsa_lora(
+    rank: int = 8,
+    alpha: float = 16.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    lr: float = 0.1,
+) -> Method:
+    """FedSA-LoRA: LoRA with A averaged and B private: personal models (task.validation_fraction tests them).
+
+        W_i = W0 + (alpha / rank) B_i A          A is averaged, B_i stays on client i
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        lr: learning rate of the clients.
+
+    Paper: Selective Aggregation for Low-Rank Adaptation in Federated Learning (Guo et al., ICLR 2025).
+
+    >>> fedsa_lora().schedule.private
+    ('*/b',)
+    """
+    return lora(rank, alpha, target_modules, modules_to_save, lr).replace(schedule=AllBlocks(private=("*/b",)))
+
+
+@register("method", "fedloru", paper="Park and Klabjan, 2024")
+@on("text-classification", **ATTENTION)
+def fedloru(
+    rank: int = 8,
+    alpha: float = 16.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    lr: float = 0.1,
+) -> Method:
+    """FedLoRU: LoRA that is merged into the weights after every round, so that low-rank updates accumulate.
+
+        W0 <- W0 + (alpha / rank) B A          then a new A is drawn and B is zero
+
+    MAPO's table describes its FedLoRU baseline as exact in averaging, which needs `freeze_a=True` in the space; the
+    paper trains both factors.
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        lr: learning rate of the clients.
+
+    Paper: Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to Implicit Regularization
+    (Park and Klabjan, 2024).
+
+    >>> fedloru().space.redraw_every
+    1
+    """
+    space = LoRA(rank, alpha, target_modules, modules_to_save, redraw_every=1)
+    return Method(space=space, client_opt=SGD(lr))

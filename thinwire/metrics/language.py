@@ -1,0 +1,30 @@
+"""Metrics of language models: outputs (n, length, tokens), next tokens (n, length), labels of -100 ignored."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thinwire.core.registry import register
+from thinwire.metrics.base import SumMetric
+from thinwire.metrics.labels import IGNORED, labels_for
+
+
+@register("metric", "perplexity")
+def perplexity() -> SumMetric:
+    """Perplexity, exp of the mean cross entropy over tokens.
+
+        exp(sum of -log softmax(output)[label] / labels)
+
+    >>> round(perplexity()(torch.zeros(1, 3, 8), torch.tensor([[1, 2, -100]])), 4)
+    8.0
+    """
+    return SumMetric(_token_losses, lambda sums: float(torch.exp(sums[0] / sums[1])))
+
+
+def _token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the cross entropies and the number of tokens, (2,)."""
+    labels = labels_for(outputs, targets).reshape(-1).long()
+    losses = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), labels, reduction="none", ignore_index=IGNORED)
+    return torch.stack((losses.double().sum(), (labels != IGNORED).sum()))

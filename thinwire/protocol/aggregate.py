@@ -1,0 +1,61 @@
+"""Aggregation of decoded uploads: the mean update, and the means of what clients report besides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from thinwire.core.key import Key
+from thinwire.core.tree import Tree, restrict, scale, sub, to_device
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.secagg import sum_masked
+from thinwire.protocol.state import PublicState
+from thinwire.protocol.upload import Upload
+from thinwire.schedules.base import Plan
+
+
+class Aggregate(NamedTuple):
+    """The aggregated uploads of a round, on the CPU."""
+
+    update: Tree  # of the coordinates, or its sketch
+    report: Tree  # of the correction
+    schedule_report: Tree
+    buffers: Tree
+
+
+def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequence[Upload], noise: Key) -> Aggregate:
+    """Aggregate uploads with the aggregator and the privacy mechanism of the method.
+
+    Args:
+        contract: the contract at this version.
+        public: the public state that clients trained from.
+        plan: the plan of the round.
+        uploads: the uploads that count.
+        noise: the source of noise for differential privacy.
+    """
+    method = contract.method
+    if method.secure_aggregation:
+        update = sum_masked(contract, plan, public.version, [one.masked for one in uploads], noise)
+        return Aggregate(_as_delta(contract, public, plan, update), {}, {}, {})
+    codes, weights = [one.code for one in uploads], [one.weight for one in uploads]
+    if method.correction.active:
+        factors = [method.correction.factor(one.report) for one in uploads]
+        codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+    if not method.aggregator.is_weighted_mean:
+        codes, weights = method.aggregator.admit(codes, weights)
+    mean = partial(method.aggregator.of, weights=weights)
+    update = method.privacy.aggregate(codes, mean, len(uploads), noise) if method.privacy.active else mean(codes)
+    others = (
+        [one.report for one in uploads],
+        [one.schedule_report for one in uploads],
+        [one.buffers for one in uploads],
+    )
+    return Aggregate(_as_delta(contract, public, plan, update), *(mean(trees) if trees[0] else {} for trees in others))
+
+
+def _as_delta(contract: Contract, public: PublicState, plan: Plan, update: Tree) -> Tree:
+    """The change of the coordinates, where clients upload the coordinates themselves."""
+    if contract.method.upload == "delta":
+        return update
+    return sub(update, to_device(restrict(public.coords, plan.names), "cpu"))

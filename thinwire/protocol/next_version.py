@@ -1,0 +1,183 @@
+"""From aggregated uploads to the next version: correction, server optimizer, mask, broadcast codec, merge, ledger.
+
+The server applies the *decoded* broadcast to its own state, so that a lossy download codec cannot make it drift from
+its clients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from thinwire.core.state import State, merge_states, select_blocks, state_is_finite
+from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, tmap, to_device
+from thinwire.errors import Diverged
+from thinwire.protocol.advance import advance, apply_step, switch_stage
+from thinwire.protocol.aggregate import Aggregate
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.entries import (
+    ServerStep,
+    WindowSnapshot,
+    pack_step,
+    pack_window_end,
+    read_snapshot,
+    read_step,
+)
+from thinwire.protocol.ledger import Ledger
+from thinwire.protocol.setup import initial_server_state
+from thinwire.protocol.state import PublicState, ServerState
+from thinwire.schedules.base import Plan
+from thinwire.wire import message as wire
+
+_CPU = torch.device("cpu")
+
+
+class Change(NamedTuple):
+    """The server's step before it is broadcast, and the states of the parts that made it."""
+
+    change: Tree
+    shared: Tree  # change of the public state of the correction
+    opt: State
+    correction: Tree
+
+
+class Broadcast(NamedTuple):
+    """A step as clients decode it, its ledger entry, and the next state of the download codec."""
+
+    step: ServerStep
+    body: bytes
+    codec: Tree
+
+
+def next_version(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> ServerState:
+    """The server's state at the next version, all of it finite; raises Diverged otherwise.
+
+    Args:
+        contract: the contract.
+        server: the server's state.
+        plan: the plan of the round.
+        total: the aggregated uploads.
+        fraction: the fraction of all clients that took part.
+    """
+    whole, contract, public = contract, contract.at(server.public.version), server.public
+    schedule = _observe(contract, server, plan, total)
+    made = _server_step(contract, server, plan, total, fraction)
+    sent = _broadcast(contract, server, ServerStep(plan.names, made.change))
+    code, shared, buffers = bring((sent.step.code, made.shared, total.buffers), public.device)
+    coords = apply_step(contract, public, ServerStep(sent.step.names, code))
+    coords, body, end = _end_window(contract, public, plan, coords, sent.body)
+    after = advance(contract, public, coords, public.version + 1)
+    if shared or buffers:
+        shared = {**public.shared, **add(restrict(public.shared, shared), shared)}
+        after = after._replace(shared=shared, buffers=buffers or public.buffers)
+    if not (all_finite(after.coords) and (after.base is public.base or all_finite(after.base))):
+        raise Diverged(f"the weights of version {after.version} are not finite; try a smaller learning rate")
+    if (later := whole.at(after.version)) is not contract:
+        return _checked(initial_server_state(later, switch_stage(contract, later, after)))
+    opt, codec = merge_states(server.opt, made.opt) if server.opt else made.opt, sent.codec
+    if contract.method.space.redraw_every and contract.window(after.version) != contract.window(public.version):
+        # optimizer and codec states of the old coordinates have no meaning in the new basis
+        opt, codec = (
+            contract.server_opt(public.version).init(contract.code.zeros()),
+            contract.method.down.init(contract.code),
+        )
+    ledger = _append_entry(contract, server.ledger, plan, body, end)
+    return _checked(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
+
+
+def _observe(contract: Contract, server: ServerState, plan: Plan, total: Aggregate) -> Tree:
+    """The next state of the schedule, from the decoded mean update and the mean report."""
+    method, public = contract.method, server.public
+    decoded = total.update
+    if not method.sketch.is_identity:
+        planned, key = contract.coords.restrict(plan.names), contract.sketch_key(public.version)
+        decoded = to_device(method.sketch.decode(to_device(decoded, public.device), planned, key), "cpu")
+    return method.schedule.observe(server.schedule, plan, decoded, total.schedule_report)
+
+
+def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> Change:
+    """The step of the server optimizer on the corrected mean update. States of blocks outside the plan do not change."""
+    method, version, update = contract.method, server.public.version, total.update
+    coords = to_device(restrict(server.public.coords, plan.names), "cpu")
+    absent = contract.code.named - update.keys()
+    shared, own = dict[str, torch.Tensor](), server.correction
+    if method.correction.active:
+        own = {name: block for name, block in server.correction.items() if name not in absent}
+        update, shared, own = method.correction.server(update, total.report, fraction, own)
+    state = select_blocks(server.opt, lambda name: name not in absent) if server.opt else server.opt
+    change, opt = contract.server_opt(version).update(scale(update, -1.0), state, coords)
+    if not all_finite(change):  # before the codec, whose result for a NaN is not defined
+        raise Diverged(f"the step to version {version + 1} is not finite; try a smaller learning rate")
+    if method.mask.active:
+        if method.mask.prunes and (left := method.mask.left(coords, add(coords, change), version + 1)):
+            change = tmap(lambda step, now, stays: torch.where(stays, step, -now), change, coords, left)
+            opt = _masked(opt, left)
+        if moving := restrict(contract.moving, change.keys()):
+            change = tmap(lambda step, moves: torch.where(moves, step, 0), change, moving)  # noise is masked, too
+            opt = _masked(opt, moving)
+    return Change(change, shared, opt, own)
+
+
+def _masked(opt: State, mask: Tree) -> State:
+    """An optimizer state with zeros for the values outside a mask."""
+
+    def kept(name: str, block: torch.Tensor) -> torch.Tensor:
+        inside = mask.get(name)
+        return block if inside is None or inside.shape != block.shape else torch.where(inside, block, 0)
+
+    return {slot: {name: kept(name, block) for name, block in tree.items()} for slot, tree in opt.items()}
+
+
+def _broadcast(contract: Contract, server: ServerState, step: ServerStep) -> Broadcast:
+    """The step after the download codec; full downloads broadcast no steps."""
+    if contract.method.download == "full":
+        return Broadcast(step, b"", server.codec)
+    version = server.public.version
+    body, codec = pack_step(contract, step, version, server.codec)
+    return Broadcast(read_step(contract, wire.unpack_body(body, contract.schema), version, _CPU), body, codec)
+
+
+def _end_window(
+    contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: bytes
+) -> tuple[Tree, bytes, bytes | None]:
+    """Coordinates, entry and snapshot of the end of the window, if the window ends with this round."""
+    method, version = contract.method, public.version + 1
+    if method.download == "full" or version != contract.window_end(public.version):
+        return coords, body, None
+    values = to_device(restrict(coords, plan.names), "cpu")
+    end = pack_window_end(contract, WindowSnapshot(plan.names, values), version)
+    if not method.merge_codec.exact:  # everyone merges what the codec decodes, also those who have every entry
+        decoded = read_snapshot(contract, wire.unpack_body(end, contract.schema), public.device, version)
+        return {**coords, **decoded.values}, end, end
+    return coords, body, body if method.space.redraw_every == 1 else end  # of a window of one round one entry is enough
+
+
+def _append_entry(contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
+    """The ledger with one more entry, and with a snapshot of the window's end if it ended."""
+    if contract.method.download == "full":  # entries are not replayed: only the version of each block is needed
+        return ledger.append(b"", plan.names, limit=-1, longest=-1)
+    # drop entries larger than a full state; after a merge that state contains the whole base
+    return ledger.append(
+        body,
+        plan.names,
+        limit=contract.coords.nbytes + contract.weights.nbytes,
+        longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
+        end=end,
+    )
+
+
+def _checked(server: ServerState) -> ServerState:
+    """The same state; raises Diverged if a state of optimizer, correction, schedule or codec, or a buffer, is not finite."""
+    public = server.public
+    if server.opt and not state_is_finite(server.opt):
+        raise _not_finite("optimizer", public.version)
+    states = (("correction", server.correction), ("correction", public.shared), ("schedule", server.schedule))
+    for part, tree in (*states, ("codec", server.codec), ("buffers", public.buffers)):
+        if tree and not all_finite(tree):
+            raise _not_finite(part, public.version)
+    return server
+
+
+def _not_finite(part: str, version: int) -> Diverged:
+    return Diverged(f"the state of the {part} of version {version} is not finite; try a smaller learning rate")

@@ -1,0 +1,68 @@
+"""Values as text in tables and charts of a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire.core.units import human_bytes
+from thinwire.reports.seed_groups import MeanInterval
+
+NARROW = 340  # pixels: every chart is drawn wide and narrow, and the style sheet shows the one that fits
+
+
+def percent_text(fraction: float) -> str:
+    """A fraction in percent, with three digits.
+
+    >>> percent_text(0.8125)
+    '81.2 %'
+    """
+    return f"{100 * fraction:.3g} %"
+
+
+def accuracy_text(value: MeanInterval | None) -> str:
+    """Mean and standard deviation in percent, without the sign.
+
+    >>> accuracy_text(MeanInterval.of([0.5, 0.7]))
+    '60.00 ± 14.14'
+    """
+    if value is None:
+        return "-"
+    return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.half is not None else "")
+
+
+def metric_text(value: MeanInterval | None) -> str:
+    """Mean and standard deviation of a metric in its own unit."""
+    if value is None:
+        return "-"
+    return f"{value.mean:.4g}" + (f" ± {value.std:.2g}" if value.half is not None else "")
+
+
+def accuracy_interval(value: MeanInterval | None) -> str:
+    """The 95 % interval of a mean accuracy, in percent."""
+    if value is None or value.half is None:
+        return "-"
+    low, high = max(0.0, value.mean - value.half), min(1.0, value.mean + value.half)
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def byte_interval(value: MeanInterval) -> str:
+    """The 95 % interval of a mean number of bytes."""
+    if value.half is None:
+        return "-"
+    return f"{human_bytes(max(0.0, value.mean - value.half))} to {human_bytes(value.mean + value.half)}"
+
+
+def setting_text(value: Any) -> str:
+    """The value of a setting."""
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def ident(text: str) -> str:
+    """A text as part of an HTML id.
+
+    >>> ident("cifar 10 %")
+    'cifar-10--'
+    """
+    return "".join(c if c.isalnum() and c.isascii() else "-" for c in text)

@@ -1,0 +1,68 @@
+"""Settings of the machine that runs a job: device, training backend, precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.training.precision import Precision
+
+Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
+Conv = Literal["auto", "grouped", "im2col", "fused"]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How a machine trains and evaluates.
+
+    Args:
+        device: `cpu` or `cuda` (also `cuda:1`).
+        backend: train the clients of a group in one vectorized program (`vmap`), in one program that is recorded once as
+            a CUDA graph and then replayed (`graph`: many times faster for small models), one after another (`loop`), or
+            one on each core of a CPU (`threads`); `auto` uses on a GPU the first of graph, vmap, loop that supports the
+            model, on a CPU the fastest of threads, vmap, loop in a short measurement before the first round.
+        chunk: number of clients trained together; 0 means the whole cohort, or as many as fit into the memory of a GPU:
+            a half, a quarter and so on, found by trying. Fewer need less memory.
+        precision: of matrix products in training on a GPU: `float32`; `tf32` rounds factors to 10 bits of mantissa
+            instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and what stays in
+            float32, evaluation too, as `tf32` does.
+        conv: convolutions of many clients as one `grouped` convolution, as matrix products (`im2col`), which takes more
+            memory and, on a GPU, less time, or as Triton kernels (`fused`), which take the least memory; `auto` uses on
+            a GPU `fused` with bf16, else `im2col`. Clients that train alone on a CPU without oneDNN use our own
+            gradients (`kernels/conv_cpu.py`), with `grouped` torch's.
+        workers: number of processes that train groups of the cohort in parallel, through Ray, on all GPUs or machines
+            that it manages; 0 for none. The cohort is divided into as many groups unless `chunk` is given.
+    """
+
+    device: str = "cpu"
+    backend: Mode = "auto"
+    chunk: int = 0
+    precision: Precision = "float32"
+    conv: Conv = "auto"
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("backend", Mode), ("precision", Precision), ("conv", Conv)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
+        if self.chunk < 0:
+            raise ConfigError(f"chunk must be 0 (whole cohort) or more, not {self.chunk}")
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 (only this process) or more, not {self.workers}")
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError as error:
+            raise ConfigError(f"device must be cpu or cuda, not {self.device!r}") from error
+        if kind not in ("cpu", "cuda"):
+            raise ConfigError(f"device must be cpu or cuda, not {self.device!r}")
+
+    def check_device(self) -> None:
+        """Raise ConfigError if this machine does not have the device."""
+        device = torch.device(self.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device 'cuda' was given, but torch sees no GPU here; write device = 'cpu'")
+        if (device.index or 0) >= max(1, torch.cuda.device_count()):
+            raise ConfigError(f"device {self.device!r} was given, but torch sees {torch.cuda.device_count()} GPUs here")

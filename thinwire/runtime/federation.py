@@ -1,0 +1,130 @@
+"""What simulation and deployment share: contract, model, data, sampling, evaluation of a job on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+
+from thinwire.core.key import Key
+from thinwire.core.tree import Tree
+from thinwire.data.examples import Examples
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.kernels.conv import Products
+from thinwire.kernels.support import has_triton
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
+from thinwire.protocol.state import PublicState
+from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.protocol.upload import as_received
+from thinwire.runtime.engine import EngineSettings
+from thinwire.runtime.job import Job, RunState
+from thinwire.runtime.sampler import Sampler
+from thinwire.schedules.base import Plan
+from thinwire.training.autotune import first_line
+from thinwire.training.functional import Functional
+from thinwire.training.inputs import Backend
+from thinwire.training.precision import compute_with
+
+OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
+
+
+class Federation:
+    """A job on a device: everything that does not change from round to round.
+
+    Args:
+        engine: the device and how to compute on it.
+        job: what is trained, by which method, on which data.
+    """
+
+    def __init__(self, engine: EngineSettings, job: Job) -> None:
+        self.engine, self.job = engine, job
+        self.device = torch.empty(0, device=engine.device).device  # with its index, if it is a GPU
+        functional = Functional.of(job.task.model, job.task.loss, self.device)
+        self.model = replace(functional, products=_conv(engine, self.device), half=engine.precision == "bf16")
+        self.train: Examples = job.task.train.to(self.device)
+        self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
+        self.key = Key(job.seed)
+        weights, buffers = self.model.weights(), self.model.buffers()
+        self.contract, self.first = make_contract(job.method, weights, buffers, self.key.fold("run"))
+        tiers, everyone = job.method.budget.tiers, range(len(job.task.clients))
+        self.eligible = [i for i in everyone if not tiers or tiers[self.contract.tier(i)].asked]
+        if not self.eligible:
+            raise ConfigError("no client is in a tier that takes part; give it a larger share, or list budget.clients")
+        data = (self.train, job.task.clients, self.device)
+        self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
+
+    @torch.no_grad()
+    def try_model(self) -> None:
+        """Run the model on one example, so that a mismatch is found before anything is trained or written."""
+        inputs, targets = self.train.gather(torch.from_numpy(self.job.task.clients.client(0)[:1]).to(self.device))
+        self.model.module.eval()
+        try:
+            outputs = self.model.outputs(self.weights(self.first), dict(self.first.buffers), inputs)
+            self.model.criterion(outputs, targets)
+        except ThinwireError:
+            raise
+        except Exception as error:
+            shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
+            raise ConfigError(
+                f"model, data and loss do not fit: inputs of shape {shapes}: {first_line(error)}"
+            ) from error
+
+    def start(self, backend: Backend, reason: str) -> RunState:
+        """The state before the first round."""
+        return RunState(0, initial_server_state(self.contract, self.first), {}, (), backend, reason, SyncCounts())
+
+    def sample(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
+        """The plan and the cohort of the next round; within a window of the schedule the cohort stays the same."""
+        plan = plan_round(self.contract, state.server)
+        keep = state.cohort and not plan.resample
+        return plan, state.cohort if keep else self.sampler.cohort(state.round)
+
+    def compute(self, onednn: bool | None = None) -> AbstractContextManager[None]:
+        """A context in which torch computes with the precision of the engine, with oneDNN or without."""
+        return compute_with(self.device, self.engine.precision, onednn)
+
+    def weights(self, public: PublicState) -> Tree:
+        """The weights to evaluate and to save, as the server or a client has them (`method.evaluate`)."""
+        contract = self.contract.at(public.version)
+        if contract.method.evaluate == "client":
+            public = as_received(contract, public, contract.method.down)
+        basis = contract.basis(public.version, self.device)
+        return contract.method.space.evaluation_weights(public.base, basis, public.coords)
+
+    def is_evaluated(self, number: int) -> bool:
+        """Whether the model is evaluated after this round."""
+        return number % self.job.eval_every == 0 or number == self.job.rounds
+
+    def evaluate(self, public: PublicState) -> tuple[float | None, float | None]:
+        """Loss and accuracy on the test set, if there is one."""
+        if self.test is None:
+            return None, None
+        return self.model.evaluate(self.weights(public), public.buffers, self.test)
+
+    def epsilon(self, rounds: int) -> tuple[float | None, str] | None:
+        """The epsilon of this number of rounds, or why it is not known; None where the method promises none."""
+        if not self.job.method.privacy.active:
+            return None
+        population = len(self.eligible)  # cohorts are drawn from these
+        return self.job.method.privacy.spent(min(self.job.cohort, population), population, rounds)
+
+
+def show_messages(on_message: OnMessage, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:
+    """Call `on_message` with all messages of a round."""
+    for direction, messages in (("down", down), ("up", up)):
+        for client, message in messages.items():
+            on_message(number, direction, client, message)
+
+
+def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
+    """How convolutions of many clients are computed; None for torch's grouped convolution."""
+    conv = engine.conv
+    if conv == "auto":
+        # measured on an H200: in 16 bits fused kernels are fastest; in 32 their kernel gradient takes too long
+        fused = engine.precision == "bf16" and has_triton(device)
+        conv = "grouped" if device.type == "cpu" else "fused" if fused else "im2col"
+    if conv == "fused" and not has_triton(device):
+        raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
+    return None if conv == "grouped" else conv

@@ -1,0 +1,150 @@
+"""Evaluation of a model on a dataset: loss, accuracy and metrics.
+
+The dataset is evaluated in batches that fit into memory. Losses, correct labels and metrics are summed over labels or
+examples and divided once, so results do not depend on the batch size but for rounding.
+
+>>> from thinwire.data.examples import Arrays
+>>> from thinwire.training.functional import Functional
+>>> from thinwire.metrics import metrics_by_name
+>>> model = Functional.of(torch.nn.Linear(4, 4, bias=False))
+>>> test = Arrays(torch.eye(4), torch.tensor([0, 1, 2, 0]))
+>>> result = evaluate(model, {"weight": torch.eye(4)}, {}, test, metrics=metrics_by_name(["f1"]))
+>>> result.accuracy, round(result.metrics["f1"], 4), result.examples
+(0.75, 0.6667, 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thinwire.core.tree import Tree
+from thinwire.data.examples import Examples, Inputs
+from thinwire.data.losses import Loss, bce
+from thinwire.errors import ConfigError
+from thinwire.metrics.base import Metric, MetricAccumulator
+from thinwire.metrics.labels import IGNORED, label_counts
+from thinwire.metrics.multilabel import correct_binary_labels
+
+if TYPE_CHECKING:
+    from thinwire.training.functional import Functional
+
+MAX_TENSOR_BYTES = {"cpu": 1 << 28, "gpu": 1 << 31}  # of the largest tensor of an evaluation
+
+
+class Evaluation(NamedTuple):
+    """Results of a model on a dataset."""
+
+    loss: float  # mean over all labels but -100
+    accuracy: float | None  # share of correct labels; None where targets are not class labels, as in regression
+    metrics: dict[str, float]
+    examples: int  # number of evaluated examples
+
+
+@torch.no_grad()
+def evaluate(
+    model: Functional,
+    weights: Tree,
+    buffers: Tree,
+    examples: Examples,
+    index: np.ndarray | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    *,
+    batch: int = 0,
+) -> Evaluation:
+    """Evaluate a model on a dataset.
+
+    Args:
+        model: the model and its loss.
+        weights: the weights.
+        buffers: the buffers.
+        examples: the dataset, on the device of the weights.
+        index: the indices of the examples to evaluate; all by default.
+        metrics: metrics by name; a plain function needs memory for all outputs, a `SumMetric` does not.
+        batch: examples in a batch; 0 for 1,000 (more small ones on a GPU), or as many as fit into memory.
+    """
+    indices = torch.arange(len(examples)) if index is None else torch.from_numpy(index)
+    device = next(iter(weights.values())).device
+    model.module.eval()
+    # loss, labels that count; correct labels, labels that have an accuracy
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    accumulator = MetricAccumulator(metrics or {})
+    batch = batch or _batch_size(model, weights, buffers, examples, indices[:1].to(device))
+    for chosen in torch.split(indices.to(device), batch):
+        inputs, targets = examples.gather(chosen)
+        outputs = model.outputs(weights, dict(buffers), inputs)
+        sums += torch.stack((*model.loss_sum(outputs, targets), *_correct(model.criterion, outputs, targets)))
+        accumulator.update(outputs, targets)
+    loss, labels, correct, answers = sums.tolist()
+    if not labels:
+        raise ConfigError(f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored")
+    return Evaluation(loss / labels, correct / answers if answers else None, accumulator.compute(), len(indices))
+
+
+def _correct(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of correct labels and of labels; both 0 where targets are not labels."""
+    if criterion is bce:
+        return correct_binary_labels(outputs, targets).double().unbind()  # type: ignore[return-value]
+    if outputs.dim() == 2 and targets.shape == (len(outputs), 1):
+        targets = targets[:, 0]
+    if targets.is_floating_point() or outputs.shape[:-1] != targets.shape or outputs.shape[-1] == 1:
+        return torch.zeros(2, dtype=torch.float64, device=outputs.device).unbind()  # type: ignore[return-value]
+    return (outputs.argmax(-1) == targets).sum().double(), label_counts(targets).sum().double()
+
+
+def _batch_size(model: Functional, weights: Tree, buffers: Tree, examples: Examples, one: Tensor) -> int:
+    """The number of examples to evaluate at once, from the largest tensor that one example needs.
+
+    The bytes of that tensor are cached in `model.example_bytes`, by the shapes of an example.
+    """
+    if not len(one):
+        return 1
+    inputs, targets = examples.gather(one)
+    shapes = [block.shape for block in (*(inputs.values() if isinstance(inputs, dict) else (inputs,)), targets)]
+    key = (tuple(shapes), one.device)
+    if key not in model.example_bytes:
+        seen = []
+        for times in (1, 2):  # a tensor of the same size for two examples as for one is made of weights
+            inputs, targets = examples.gather(one.repeat(times))
+            with _TensorBytes() as tensors:
+                model.criterion(model.outputs(weights, dict(buffers), inputs), targets)
+            seen.append(tensors.found)
+        model.example_bytes[key] = max((b - a for a, b in zip(*seen, strict=False)), default=0)
+    return _at_once(examples.gather(one)[0], model.example_bytes[key], one.device)
+
+
+def _at_once(inputs: Inputs, largest: int, device: torch.device) -> int:
+    """The number of examples to evaluate at once, where each adds `largest` bytes to the largest tensor.
+
+    1,000; more small images on a GPU, which is idle until the host launches the next batch; fewer where the largest
+    tensor, such as the outputs of a language model, would take more than `MAX_TENSOR_BYTES`.
+
+    >>> tokens = torch.zeros(1, 256, dtype=torch.int64)
+    >>> [_at_once(tokens, 256 * classes * 4, torch.device("cpu")) for classes in (100, 50_257)]
+    [1000, 5]
+    """
+    most = 1000
+    if device.type != "cpu" and isinstance(inputs, Tensor) and inputs.is_floating_point():
+        most = max(1000, min(10_000, (1 << 23) // max(1, inputs.numel())))
+    return max(1, min(most, MAX_TENSOR_BYTES["cpu" if device.type == "cpu" else "gpu"] // max(1, largest)))
+
+
+class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the size in bytes of every tensor that an operation inside the context returns, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and record the sizes of its results."""
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, Tensor):
+                self.found.append(made.numel() * made.element_size())
+        return out

@@ -1,0 +1,218 @@
+"""Any nn.Module as a pure function of its weights.
+
+The module is copied once and never changed: weights and buffers are passed in through `functional_call`. One copy is
+enough for thousands of clients, with or without vmap. Parameters with requires_grad=False are constants. A tied weight
+is one weight.
+
+Gradient checkpointing runs layers a second time during the backward pass. `Functional.gradient` therefore keeps the
+weights in the module until that pass is done. torch.func cannot do this and raises an error for such models.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from thinwire.core.key import Device
+from thinwire.core.tree import Tree, tmap
+from thinwire.data.examples import Examples, Inputs
+from thinwire.data.losses import Loss, cross_entropy
+from thinwire.errors import ConfigError
+from thinwire.kernels.conv import Products, by_products
+from thinwire.kernels.low_rank import corrected
+from thinwire.metrics.labels import IGNORED, label_counts
+from thinwire.spaces.unmerged import split
+from thinwire.training.evaluation import evaluate
+
+
+@dataclass(frozen=True, eq=False)
+class Functional:
+    """A module and its loss as pure functions.
+
+    Args:
+        module: a private copy of the user's module, on the device where it computes.
+        criterion: the loss, `criterion(outputs, targets)`: one value for each example (or label), or their mean.
+            Examples are weighted by the number of their labels that are not -100.
+        products: how training computes convolutions as matrix products, see `convolve`; None for torch's convolutions.
+        half: whether training computes in bfloat16; weights and their updates keep their type.
+        example_bytes: by the shapes of an example, the bytes that it adds to the largest tensor of an evaluation.
+
+    >>> model = Functional.of(nn.Linear(2, 3))
+    >>> list(model.weights()), model.buffers()
+    (['weight', 'bias'], {})
+    """
+
+    module: nn.Module
+    criterion: Loss
+    products: Products | None = None
+    half: bool = False
+    example_bytes: dict[tuple, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module, criterion: Loss = cross_entropy, device: Device = None) -> Functional:
+        """Copy the module; the original is never changed."""
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model must be an nn.Module, not {type(module).__name__}")
+        try:
+            own = copy.deepcopy(module).to(device or "cpu")
+        except Exception as error:
+            raise ConfigError(f"the model cannot be copied ({error}); modules must support copy.deepcopy") from error
+        for name, parameter in own.named_parameters():
+            if not parameter.is_floating_point():
+                raise ConfigError(f"parameter {name!r} is of type {parameter.dtype}; only floats can be trained")
+        return cls(own.train(), criterion)
+
+    def weights(self) -> Tree:
+        """The trainable weights, in order of registration."""
+        named = self.module.named_parameters()  # a tied weight appears once, under its first name
+        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+
+    def buffers(self) -> Tree:
+        """The floating-point buffers that are part of the model's saved state (running statistics, mostly)."""
+        saved = self.module.state_dict(keep_vars=True).keys()
+        named = self.module.named_buffers()
+        return {name: b.detach().clone() for name, b in named if b.is_floating_point() and name in saved}
+
+    def parameters(self) -> int:
+        """The number of parameters, trainable or not."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    def outputs(self, weights: Tree, buffers: Tree, inputs: Inputs) -> Tensor:
+        """The module's output for these weights; writes its new running statistics into `buffers`."""
+        weights, corrections = split(weights)
+        args, kwargs = _arguments(inputs)
+        with corrected(weights, corrections) if corrections else nullcontext():
+            out = functional_call(self.module, {**self._counters(), **buffers, **weights}, args, kwargs)
+        return _logits(out)
+
+    def loss(
+        self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tree]:
+        """Mean training loss over the examples whose mask is 1 (all without a mask), and the next buffers."""
+        self._train_mode()
+        buffers = tmap(torch.clone, buffers)
+        with self._arithmetic(targets.device):
+            outputs = self.outputs(weights, buffers, inputs)
+            return self._mean(outputs, targets, mask), buffers
+
+    def gradient(
+        self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
+    ) -> tuple[Tree, tuple[Tensor, Tree]]:
+        """The gradient of `loss` with respect to weights that require one; the loss and the next buffers. Not for vmap.
+
+        >>> model = Functional.of(nn.Linear(2, 3))
+        >>> weights = {name: w.requires_grad_() for name, w in model.weights().items()}
+        >>> grads, (loss, _) = model.gradient(weights, {}, torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), None)
+        >>> {name: tuple(block.shape) for name, block in grads.items()}
+        {'weight': (3, 2), 'bias': (3,)}
+        """
+        self._train_mode()
+        leaves = {name: w.detach().requires_grad_(w.requires_grad) for name, w in weights.items()}
+        buffers = tmap(torch.clone, buffers)
+        plain, corrections = split(leaves)
+        args, kwargs = _arguments(inputs)
+
+        def forward_backward() -> tuple[Tensor, Tree]:
+            with torch.enable_grad(), self._arithmetic(targets.device):
+                value = self._mean(_logits(self.module(*args, **kwargs)), targets, mask)
+            after = {name: b.detach().clone() for name, b in buffers.items()}  # layers that run again update them again
+            if value.requires_grad:
+                _backward(value)
+            return value.detach(), after
+
+        tensors = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **plain}.items()}
+        with corrected(plain, corrections) if corrections else nullcontext():
+            out: tuple[Tensor, Tree] = functional_call(_WithWeights(self.module), tensors, (forward_backward,))
+        required = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in required.items()}, out
+
+    def _counters(self) -> Tree:
+        """Copies of the integer buffers, so that training does not change the module."""
+        return {name: b.clone() for name, b in self.module.named_buffers() if not b.is_floating_point()}
+
+    def _train_mode(self) -> None:
+        if not self.module.training:  # submodules are in the same mode: the copy is private
+            self.module.train()
+
+    def _mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """The mean loss over the examples whose mask is 1, weighted by their numbers of labels."""
+        value, weights = self.criterion(outputs, targets), label_counts(targets)
+        if mask is None and value.dim() == 0:
+            return torch.where(weights.sum() > 0, value, 0)  # torch's mean over no labels is NaN
+        each = self._each(value, outputs, targets)
+        weights = weights if mask is None else weights * mask
+        return (torch.where(weights > 0, each, 0) * weights).sum() / weights.sum().clamp(min=1)
+
+    def _each(self, value: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example, (n,), from the value of the criterion."""
+        if value.dim() == 0:  # the criterion averages: call it for one example at a time
+            value = vmap(lambda o, t: self.criterion(o[None], t[None]))(outputs, targets)
+        if value.dim() == 1:
+            return value
+        if value.shape != targets.shape or targets.is_floating_point():
+            return value.flatten(1).mean(1)
+        value = torch.where(targets == IGNORED, 0, value)
+        return value.flatten(1).sum(1) / label_counts(targets).clamp(min=1)
+
+    @contextmanager
+    def _arithmetic(self, device: torch.device) -> Iterator[None]:
+        """The precision and the convolutions of training."""
+        with ExitStack() as stack:
+            if self.half:
+                stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
+            if self.products:
+                stack.enter_context(by_products(self.products))
+            yield
+
+    def loss_sum(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of all labels but -100, and the number of these labels, in float64."""
+        value, weights = self.criterion(outputs, targets), label_counts(targets).double()
+        if value.dim() == 0:
+            return torch.where(weights.sum() > 0, value, 0).double() * weights.sum(), weights.sum()
+        each = self._each(value, outputs, targets).double()
+        return (torch.where(weights > 0, each, 0) * weights).sum(), weights.sum()
+
+    def evaluate(
+        self, weights: Tree, buffers: Tree, examples: Examples, index: np.ndarray | None = None, batch: int = 0
+    ) -> tuple[float, float | None]:
+        """Mean loss and accuracy on a dataset; see `thinwire.training.evaluation.evaluate`."""
+        return evaluate(self, weights, buffers, examples, index, batch=batch)[:2]
+
+
+def _backward(loss: Tensor) -> None:
+    """Write gradients into the leaves. `Tensor.backward` would disable modes such as `corrected` while it runs."""
+    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    one = torch.ones_like(loss)
+    engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+class _WithWeights(nn.Module):
+    """Runs a function while `functional_call` on this module replaces the weights of the inner one."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        """Call the function and return its result."""
+        return function()
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for the module."""
+    return ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+
+
+def _logits(out: Any) -> Tensor:
+    out = getattr(out, "logits", out)  # Hugging Face models return a record
+    if not isinstance(out, Tensor):
+        raise ConfigError(f"the model must return a tensor or a record with `logits`, not {type(out).__name__}")
+    return out

@@ -1,0 +1,201 @@
+"""One local training step of one client, as a pure function.
+
+    g = gradient of loss(expand(base, basis, coords));   g <- correction(g);   coords <- coords + optimizer(g)
+
+All backends call the same step with the same batches, so their results differ by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vjp, vmap
+
+from thinwire.core.state import State
+from thinwire.core.tree import Tree, add, repeat, tmap, unstack
+from thinwire.training.inputs import (
+    ExampleMask,
+    TrainableModel,
+    TrainingInputs,
+    TrainingOutcome,
+    UnsupportedModel,
+    Workload,
+)
+
+Step: TypeAlias = Callable[..., tuple[Tree, State, Tree, Tensor]]
+Gradients: TypeAlias = tuple[Tree, Tree, tuple[Tensor, Tree]]  # by coordinates, by weights; loss and buffers
+
+RECOMPUTES = (
+    "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
+)
+OLD_FUNCTION = "the model has an autograd.Function that torch.func does not support, such as reentrant checkpointing"
+
+
+def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autograd: bool = False) -> Step:
+    """The training step of one client, without a client axis.
+
+    Args:
+        inputs: space, optimizer, correction and everything else that does not change between steps.
+        lr_factor: a factor on every step, for recordings in which the learning rate must not be a constant.
+        autograd: compute gradients with autograd instead of torch.func. Not under vmap; takes less time and supports
+            gradient checkpointing.
+    """
+    optimizer = inputs.optimizer if lr_factor is not None else inputs.scaled_optimizer
+    gradients = _autograd_gradients if autograd else _functional_gradients
+    correction, penalty = inputs.correction, inputs.penalty
+
+    def expand(coords: Tree) -> Tree:
+        return inputs.space.expand(inputs.base, inputs.basis, coords)
+
+    def step(
+        coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
+    ) -> tuple[Tree, State, Tree, Tensor]:
+        batch = (buffers, x, y, mask)
+        grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, penalty.active)
+        if penalty.active:
+            grads = add(grads, penalty.gradient(expand, coords, by_weights, optimizer.lr))
+        if correction.active:
+            g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
+            grads = {**grads, **correction.gradient(g, w, w0, own, inputs.shared)}
+        change, opt = optimizer.update(grads, opt, coords)
+        if lr_factor is not None:
+            change = tmap(lambda block: block * lr_factor, change)
+        for name, may_change in inputs.trainable.items():
+            change[name] = torch.where(may_change, change[name], 0)
+        return add(coords, change), opt, after, loss
+
+    return step
+
+
+def _functional_gradients(
+    model: TrainableModel, expand: Callable[[Tree], Tree], coords: Tree, batch: tuple, every: bool
+) -> Gradients:
+    """Gradients by torch.func, for use under vmap. With `every`, also with respect to the weights, in two steps."""
+
+    def loss_of(weights: Tree) -> tuple[Tensor, Tree]:
+        with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES):
+            return model.loss(weights, *batch)
+
+    try:
+        if every:  # a penalty needs the gradient with respect to the weights
+            weights, back = vjp(expand, coords)  # type: ignore[misc]
+            by_weights, out = grad_and_value(loss_of, has_aux=True)(weights)
+            return back(by_weights)[0], by_weights, out
+        grads, out = grad_and_value(lambda point: loss_of(expand(point)), has_aux=True)(coords)
+        return grads, {}, out
+    except RuntimeError as error:
+        signs = {RECOMPUTES: RECOMPUTES, "_NoopSaveInputs": RECOMPUTES}  # the second with torch 2.11
+        signs |= {"setup_context staticmethod": OLD_FUNCTION, "does not have vmap support": OLD_FUNCTION}
+        for sign, reason in signs.items():
+            if sign in str(error):
+                raise UnsupportedModel(reason) from error
+        raise
+
+
+def _autograd_gradients(
+    model: TrainableModel, expand: Callable[[Tree], Tree], coords: Tree, batch: tuple, every: bool
+) -> Gradients:
+    """Gradients by autograd. With `every`, weights that do not depend on coordinates get a gradient too."""
+    leaves = {name: block.detach().requires_grad_() for name, block in coords.items()}
+    with torch.enable_grad():
+        weights = expand(leaves)
+    asked = {n: w.detach().requires_grad_() if every and not w.requires_grad else w for n, w in weights.items()}
+    by_weights, out = model.gradient(asked, *batch)
+    made = {name: grad for name, grad in by_weights.items() if weights[name].requires_grad}
+    found = torch.autograd.grad(
+        *([weights[name] for name in made], list(leaves.values()), list(made.values())),
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return dict(zip(leaves, found, strict=True)), by_weights, out
+
+
+def vmapped(step: Step) -> Step:
+    """The step of all clients at once; batch and mask have a client axis."""
+
+    def call(*args: Any) -> tuple[Tree, State, Tree, Tensor]:
+        dims = (*(0,) * 7, None if args[-1] is None else 0)
+        out: tuple[Tree, State, Tree, Tensor] = vmap(step, in_dims=dims, randomness="different")(*args)
+        return out
+
+    return call
+
+
+def initial_opt_state(inputs: TrainingInputs) -> State:
+    """The stacked optimizer states that training begins with."""
+    if inputs.opt_state is not None:
+        return inputs.opt_state
+    fresh = inputs.optimizer.init(unstack(inputs.start, 0))
+    return {slot: repeat(tree, len(inputs.work.samples)) for slot, tree in fresh.items()}
+
+
+def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome:
+    """All steps of a workload; clients that have no steps left do not change.
+
+    Args:
+        step: the step of all clients of `inputs`; batch and mask have a client axis.
+        inputs: initial coordinates and buffers in the form that `step` takes, and the batches.
+        opt: the initial optimizer states.
+    """
+    work, device = inputs.work, inputs.work.index.device
+    width, rows = work.index.shape[-1], torch.from_numpy(work.rows).to(device)
+    loss_sum = torch.zeros(len(work.samples), device=device)
+    coords, buffers = inputs.start, inputs.buffers
+    for s in range(work.rows.shape[1]):
+        x, y = work.gather(work.index[:, s])
+        mask = None
+        if (work.rows[:, s] < width).any():
+            mask = (torch.arange(width, device=device) < rows[:, s, None]).to(torch.float32)
+        now = (coords, opt, buffers)
+        coords, opt, buffers, loss = step(*now, inputs.start, inputs.correction_state, x, y, mask)
+        if (work.rows[:, s] == 0).any():
+            coords, opt, buffers = keep_finished(rows[:, s] > 0, (coords, opt, buffers), now)
+        loss_sum = loss_sum + loss.detach() * rows[:, s]
+    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
+
+
+def keep_finished(
+    active: Tensor, new: tuple[Tree, State, Tree], old: tuple[Tree, State, Tree]
+) -> tuple[Tree, State, Tree]:
+    """New coordinates, optimizer states and buffers of active clients, the old ones of clients that have finished."""
+
+    def chosen(after: Tree, before: Tree) -> Tree:
+        return tmap(lambda a, b: torch.where(active.view(-1, *(1,) * (a.dim() - 1)), a, b), after, before)
+
+    opt = {slot: chosen(tree, old[1][slot]) for slot, tree in new[1].items()}
+    return chosen(new[0], old[0]), opt, chosen(new[2], old[2])
+
+
+@contextmanager
+def seeded(work: Workload) -> Iterator[None]:
+    """Seed torch's generator, from which random layers draw; the caller's generator state is restored."""
+    device = work.index.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(work.keys[0].value)
+        yield
+
+
+@contextmanager
+def no_randomness(device: torch.device) -> Iterator[None]:
+    """Raise UnsupportedModel if random numbers are drawn inside: their order would not be defined."""
+    cuda = device.type == "cuda"
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
+
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        before = states()
+        yield
+        if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
+            raise UnsupportedModel("the model draws random numbers in training")
+
+
+def of_client(inputs: TrainingInputs, i: int) -> TrainingInputs:
+    """The inputs of client i alone, without a client axis in its trees."""
+    start, own = unstack(inputs.start, i), unstack(inputs.correction_state, i)
+    return replace(inputs, start=start, correction_state=own, work=inputs.work.client(i))
