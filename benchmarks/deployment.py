@@ -132,7 +132,7 @@ lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Ask
 from thinwire.simulation.engine import LocalEngine
-from thinwire.protocol.download import open_round
+from thinwire.protocol.server import open_round
 from thinwire.protocol.round import begin
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve

@@ -328,11 +328,11 @@ def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
     rows = [RoundRecord(**row) for row in _rows(run / "metrics.jsonl")]
     assert [row.round for row in rows] == sorted(messages) == list(range(1, experiment.rounds + 1))
     assert [row.clients for row in rows] == [len(messages[row.round]) for row in rows]
-    server = begin(contract, simulation.public)
+    server = begin(contract, simulation.federation.first)
     for number in sorted(messages):  # each accepted message was applied, exactly once
         server = close_round(contract, server, plan_round(contract, server), messages[number], experiment.task.clients)
     final = load((run / "model.safetensors").read_bytes())
-    weights = {**simulation.weights(server.public), **server.public.buffers}
+    weights = {**simulation.federation.weights(server.public), **server.public.buffers}
     assert all(torch.equal(final[name], block) for name, block in weights.items())
     sent: dict[tuple[int, int, str], set[str]] = {}
     for file in (logs / "sent").iterdir():

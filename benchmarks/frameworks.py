@@ -194,9 +194,9 @@ def ours(work: Work) -> None:
         state, _ = simulation.round(state)
         if state.cohort != tuple(work.cohorts[number].tolist()):
             raise SystemExit("the cohort differs from that of the other frameworks")
-        steps = sum(simulation.draws.workload(number, state.cohort).steps)
+        steps = sum(simulation.federation.sampler.workload(number, state.cohort).steps)
         note = f"torch {torch.__version__}, {state.backend}, oneDNN {'on' if state.onednn else 'off'}"
-        return steps, lambda: as_numpy(simulation.weights(state.server.public)), note
+        return steps, lambda: as_numpy(simulation.federation.weights(state.server.public)), note
 
     work.play(one_round)
 

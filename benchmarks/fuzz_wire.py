@@ -80,10 +80,9 @@ from thinwire.masks import PruneMask, TopKMask
 from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.download import open_round, receive, repair, request_full_state
 from thinwire.protocol.fields import unpack_up
 from thinwire.protocol.secagg import secure_mean
-from thinwire.protocol.server import closed_round, masks_of
+from thinwire.protocol.server import closed_round, masks_of, open_round, receive, repair, request_full_state
 from thinwire.protocol.setup import plan_round
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.sketches import EvoFed, Identity, evofed

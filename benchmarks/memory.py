@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "trained_by": state.backend,
         "because": state.backend_reason,
         "loss": record.loss,
-        "weights": 4 * simulation.model.parameters(),
+        "weights": 4 * simulation.federation.model.parameters(),
         "trainable": simulation.contract.coords.size,
     }
 

@@ -58,11 +58,13 @@ def write_inputs(model: str, examples: int, rounds: int, folder: Path) -> int:
     (folder / "work.json").write_text(json.dumps({"model": model, "lr": LR, "batch": BATCH}))
     job = job_of(model, LR, BATCH, COHORT, folder)
     simulation = LocalEngine("cpu", "loop").prepare(job)
-    np.savez(folder / "first.npz", **{name: block.numpy() for name, block in simulation.model.weights().items()})
-    cohorts = [tuple(simulation.key.fold("cohort", r).choice(CLIENTS, COHORT)) for r in range(rounds)]
+    np.savez(
+        folder / "first.npz", **{name: block.numpy() for name, block in simulation.federation.model.weights().items()}
+    )
+    cohorts = [tuple(simulation.federation.key.fold("cohort", r).choice(CLIENTS, COHORT)) for r in range(rounds)]
     orders = []
     for number, cohort in enumerate(cohorts):
-        work = simulation.draws.workload(number, cohort)
+        work = simulation.federation.sampler.workload(number, cohort)
         if (work.rows[:, :-1] != BATCH).any():
             raise SystemExit("all batches except the last must be full")
         orders.append(work.index.numpy().reshape(COHORT, -1)[:, :examples])

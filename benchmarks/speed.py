@@ -124,8 +124,8 @@ def plain(
 
     The contribution of the last step of each client to the mean is stored in `last`.
     """
-    work = simulation.draws.workload(0, cohort)
-    start = copy.deepcopy(simulation.model.module).train()
+    work = simulation.federation.sampler.workload(0, cohort)
+    start = copy.deepcopy(simulation.federation.model.module).train()
     total = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
     steps = 0
     for i in range(len(cohort)):
@@ -171,7 +171,7 @@ def compare(
             began = time.perf_counter()
             states = [simulation.round(simulation.start())[0]]
             row["first_round_s"] = time.perf_counter() - began
-            got = simulation.weights(states[0].server.public)
+            got = simulation.federation.weights(states[0].server.public)
             row["difference"] = distance(got, expected) / change
             row["same_steps"] = row["difference"] < row["one_step"] / 2
             states[0] = simulation.round(states[0])[0]

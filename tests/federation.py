@@ -15,9 +15,9 @@ from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive, repair, request_full_state
 from thinwire.protocol.round import agree, begin, close_round, cohort_round, forget, initial_client_state, plan_round
 from thinwire.protocol.secagg import SecAggCohort
+from thinwire.protocol.server import open_round, receive, repair, request_full_state
 from thinwire.protocol.state import Contract, PublicState
 from thinwire.schedules.base import Plan
 from thinwire.training import Local

@@ -20,8 +20,8 @@ from thinwire.kernels.projection import draw_rows
 from thinwire.kernels.support import has_triton
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive
 from thinwire.protocol.drift_check import project
+from thinwire.protocol.server import open_round, receive
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection
@@ -110,7 +110,7 @@ def test_a_run_on_the_gpu_repeats_itself_bit_for_bit_and_agrees_with_the_cpu():
         state = simulation.start()
         for _ in range(job.rounds):
             state, _ = simulation.round(state)
-        runs[name] = {k: v.cpu() for k, v in simulation.weights(state.server.public).items()}
+        runs[name] = {k: v.cpu() for k, v in simulation.federation.weights(state.server.public).items()}
     for block in runs["cpu"]:
         assert torch.equal(runs["first"][block], runs["second"][block])
         assert float((runs["first"][block] - runs["cpu"][block]).abs().max()) < 1e-3
@@ -219,7 +219,7 @@ def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch
         state = simulation.start()
         for _ in range(job.rounds):
             state, _ = simulation.round(state)
-        ends.append(simulation.weights(state.server.public))
+        ends.append(simulation.federation.weights(state.server.public))
     for name, block in ends[0].items():
         assert float((block.cpu() - ends[1][name]).abs().max()) < 1e-4
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.data.examples import Arrays, Images, Shifted, Source
+from thinwire.data.examples import Arrays, Images, Shifted, Source, TextWindows
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -85,3 +85,10 @@ def test_scale_and_augment_need_images() -> None:
     rows = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"write task\.scale = 'unit'"):
         prepared(choice, Source(rows, rows, 2))
+
+
+def test_examples_without_augmentation_have_one_variant() -> None:
+    rows = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    text = TextWindows(torch.zeros(9, dtype=torch.uint8), torch.tensor([0, 1]), length=4)
+    assert [examples.variants for examples in (rows, images(), text)] == [1, 1, 1]
+    assert Shifted(images(), max_shift=1).variants == 18

@@ -12,7 +12,8 @@ from thinwire.errors import CheckpointError, ConfigError, WireError
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Ask, ClientStore
-from thinwire.flower.server import FlowerServer, RoundPolicy
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import Heard, InMemory
 
 ALL = {"cohort.size": 4}
@@ -185,7 +186,7 @@ def test_a_client_answers_another_method_with_an_error_and_stays_where_it_was():
     play(served, 1)
     other, _, _ = federation("mapo", {})
     state = other.start()
-    from thinwire.protocol.download import open_round
+    from thinwire.protocol.server import open_round
 
     ask = Ask(open_round(other.contract, state.server, {0: 0})[0])
     before = transport.kept[0]

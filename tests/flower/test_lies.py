@@ -21,7 +21,8 @@ from thinwire.experiments.config import method_from
 from thinwire.experiments.parts import build
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Answer
-from thinwire.flower.server import FlowerServer, RoundPolicy
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import Heard, InMemory
 from thinwire.protocol.fields import noted as schedule_report
 from thinwire.protocol.fields import raw, unraw

@@ -12,7 +12,8 @@ from thinwire.data.task import Task, alone
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.flower.client import Client
-from thinwire.flower.server import FlowerServer, RoundPolicy
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import InMemory
 
 ALONE = {"engine.backend": "loop", "engine.chunk": 1}

@@ -9,7 +9,8 @@ from thinwire.deployment.apps import write_log
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Answer
-from thinwire.flower.server import FlowerServer, RoundPolicy
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import Heard, InMemory
 
 HOSTILE = ["\x1b[2J\x1b[31mall is well", "one\nround 9: refused client 3: it lies", "x" * 10**6, "\u202e\ud800\0"]

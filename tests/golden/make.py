@@ -34,9 +34,9 @@ from thinwire.experiments.parts import describe
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.download import open_round, receive, repair, request_full_state
 from thinwire.protocol.fields import raw, read_snapshot, read_step, unpack_up
 from thinwire.protocol.round import agree, begin, close_round, plan_round
+from thinwire.protocol.server import open_round, receive, repair, request_full_state
 from thinwire.protocol.state import Contract, PublicState, ServerState
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO

@@ -65,7 +65,7 @@ def test_a_run_is_the_same_either_way(precision):
     for conv, how in (("grouped", "vmap"), ("im2col", "vmap"), ("im2col", "graph"), ("auto", "loop")):
         engine = LocalEngine("cpu", how, conv=conv, precision=precision)
         simulation, states, _ = play(job(task=task, rounds=10), engine)
-        ends.append(simulation.weights(states[-1].server.public))
+        ends.append(simulation.federation.weights(states[-1].server.public))
     bound = 1e-4 if precision == "float32" else 1e-2
     for other in ends[1:]:
         assert all(float((other[name] - block).abs().max()) < bound for name, block in ends[0].items())

@@ -121,6 +121,6 @@ def test_a_run_is_that_with_convolutions_of_torch():
         assert simulation.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
         for _ in range(10):
             state, _ = simulation.round(state)
-        ends.append(simulation.weights(state.server.public))
+        ends.append(simulation.federation.weights(state.server.public))
     for other in ends[1:]:
         assert all(float((other[name] - block).abs().max()) < 1e-4 for name, block in ends[0].items())

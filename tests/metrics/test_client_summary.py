@@ -15,7 +15,7 @@ def test_worst_tenth_is_the_mean_of_the_lowest_values(count, lowest):
     found = summarize(values)
     assert found.worst_tenth == pytest.approx(sum(sorted(values)[:lowest]) / lowest)
     assert found.mean == pytest.approx(sum(values) / count)
-    assert found.count == count
+    assert found.clients == count
     assert [found.q10, found.q50, found.q90] == np.quantile(values, [0.1, 0.5, 0.9]).tolist()
 
 
@@ -26,7 +26,7 @@ def test_the_order_of_clients_does_not_matter():
 def test_nan_of_one_client_is_not_hidden():
     found = summarize([0.5] * 20 + [math.nan])
     assert all(math.isnan(value) for value in found[:-1])
-    assert found.count == 21
+    assert found.clients == 21
 
 
 def test_no_clients_are_an_error():

@@ -142,10 +142,10 @@ def test_epsilon_counts_only_the_clients_that_may_be_asked():
     """About one client in four is in a tier that is asked: two of these hide a client less than two of all."""
     experiment = resolve("highest-tier+dp-fedadam", "digits", {"cohort.size": 2, "method.privacy.sigma": 1.1})
     simulation = experiment.engine.prepare(build_job(experiment))
-    asked = len(simulation.asked)
+    asked = len(simulation.federation.eligible)
     assert 2 < asked < 10
     part = experiment.method.privacy
-    epsilon, why = simulation.spent(200)
+    epsilon, why = simulation.federation.epsilon(200)
     assert not why
     assert epsilon == part.epsilon(2, asked, 200) > 3 * part.epsilon(2, 20, 200)
 

@@ -117,7 +117,7 @@ def test_the_engine_runs_it(chunk):
         state = simulation.start()
         for _ in range(3):
             state, record = simulation.round(state)
-        runs.append((simulation.weights(state.server.public), record))
+        runs.append((simulation.federation.weights(state.server.public), record))
     assert all(torch.allclose(runs[0][0][name], runs[1][0][name], atol=1e-3) for name in runs[0][0])
     assert runs[1][1].accuracy == pytest.approx(runs[0][1].accuracy, abs=0.02)
 

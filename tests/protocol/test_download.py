@@ -10,9 +10,9 @@ from thinwire.core.tree import tmap
 from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive, repair, request_full_state, split_down
 from thinwire.protocol.drift_check import TOLERANCE, project
 from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.server import open_round, receive, repair, request_full_state, split_down
 from thinwire.protocol.setup import plan_round
 from thinwire.schedules import AllBlocks
 from thinwire.spaces import MAPO, FedPara, Full, LoRA

@@ -17,9 +17,9 @@ from thinwire.core.tree import add, same
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, FedDyn, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.download import open_round, receive, repair, request_full_state, split_down
 from thinwire.protocol.fields import raw
 from thinwire.protocol.round import agree, begin, close_round, forget, plan_round
+from thinwire.protocol.server import open_round, receive, repair, request_full_state, split_down
 from thinwire.protocol.state import ClientState
 from thinwire.schedules import AllBlocks, Plan
 from thinwire.training import Local

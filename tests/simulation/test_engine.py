@@ -96,7 +96,7 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
         simulation, states, _ = play(job(method, task), LocalEngine(backend="loop"))
         cohorts = [state.cohort for state in states[1:]]
         by_round = Counter(str(index) for index in task.train.asked)
-        seen[name] = cohorts, by_round, simulation.weights(simulation.public)
+        seen[name] = cohorts, by_round, simulation.federation.weights(simulation.federation.first)
     for name, (cohorts, batches, weights) in seen.items():
         assert cohorts == seen["fedavg"][0], name
         assert batches == seen["fedavg"][1], name
@@ -143,7 +143,7 @@ def test_clients_that_hear_the_tapped_messages_reach_the_state_of_the_server(nam
             state, lambda _, way, i, data, down=down: down.update({i: data} if way == "down" else {})
         )
         for client, data in down.items():
-            held[client] = receive(simulation.contract, held.get(client, simulation.public), data).public
+            held[client] = receive(simulation.contract, held.get(client, simulation.federation.first), data).public
             if method.download == "incremental":
                 assert same_public(held[client], before)
             assert held[client].version == before.version
@@ -154,9 +154,9 @@ def test_chunks_of_any_size_agree(name):
     results = [play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(chunk=chunk)) for chunk in (0, 1, 2)]
     results.append(play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(backend="loop")))
     simulation, states, records = results[0]
-    whole = simulation.weights(states[-1].server.public)
+    whole = simulation.federation.weights(states[-1].server.public)
     for _, others, again in results[1:]:
-        for name_, block in simulation.weights(others[-1].server.public).items():
+        for name_, block in simulation.federation.weights(others[-1].server.public).items():
             torch.testing.assert_close(block, whole[name_], rtol=1e-5, atol=1e-5)
         for one, two in zip(records, again, strict=True):
             assert one.loss == pytest.approx(two.loss, abs=1e-5)
@@ -307,7 +307,7 @@ def test_a_foreign_model_runs_unchanged():
     assert "out.weight" not in names, "a tied weight is one weight"
     assert "frozen" not in names
     assert simulation.contract.buffers.names == ("gain",)
-    trained = simulation.weights(states[-1].server.public)
+    trained = simulation.federation.weights(states[-1].server.public)
     assert not torch.equal(trained["embed.weight"], before["embed.weight"])
     assert torch.equal(states[-1].server.public.buffers["gain"], before["gain"])
 

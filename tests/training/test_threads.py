@@ -29,7 +29,7 @@ def test_all_ways_agree_after_ten_rounds(model, three_cores):
     ends = {}
     for how in ("loop", "threads", "vmap", "graph"):
         simulation, states, _ = play(run, LocalEngine(backend=how))
-        ends[how] = simulation.weights(states[-1].server.public)
+        ends[how] = simulation.federation.weights(states[-1].server.public)
     for how, weights in ends.items():
         for name, block in weights.items():
             assert float((block - ends["loop"][name]).abs().max()) < 1e-4, (how, name)

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -59,16 +60,19 @@ def global_options(imports: Imports = None) -> None:
     """Options before the verb; `--import` is handled by its callback."""
 
 
-for verb in (run, resume, deploy):
+_FIRST: tuple[Callable[..., None], ...] = (run, resume, deploy)
+_MIDDLE: tuple[Callable[..., None], ...] = (check, repro, tune)
+_LAST: tuple[Callable[..., None], ...] = (show, compare, report, watch)
+for verb in _FIRST:
     app.command()(verb)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
 app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
-for verb in (check, repro, tune):
+for verb in _MIDDLE:
     app.command()(verb)
 app.command("list")(list_names)
-for verb in (show, compare, report, watch):
+for verb in _LAST:
     app.command()(verb)
 
 

@@ -25,7 +25,7 @@ class Segment(NamedTuple):
 
     start: int
     size: int
-    count: int
+    sent: int
 
 
 def check_density(density: float) -> None:
@@ -46,7 +46,7 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
-    k = sum(segment.count for segment in segments)
+    k = sum(segment.sent for segment in segments)
     at = indices.decode(memoryview(data)[start : start + length], spec.size, k)
     for first, size, wanted in segments:
         if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:

@@ -30,12 +30,13 @@ from thinwire.experiments.records import rounds_in
 from thinwire.experiments.toml import read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask, ClientStore
-from thinwire.flower.server import FlowerServer, RoundPolicy
-from thinwire.protocol.state import Contract
+from thinwire.flower.client_store import ClientStore, Request, Response
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
+from thinwire.protocol.contract import Contract
+from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import OnMessage
 
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 FAILED = "thinwire failed:"  # how a server's last words begin in the log
@@ -109,18 +110,18 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
         return Message(pack({"clients": mine, "schema": client.contract.schema.digest}), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        (run, number, heard), data = unpack(message.content, run=str, client=int, heard=int)
+        (run, number, accepted), data = unpack(message.content, run=str, client=int, accepted=int)
         try:
             client, mine = site(context)
             if number not in mine:
                 raise WireError(f"client {number} is not served here, but {mine}")
             with _shelf(context, run, number) as shelf:
-                answer, kept = client.answer(number, Ask(data, heard), shelf.load(client))
-                shelf.save(kept.dump(client.first))
+                response, store = client.respond(number, Request(data, accepted), shelf.load(client))
+                shelf.save(store.dump(client.first))
         except ThinwireError as error:
-            answer = Answer(b"", error=f"{type(error).__name__}: {error}")
-        fields = {"client": number, "loss": answer.loss, "examples": answer.examples, "error": answer.error}
-        return Message(pack(fields, answer.data), reply_to=message)
+            response = Response(b"", error=f"{type(error).__name__}: {error}")
+        fields = {"client": number, **{key: value for key, value in response._asdict().items() if key != "data"}}
+        return Message(pack(fields, response.data), reply_to=message)
 
     app.query()(hello)
     app.train()(train)
@@ -212,7 +213,7 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         def prepare() -> FlowerServer:
             made = job(None)
             served = FlowerServer(experiment.engine, made, connect, patience, log)
-            served.try_on()
+            served.federation.try_model()
             return served
 
         def connect(contract: Contract, clients: int) -> GridTransport:

@@ -11,12 +11,12 @@ from thinwire.experiments.collapse import Chance
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.simulation.simulation import Simulation
+    from thinwire.runtime.runner import Runner
 
 FEWEST = 100  # examples for a meaningful accuracy
 
 
-def chance_of(simulation: Simulation) -> Chance | None:
+def chance_of(simulation: Runner) -> Chance | None:
     """The chance accuracy of a run; None without a test set of class labels, or with fewer than 100 examples.
 
     If clients keep a part of the model private, the public model alone is not used. Then it is the mean over clients of

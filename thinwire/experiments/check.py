@@ -13,8 +13,8 @@ from thinwire.core.tree import restrict
 from thinwire.experiments.build import build_job
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.forecast import Lengths, forecast
-from thinwire.protocol.download import open_round
-from thinwire.protocol.round import begin, plan_round
+from thinwire.protocol.round import initial_server_state, plan_round
+from thinwire.protocol.server import open_round
 from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.engine import LocalEngine
@@ -39,12 +39,12 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     state = simulation.start()
     plan_round(contract, state.server)  # raises if the method cannot run
     plan = Plan(contract.sendable.named)
-    planned = Spec.of(restrict(simulation.public.coords, plan.names))
+    planned = Spec.of(restrict(simulation.federation.first.coords, plan.names))
     code = method.sketch.spec(planned)
     sizes = job.task.clients.sizes()
-    steps = [plan_batches([int(n)], [simulation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
+    steps = [plan_batches([int(n)], [simulation.federation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
     up, down = _message_sizes(simulation, plan)
-    cohort = min(job.cohort, len(simulation.asked))
+    cohort = min(job.cohort, len(simulation.federation.eligible))
     lengths = [Lengths(stage) for stage in contract.stages]
     unknown = "" if all(one.exact for one in lengths) else UNKNOWN
     copies = 4 * contract.weights.nbytes  # weights, gradient, delta, optimizer state
@@ -55,7 +55,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "cohort": cohort,
         "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
         "steps_per_round": {"min": min(steps), "max": max(steps)},
-        "parameters": simulation.model.parameters(),
+        "parameters": simulation.federation.model.parameters(),
         "trainable": contract.coords.size,
         **({"tiers": _tiers(simulation)} if method.budget.tiers else {}),
         "values_uploaded": code.size,
@@ -113,7 +113,7 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
     """
     contract, method = simulation.contract, simulation.job.method
     tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
-    state, lengths = begin(contract, simulation.public), Lengths(contract)
+    state, lengths = initial_server_state(contract, simulation.federation.first), Lengths(contract)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     up = down = None
     if all(codec.size(code) is not None for codec in method.ups):

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from thinwire.core.key import Device
+from thinwire.core.state import State
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
@@ -33,8 +34,8 @@ from thinwire.training.inputs import Backend
 FORMAT = 2
 KEEP = 2
 _PUBLIC = ("base", "coords", "shared", "buffers")
-_SERVER = ("opt", "correction", "schedule", "codec")
-_CLIENT = ("held", "correction", "codec", "opt")
+_SERVER = ("correction", "schedule", "codec")
+_CLIENT = ("unsent", "correction", "codec")
 
 
 class Bounds(NamedTuple):
@@ -152,15 +153,18 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
 
 
 def _tensors(state: RunState) -> Tree:
-    """All tensors of a state by path, such as `client/3/held/fc.weight`."""
+    """All tensors of a state by path, such as `client/3/unsent/fc.weight`."""
     out: Tree = {}
     for part in _PUBLIC:
         out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
-    for part in _SERVER:
-        out |= {f"server/{part}/{name}": block for name, block in getattr(state.server, part).items()}
-    for i, client in state.clients.items():
-        for part in _CLIENT:
-            out |= {f"client/{i}/{part}/{name}": block for name, block in getattr(client, part).items()}
+    owners: list[tuple[str, tuple[str, ...], Any]] = [
+        ("server", _SERVER, state.server),
+        *((f"client/{i}", _CLIENT, own) for i, own in state.clients.items()),
+    ]
+    for owner, parts, one in owners:
+        trees = {part: getattr(one, part) for part in parts}
+        trees |= {f"opt/{slot}": tree for slot, tree in one.opt.items()}
+        out |= {f"{owner}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
     ledger = state.server.ledger
     data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
     if data:
@@ -180,7 +184,8 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
     if sum(lengths) != len(data):
         raise ValueError(f"its ledger has {len(data)} bytes, not {sum(lengths)}")
     ledger = _ledger(meta["ledger"], io.BytesIO(data))
-    server = ServerState(public, **{part: tree(f"server/{part}/") for part in _SERVER}, ledger=ledger)  # type: ignore[arg-type]
+    own = {part: tree(f"server/{part}/") for part in _SERVER}
+    server = ServerState(public, opt=_slots(tree("server/opt/")), ledger=ledger, **own)
     by_client: dict[str, Tree] = {}
     for name, block in tensors.items():
         if name.startswith("client/"):
@@ -188,13 +193,24 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
             by_client.setdefault(i, {})[rest] = block
     clients = {}
     for i, version in meta["clients"].items():
-        own = by_client.get(i, {})
-        parts = [{n.removeprefix(f"{p}/"): b for n, b in own.items() if n.startswith(f"{p}/")} for p in _CLIENT]
-        clients[int(i)] = ClientState(version, *parts)
+        mine = by_client.get(i, {})
+        given = {
+            p: {n.removeprefix(f"{p}/"): b for n, b in mine.items() if n.startswith(f"{p}/")} for p in (*_CLIENT, "opt")
+        }
+        clients[int(i)] = ClientState(version, opt=_slots(given.pop("opt")), **given)
     sync_counts = SyncCounts(**meta["sync_counts"])
     how = meta["backend"], meta["backend_reason"]
     settled = meta.get("chunk", 0), meta.get("onednn")
     return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, sync_counts, *settled)
+
+
+def _slots(tree: Tree) -> State:
+    """The state of an optimizer from names such as `momentum/fc.weight`."""
+    state: State = {}
+    for path, block in tree.items():
+        slot, _, name = path.partition("/")
+        state.setdefault(slot, {})[name] = block
+    return state
 
 
 def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:

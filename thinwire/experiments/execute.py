@@ -17,8 +17,9 @@ from thinwire.experiments.loop import Checkpoints, Stop, Training, rounds
 from thinwire.experiments.records import byte_totals
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.summary import summary_of_experiment
+from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.simulation.simulation import OnMessage, Simulation
+from thinwire.runtime.runner import Runner
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -36,7 +37,7 @@ def execute(
     resume: bool = False,
     again: bool = False,
     on_round: OnRound | None = None,
-    prepare: Callable[[], Simulation] | None = None,
+    prepare: Callable[[], Runner] | None = None,
     on_message: OnMessage | None = None,
 ) -> Summary:
     """Run an experiment and return its totals. Nothing is written before the experiment has been checked.
@@ -71,7 +72,7 @@ def execute(
         state = run.train(state, on_round, on_message)
         summary = run.summary(state)
         public = state.server.public
-        folder.finish(summary, {**simulation.weights(public), **public.buffers})
+        folder.finish(summary, {**simulation.federation.weights(public), **public.buffers})
     return summary
 
 
@@ -81,10 +82,10 @@ def refuse_diverged(summary: Summary) -> None:
         raise Diverged(f"{summary['status_why']} (known from an earlier run; --again runs it once more)")
 
 
-def check_blocks(simulation: Simulation, state: RunState) -> None:
+def check_blocks(simulation: Runner, state: RunState) -> None:
     """Refuse a checkpoint whose blocks are not those of this model and method."""
     public, contract = state.server.public, simulation.contract.at(state.server.public.version)
-    wanted = (Spec.of(simulation.public.base), contract.coords, contract.shared, contract.buffers)
+    wanted = (Spec.of(simulation.federation.first.base), contract.coords, contract.shared, contract.buffers)
     for tree, spec in zip(public[1:], wanted, strict=True):
         if Spec.of(tree) != spec:
             raise CheckpointError(
@@ -92,9 +93,9 @@ def check_blocks(simulation: Simulation, state: RunState) -> None:
             )
 
 
-def _first_state(folder: RunFolder, simulation: Simulation, resume: bool) -> RunState:
+def _first_state(folder: RunFolder, simulation: Runner, resume: bool) -> RunState:
     """The state of the newest checkpoint when resuming, otherwise the state before round 1."""
-    state = folder.load(simulation.engine.device) if resume else None
+    state = folder.load(simulation.federation.engine.device) if resume else None
     if state is None:
         return simulation.start()
     check_blocks(simulation, state)
@@ -114,7 +115,7 @@ class _Run:
 
     experiment: Experiment
     folder: RunFolder
-    simulation: Simulation
+    simulation: Runner
     records: list[RoundRecord]
 
     def train(self, state: RunState, on_round: OnRound | None, on_message: OnMessage | None) -> RunState:
@@ -155,7 +156,7 @@ class _Run:
             return state
         if chosen := self.folder.training():
             return state._replace(**chosen._asdict())
-        state = self.simulation.settled(state)
+        state = self.simulation.choose_backend(state)
         self.folder.keep_training(Training.of(state))
         return state
 

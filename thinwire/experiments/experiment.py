@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from thinwire.core.text import unfit_for_a_name, visible
-from thinwire.data.partitions.base import Split
+from thinwire.data.partitions.base import Partition
 from thinwire.errors import ConfigError
 from thinwire.experiments.records import Accounting
 from thinwire.protocol.method import Method
@@ -54,7 +54,7 @@ class TaskChoice:
 
     kind: str
     clients: int
-    partition: Split
+    partition: Partition
     model: ModelChoice
     validation_fraction: float = 0.0
     participating_clients: int = 0

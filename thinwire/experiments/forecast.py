@@ -16,13 +16,13 @@ import torch
 from thinwire.codecs.base import Codec
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.protocol.advance import switched
-from thinwire.protocol.download import RoundOpening
-from thinwire.protocol.fields import EVERYONE
-from thinwire.protocol.secagg import secure_size
-from thinwire.protocol.server import append_entry
-from thinwire.protocol.setup import plan_round
-from thinwire.protocol.state import Contract, ServerState
+from thinwire.protocol.advance import switch_stage
+from thinwire.protocol.contract import EVERYONE, Contract
+from thinwire.protocol.download import RoundOpening, has_drift_check
+from thinwire.protocol.next_version import append_entry
+from thinwire.protocol.secagg import masked_size
+from thinwire.protocol.setup import initial_server_state, plan_round
+from thinwire.protocol.state import ServerState
 from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.simulation import Simulation
@@ -98,7 +98,7 @@ class Lengths:
         contract, method = self.contract, self.contract.method
         planned = contract.coords.restrict(names)
         size = self.payload(method.ups[tier], method.sketch.spec(planned))
-        fields = {wire.COORDS: secure_size(size) if method.secure_aggregation else size}
+        fields = {wire.COORDS: masked_size(size) if method.secure_aggregation else size}
         if contract.buffers.blocks:
             fields[wire.BUFFERS] = contract.buffers.nbytes
         if method.client_weight.sent and not method.secure_aggregation:
@@ -111,7 +111,7 @@ class Lengths:
 
     def next_down(self, server: ServerState, plan: Plan) -> int:
         """Length of the download after a round with this plan, for a client that took part in the round before."""
-        ledger = append_entry(self.contract, server, plan, cast("bytes", blank(self.entry(plan.names))), None)
+        ledger = append_entry(self.contract, server.ledger, plan, cast("bytes", blank(self.entry(plan.names))), None)
         later = server._replace(public=server.public._replace(version=server.public.version + 1), ledger=ledger)
         past = later.ledger.past_way(server.public.version) or ()
         return wire.length(ForecastOpening(self.contract, later, self).steps(server.public.version, past))
@@ -137,7 +137,12 @@ class ForecastOpening(RoundOpening):
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The download that replays ledger entries."""
         now = self.server.public.version
-        return self._message(wire.STEPS, sum(map(len, self._way(version, past))), now - version)
+        bodies = (
+            *past,
+            *self._open_window(version, self.contract.longest_way - len(past)),
+            self._request(now > version),
+        )
+        return self._message(wire.STEPS, sum(map(len, bodies)), now - version)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The download of the whole state."""
@@ -147,24 +152,22 @@ class ForecastOpening(RoundOpening):
         else:
             fields = {wire.COORDS: contract.sendable.nbytes}
             fields |= {wire.BASE: contract.weights.nbytes} if contract.window(now) else {}
-        body = self.lengths.body(self.server.ledger.touched(version), fields)
-        return self._message(wire.STATE, body + len(self._ask(news=True)), now - version)
+        body = self.lengths.body(self.server.ledger.synced_since(version), fields)
+        return self._message(wire.STATE, body + len(self._request(True)), now - version)
 
     def _message(self, kind: int, size: int, behind: int) -> wire.Pieces:
         return (wire.pack(kind, self.server.public.version, (), self.contract.schema, behind), blank(size))
 
-    def _stretch(self, touched: frozenset[str]) -> bytes:
+    def _snapshot(self, touched: frozenset[str]) -> bytes:
         size = self.contract.coords.restrict(touched).nbytes
         return cast("bytes", blank(self.lengths.body(touched, {wire.VALUES: size})))
 
-    def _ask(self, *, news: bool) -> bytes:
+    def _request(self, news: bool) -> bytes:
         contract = self.contract
         fields = {wire.SHARED: contract.shared.nbytes, wire.BUFFERS: contract.buffers.nbytes} if news else {}
         fields = {field: size for field, size in fields.items() if size}
-        fields |= (
-            {wire.DRIFT_CHECK: 4} if contract.method.drift_check and contract.method.download == "incremental" else {}
-        )
-        return cast("bytes", blank(self.lengths.body(self._plan, fields)))
+        fields |= {wire.DRIFT_CHECK: 4} if has_drift_check(contract) else {}
+        return cast("bytes", blank(self.lengths.body(self.names, fields)))
 
 
 def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
@@ -175,20 +178,22 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
         waiting: for FedLAMA: whether all layers wait after the first window (the fewest bytes), or none (the most).
     """
     whole, job = simulation.contract, simulation.job
-    contract, server = whole, begin(whole, simulation.public)
+    contract, server = whole, initial_server_state(whole, simulation.federation.first)
     lengths, versions, cohort = Lengths(contract), dict[int, int](), tuple[int, ...]()
     up = down = catchup = 0
     for version in range(job.rounds):
         if whole.at(version) is not contract:
             earlier, contract = contract, whole.at(version)
-            server = begin(contract, switched(earlier, contract, server.public._replace(version=version)))
+            server = initial_server_state(
+                contract, switch_stage(earlier, contract, server.public._replace(version=version))
+            )
             lengths = Lengths(contract)
         server = server._replace(
             public=server.public._replace(version=version), schedule=_schedule(contract, version, waiting)
         )
         plan = plan_round(whole, server)
         if plan.resample or not cohort:
-            cohort = simulation.draws.cohort(version)
+            cohort = simulation.federation.sampler.cohort(version)
         opening = ForecastOpening(contract, server, lengths)
         messages = opening.messages({client: versions.get(client, 0) for client in cohort})
         ordinary, extra = opening.split([wire.length(pieces) for pieces in messages.values()])
@@ -196,7 +201,7 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
         up += sum(lengths.up(plan.names, contract.tier(client), version) for client in cohort)
         versions.update(dict.fromkeys(cohort, version))
         body, end = _entry(contract, lengths, plan.names, version)
-        server = server._replace(ledger=append_entry(contract, server, plan, body, end))
+        server = server._replace(ledger=append_entry(contract, server.ledger, plan, body, end))
     return Forecast(up, down, catchup)
 
 
@@ -209,7 +214,7 @@ def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version:
         return body, None
     values = lengths.payload(contract.method.merge_codec, contract.coords.restrict(names))
     end = cast("bytes", blank(lengths.body(names, {wire.VALUES: values})))
-    if contract.settles:
+    if not contract.method.merge_codec.exact:
         return end, end
     return body, body if contract.method.space.redraw_every == 1 else end
 

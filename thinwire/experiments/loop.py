@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import Course, news
+from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.simulation.simulation import OnMessage, Simulation
+from thinwire.runtime.runner import Runner
 from thinwire.training.inputs import Backend
 
 
@@ -66,7 +67,7 @@ class Checkpoints(NamedTuple):
 
 
 def rounds(
-    simulation: Simulation,
+    simulation: Runner,
     state: RunState,
     stop: Stop,
     *,

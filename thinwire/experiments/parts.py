@@ -56,7 +56,9 @@ def named(table: Any, where: str) -> tuple[str, Table]:
 def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterable[str] = ()) -> Table:
     """Check options against the parameters of a constructor and convert them to its types."""
     known = [name for name in inspect.signature(make).parameters if name not in set(skip)]
-    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    # of a dataclass the hints of its fields, which resolve in the modules of its bases
+    plain_class = inspect.isclass(make) and not dataclasses.is_dataclass(make)
+    hints = get_type_hints(make.__init__ if plain_class else make)
     out = {}
     for key, value in options.items():
         if key not in known:

@@ -38,9 +38,11 @@ from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.summary import summarize
 from thinwire.experiments.toml import Table
 from thinwire.protocol.method import Method
+from thinwire.runtime.engine import Mode
+from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord, RunState
-from thinwire.simulation.engine import LocalEngine, Mode
-from thinwire.simulation.simulation import OnMessage, Simulation
+from thinwire.runtime.runner import Runner
+from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces.lora import LoRA
 from thinwire.training.batches import Local
 from thinwire.training.precision import Precision
@@ -168,15 +170,15 @@ def _job(model: nn.Module, clients: Sequence[Any], test: Any, loss: Loss, settin
     return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, settings.eval.every)
 
 
-def _finished(simulation: Simulation, state: RunState, history: list[RoundRecord], folder: RunFolder | None) -> Run:
+def _finished(simulation: Runner, state: RunState, history: list[RoundRecord], folder: RunFolder | None) -> Run:
     """The result of a run, with all tensors on the CPU."""
     public = state.server.public
-    basis = simulation.contract.basis(public.version, simulation.engine.device)
+    basis = simulation.contract.basis(public.version, simulation.federation.engine.device)
     space = simulation.contract.at(public.version).method.space
     verdict = judge((record._asdict() for record in history), chance_of(simulation))
     return Run(
         history,
-        _on_cpu(simulation.weights(public)),
+        _on_cpu(simulation.federation.weights(public)),
         _on_cpu(public.buffers),
         state.backend,
         state.backend_reason,
@@ -190,11 +192,11 @@ def _finished(simulation: Simulation, state: RunState, history: list[RoundRecord
     )
 
 
-def _write_results(folder: RunFolder, label: str, simulation: Simulation, state: RunState, run: Run) -> None:
+def _write_results(folder: RunFolder, label: str, simulation: Runner, state: RunState, run: Run) -> None:
     """Write the environment, the final weights and the totals."""
     chance = chance_of(simulation)
     facts = {
-        "device": simulation.engine.device,
+        "device": simulation.federation.engine.device,
         "clients_trained_by": state.backend,
         "because": state.backend_reason,
         "chance": chance._asdict() if chance else None,
@@ -208,9 +210,9 @@ def _on_cpu(tree: Tree) -> Tree:
     return {name: block.detach().cpu() for name, block in tree.items()}
 
 
-def _described(name: str, simulation: Simulation) -> Table:
+def _described(name: str, simulation: Runner) -> Table:
     """The configuration of a simulation, for config.toml of its run directory."""
-    job, engine = simulation.job, simulation.engine
+    job, engine = simulation.job, simulation.federation.engine
     return {
         "name": name,
         "script": sys.argv[0] or "your script",
@@ -220,7 +222,7 @@ def _described(name: str, simulation: Simulation) -> Table:
             "kind": OWN_TASK,
             "clients": len(job.task.clients),
             "examples": len(job.task.train),
-            "model": {"kind": type(job.task.model).__name__, "parameters": simulation.model.parameters()},
+            "model": {"kind": type(job.task.model).__name__, "parameters": simulation.federation.model.parameters()},
         },
         "cohort": {"size": job.cohort},
         "local": plain(job.local),

@@ -14,14 +14,14 @@ from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, totals
 from thinwire.experiments.run_directory import Summary
 from thinwire.masks import NoMask, dead_adapters
-from thinwire.protocol.fields import as_received
 from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.protocol.upload import as_received
 from thinwire.runtime.job import RoundRecord, RunState
-from thinwire.simulation.simulation import Simulation
+from thinwire.runtime.runner import Runner
 
 
 def summary_of_experiment(
-    experiment: Experiment, simulation: Simulation, state: RunState, records: Sequence[RoundRecord]
+    experiment: Experiment, simulation: Runner, state: RunState, records: Sequence[RoundRecord]
 ) -> Summary:
     """The totals of an experiment after some rounds."""
     totalled = summarize(
@@ -34,7 +34,7 @@ def summary_of_experiment(
 def summarize(
     name: str,
     task: str,
-    simulation: Simulation,
+    simulation: Runner,
     records: Sequence[RoundRecord],
     sync_counts: SyncCounts,
     accounting: Accounting = "honest",
@@ -58,8 +58,8 @@ def summarize(
         "seed": simulation.job.seed,
         "rounds": len(records),
         **summary_of(judge(lines, chance), chance),
-        "parameters": simulation.model.parameters(),
-        "trainable": Spec.of(simulation.public.coords).size,
+        "parameters": simulation.federation.model.parameters(),
+        "trainable": Spec.of(simulation.federation.first.coords).size,
         **totals(lines, accounting),
         **_privacy(simulation, len(records)),
         "seconds_by_link": seconds_by_link(lines),
@@ -67,7 +67,7 @@ def summarize(
     }
 
 
-def _dead_adapters(simulation: Simulation, state: RunState) -> tuple[str, ...]:
+def _dead_adapters(simulation: Runner, state: RunState) -> tuple[str, ...]:
     """The weights whose adapter has no A or no B left after masking, so that it can never change."""
     contract = simulation.contract.at(state.server.public.version)
     if isinstance(contract.method.mask, NoMask):
@@ -76,9 +76,9 @@ def _dead_adapters(simulation: Simulation, state: RunState) -> tuple[str, ...]:
     return dead_adapters(to_device(received.coords, "cpu"), contract.trained(received))
 
 
-def _privacy(simulation: Simulation, rounds: int) -> Summary:
+def _privacy(simulation: Runner, rounds: int) -> Summary:
     """The epsilon and delta of a method with differential privacy."""
-    spent = simulation.spent(rounds) if rounds else None
+    spent = simulation.federation.epsilon(rounds) if rounds else None
     if spent is None:
         return {}
     epsilon, why = spent

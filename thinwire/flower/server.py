@@ -100,6 +100,14 @@ class FlowerServer:
         """The state before the first round."""
         return self.federation.start("loop", "clients are in other processes")
 
+    def choose_backend(self, state: RunState) -> RunState:
+        """The same state: clients train in other processes."""
+        return state
+
+    def convolutions(self, state: RunState) -> str:
+        """How clients compute convolutions: with torch's own."""
+        return "torch"
+
     def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server

@@ -18,18 +18,18 @@ class ClientSummary(NamedTuple):
     q10: float  # quantiles, linear between two values
     q50: float
     q90: float
-    count: int  # number of clients
+    clients: int  # number of clients
 
 
 def summarize(values: Sequence[float]) -> ClientSummary:
     """Summarize the values of a metric, one of each client. NaN in any value gives NaN.
 
     >>> summarize(range(11))
-    ClientSummary(mean=5.0, worst_tenth=0.0, q10=1.0, q50=5.0, q90=9.0, count=11)
+    ClientSummary(mean=5.0, worst_tenth=0.0, q10=1.0, q50=5.0, q90=9.0, clients=11)
     """
     if not len(values):
         raise ConfigError("no clients to summarize; give one value for each client")
     ordered = np.sort(np.asarray(values, np.float64))
     lowest = ordered if np.isnan(ordered).any() else ordered[: max(1, len(ordered) // 10)]
-    quantiles = np.quantile(ordered, (0.1, 0.5, 0.9)).tolist()
-    return ClientSummary(float(ordered.mean()), float(lowest.mean()), *quantiles, len(ordered))
+    q10, q50, q90 = np.quantile(ordered, (0.1, 0.5, 0.9)).tolist()
+    return ClientSummary(float(ordered.mean()), float(lowest.mean()), q10, q50, q90, len(ordered))

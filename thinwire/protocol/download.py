@@ -73,11 +73,16 @@ class RoundOpening:
         past = self.server.ledger.past_way(version) if contract.method.download == "incremental" else None
         if past is None or len(past) >= contract.longest_way:  # at least one body is needed for the open window
             return self.state(version, client)
-        bodies = (*past, *self._open_window(version, contract.longest_way - len(past)), self._request(now > version))
-        steps = wire.pack_pieces(wire.STEPS, now, bodies, contract.schema, now - version, self._crc)
+        steps = self.steps(version, past)
         if contract.window(now) and wire.length(steps) > contract.weights.nbytes + contract.coords.nbytes:
             return min(steps, self.state(version, client), key=wire.length)
         return steps  # before the first merge no state is shorter: do not build it
+
+    def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
+        """The entries and snapshots from a version to now; `past` are those before the open window."""
+        contract, now = self.contract, self.server.public.version
+        bodies = (*past, *self._open_window(version, contract.longest_way - len(past)), self._request(now > version))
+        return wire.pack_pieces(wire.STEPS, now, bodies, contract.schema, now - version, self._crc)
 
     def state(self, version: int, client: int) -> wire.Pieces:
         """The whole state. Its plan lists the blocks that were synchronized since the client's version."""
@@ -101,11 +106,15 @@ class RoundOpening:
             entries = None
         if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
             return entries
-        if touched not in self._snapshots:
-            values = restrict(self.public.coords, touched)
-            self._snapshots[touched] = pack_snapshot(contract, WindowSnapshot(touched, values))
-        snapshot = self._snapshots[touched]
+        snapshot = self._snapshot(touched)
         return (snapshot,) if entries is None or len(snapshot) < sum(map(len, entries)) else entries
+
+    def _snapshot(self, names: frozenset[str]) -> bytes:
+        """The current values of these blocks."""
+        if names not in self._snapshots:
+            values = restrict(self.public.coords, names)
+            self._snapshots[names] = pack_snapshot(self.contract, WindowSnapshot(names, values))
+        return self._snapshots[names]
 
     def _crc(self, body: Bytes) -> int:
         """The CRC-32 of a body; many clients are sent the same one."""

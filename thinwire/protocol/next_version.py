@@ -82,7 +82,7 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
             contract.server_opt(public.version).init(contract.code.zeros()),
             contract.method.down.init(contract.code),
         )
-    ledger = _append_entry(contract, server.ledger, plan, body, end)
+    ledger = append_entry(contract, server.ledger, plan, body, end)
     return _checked(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
 
 
@@ -153,7 +153,7 @@ def _end_window(
     return coords, body, body if method.space.redraw_every == 1 else end  # of a window of one round one entry is enough
 
 
-def _append_entry(contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
+def append_entry(contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
     """The ledger with one more entry, and with a snapshot of the window's end if it ended."""
     if contract.method.download == "full":  # entries are not replayed: only the version of each block is needed
         return ledger.append(b"", plan.names, limit=-1, longest=-1)

@@ -32,7 +32,7 @@ def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
     if name:
         return numbers_of(record.get(field)).get(name)
     value = record.get(metric)
-    return float(value) if _is_number(value) else None
+    return float(value) if value is not None and _is_number(value) else None
 
 
 def numbers_of(value: Any) -> dict[str, float]:

@@ -208,7 +208,7 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
             tried.append(f"{_chosen(trial)}: {trial_text(repro.grid.by(line.row), found) if whole else '-'}")
         edges = [key.rsplit(".", 1)[-1] for key, values in over.items() if at_edge(line.chosen[key], values)]
         finals = [repro.grid.line(trial.row, trial.chosen) for trial in line_trials]
-        failed = [f"{_chosen(one)} on {' '.join(map(str, seeds))}" for one in finals if (seeds := broken(one, out))]
+        failed = [f"{_chosen(one)} on {' '.join(map(str, lost))}" for one in finals if (lost := broken(one, out))]
         rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no", "; ".join(failed) or "-"])
     if not rows:
         return ""

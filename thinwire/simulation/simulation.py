@@ -188,6 +188,10 @@ class Simulation:
         except Diverged as error:
             raise Diverged(f"round {state.round + 1}: {error}") from error
 
+    def convolutions(self, state: RunState) -> str:
+        """How convolutions are computed in training."""
+        return self.backends.convolutions(state)
+
     def _groups(self, state: RunState, opened: OpenRound) -> Iterator[Group]:
         """The cohort in groups of clients that start from the same public state and fit into memory together.
 

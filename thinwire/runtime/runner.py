@@ -1,0 +1,33 @@
+"""The contract of what runs the rounds of a job: a simulation, or the server of a deployment."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from thinwire.protocol.contract import Contract
+from thinwire.runtime.federation import Federation, OnMessage
+from thinwire.runtime.job import Job, RoundRecord, RunState
+
+
+class Runner(Protocol):
+    """Runs the rounds of a job. The state goes in and comes out of `round`."""
+
+    federation: Federation
+    contract: Contract
+    job: Job
+
+    def start(self) -> RunState:
+        """The state before the first round."""
+        ...
+
+    def choose_backend(self, state: RunState) -> RunState:
+        """The state with the training backend chosen; called once, before the first round."""
+        ...
+
+    def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
+        """One round: the state after it, and its record."""
+        ...
+
+    def convolutions(self, state: RunState) -> str:
+        """How convolutions are computed in training."""
+        ...
