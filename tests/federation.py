@@ -15,15 +15,27 @@ from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import Drifted
 from thinwire.protocol import Method
-from thinwire.protocol.round import agree, begin, close_round, cohort_round, forget, initial_client_state, plan_round
+from thinwire.protocol.client import (
+    Group,
+    begin_updates,
+    drop_stale,
+    initial_client_state,
+    make_uploads,
+    training_inputs,
+)
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.secagg import SecAggCohort
-from thinwire.protocol.server import open_round, receive, repair, request_full_state
-from thinwire.protocol.state import Contract, PublicState
+from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
+from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.upload import decode_uploads
 from thinwire.schedules.base import Plan
 from thinwire.training import Local
 from thinwire.training.batches import plan_batches
 from thinwire.training.functional import Functional
-from thinwire.training.inputs import Workload
+from thinwire.training.inputs import Trainer, Workload
+from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
 
 SIZES = (40, 17, 33, 5, 24, 9)  # unequal on purpose
@@ -74,72 +86,76 @@ def same_public(a: PublicState, b: PublicState) -> bool:
 
 
 class Federation:
-    """A server, and clients that each hold their own public state: nothing passes between them but bytes."""
+    """A server, and clients that each have their own public state: only bytes pass between them."""
 
     def __init__(self, method: Method, task: Task | None = None, local: Local | None = None, seed: int = 0) -> None:
         self.task = task or digits_task()
         self.method, self.key, self.local = method, Key(seed), local or Local(epochs=1, batch=16)
         self.model = Functional.of(self.task.model, self.task.loss)
-        self.contract, first = agree(method, self.model.weights(), self.model.buffers(), self.key)
-        self.server = begin(self.contract, first)
+        self.contract, first = make_contract(method, self.model.weights(), self.model.buffers(), self.key)
+        self.server = initial_server_state(self.contract, first)
         self.first = first
         clients = range(len(self.task.clients))
         self.public = dict.fromkeys(clients, first)
         self.states = {i: initial_client_state(self.contract, first, i) for i in clients}
-        self.asked: dict[int, Plan] = {}
+        self.requested: dict[int, Plan] = {}
         self.losses: list[float] = []
         self.drifted: list[int] = []
         self.cohort = tuple(clients)
 
-    def hear(self, client: int) -> bytes:
-        """Bring one client to the current version, as it would get there."""
-        held = self.public[client].version
-        data = open_round(self.contract, self.server, {client: held})[client]
+    def download(self, client: int) -> bytes:
+        """Bring one client to the current version by a message."""
+        version = self.public[client].version
+        data = open_round(self.contract, self.server, {client: version})[client]
         try:
-            heard = receive(self.contract, self.public[client], data, client)
+            received = receive(self.contract, self.public[client], data, client)
         except Drifted:
             self.drifted.append(client)
-            answer = repair(self.contract, self.server, request_full_state(self.contract, held, client), client)
-            heard = receive(self.contract, self.first._replace(version=held), answer, client)
-        self.public[client], touched, self.asked[client] = heard
-        self.states[client] = forget(self.states[client], touched)
+            lost = request_full_state(self.contract, version, client)
+            state = full_state_message(self.contract, self.server, lost, client)
+            received = receive(self.contract, self.first._replace(version=version), state, client)
+        self.public[client], synced, self.requested[client] = received
+        self.states[client] = drop_stale(self.states[client], synced)
         return data
 
-    def answer(self, client: int, how: str = "loop") -> bytes:
-        """Let one client train and speak."""
+    def upload(self, client: int, trainer: Trainer | None = None) -> bytes:
+        """Train one client; its upload."""
         version = self.server.public.version
         work = workload(self.task, [client], [self.key.fold("batches", version, client)], self.local)
-        reply = cohort_round(
-            self.contract,
-            self.model,
-            self.public[client],
-            self.contract.basis(version, "cpu"),
-            self.asked[client],  # what it heard, not what the server knows
-            (client,),
-            [self.states[client]],
-            work,
-            how,
-            circle=SecAggCohort(self.cohort, lambda i, j: f"{i} {j}".encode()),  # tests have no secrets
-        )
-        self.states[client] = reply.states[0]
-        self.losses.append(float(reply.loss[0]))
-        return bytes(reply.messages[0])
+        # the plan that it received, not the one that the server has
+        group = Group(self.public[client], self.requested[client], (client,), (self.states[client],))
+        (message,), (self.states[client],) = self.train(group, work, trainer)
+        return bytes(message)
+
+    def train(self, group: Group, work: Workload, trainer: Trainer | None = None):
+        """Train some clients together; their uploads and next states."""
+        inputs = training_inputs(self.contract, self.model, group, work)
+        outcome = (trainer or LoopTrainer()).train(inputs)
+        updates = begin_updates(self.contract, group, inputs.start, outcome)()
+        secagg = SecAggCohort(self.cohort, lambda i, j: f"{i} {j}".encode())  # tests have no secrets
+        self.losses += updates.loss.tolist()
+        return make_uploads(self.contract, group, updates, work.samples, secagg)
 
     def round(self, cohort) -> dict[int, bytes]:
-        """One round; gives what the clients said."""
+        """One round; the uploads of its clients."""
         plan = plan_round(self.contract, self.server)
         self.cohort = tuple(cohort)
         for client in cohort:
-            self.hear(client)
-        up = {client: self.answer(client) for client in cohort}
+            self.download(client)
+        up = {client: self.upload(client) for client in cohort}
         self.close(plan, up)
         return up
 
     def close(self, plan, up: dict[int, bytes]) -> None:
-        """The server's end of a round."""
-        self.server = close_round(self.contract, self.server, plan, up, len(self.task.clients))
+        """Close a round on the server."""
+        self.server = closed(self.contract, self.server, plan, up, len(self.task.clients)).server
 
     def weights(self, public: PublicState | None = None) -> Tree:
         """The weights of the model at a public state."""
         public = public or self.server.public
         return self.method.space.expand(public.base, self.contract.basis(public.version, "cpu"), public.coords)
+
+
+def closed(contract: Contract, server: ServerState, plan: Plan, up, registered: int, noise=None) -> ClosedRound:
+    """Decode messages and close the round."""
+    return close_round(contract, server, plan, decode_uploads(contract, server.public, plan, up), registered, noise)

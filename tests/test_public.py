@@ -64,8 +64,7 @@ def test_every_part_of_a_submodule_is_public():
 
 
 def test_contracts_and_errors_are_classes():
-    contracts = "Aggregator Codec Correction Mask Metric Optimizer Privacy Schedule Sketch Space"
-    for name in contracts.split():
+    for name in ("Aggregator", "Codec", "Correction", "Mask", "Optimizer", "Privacy", "Schedule", "Sketch", "Space"):
         assert isinstance(getattr(tw, name), type)
     for name, error in vars(importlib.import_module("thinwire.errors")).items():
         if isinstance(error, type) and issubclass(error, tw.ThinwireError):
@@ -138,7 +137,7 @@ def test_simulate_refuses_unusable_arguments_in_one_line():
         tw.simulate("model", clients())
     with pytest.raises(tw.ConfigError, match="one target for each input"):
         tw.simulate(nn.Linear(5, 3), [(torch.zeros(3, 5), torch.zeros(2).long())])
-    with pytest.raises(tw.ConfigError, match="one shape"):
+    with pytest.raises(tw.ConfigError, match="shape"):
         tw.simulate(nn.Linear(5, 3), [*clients(1), (torch.zeros(3, 4), torch.zeros(3).long())])
     with pytest.raises(tw.UnknownName, match="did you mean 'fedavg'"):
         tw.simulate(nn.Linear(5, 3), clients(), "fedvag")

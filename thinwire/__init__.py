@@ -8,7 +8,7 @@
     method     methods: published methods as functions; Method: the slots that they fill
     parts      spaces, codecs, sketches, schedules, optimizers, masks, aggregators, privacy: the values of the slots
     data       data, models, metrics, Task, Local
-    extend     register; contracts (Codec, Space, ...) to implement; testing: checks that a part keeps its contract
+    extend     register, load_plugins; Codec, Space, ...: the contracts of parts; testing: checks of these contracts
     errors     ThinwireError and its subclasses
 
 This file is the public interface; everything else may change. Names are imported on first use: `import thinwire` does
@@ -34,6 +34,7 @@ _COMMON = {
     "thinwire.runtime": ("Job", "RoundRecord"),
     "thinwire.simulation.engine": ("LocalEngine",),
     "thinwire.core.registry": ("register",),
+    "thinwire.experiments.plugins": ("load_plugins",),
     "thinwire.data.task": ("Task",),
     "thinwire.training": ("Local",),
     "thinwire.protocol": ("Budget", "Method", "Stage", "Tier"),
@@ -57,6 +58,7 @@ _CONTRACTS = {
     "thinwire.aggregators": ("Aggregator", "ClientWeight"),
     "thinwire.privacy": ("Privacy",),
     "thinwire.metrics": ("Metric",),
+    "thinwire.data.partitions.base": ("Assignment", "Partition"),
 }
 
 _ERRORS = {
@@ -158,6 +160,8 @@ if TYPE_CHECKING:
     from thinwire.core.registry import register as register
     from thinwire.core.spec import Spec as Spec
     from thinwire.core.tree import Tree as Tree
+    from thinwire.data.partitions.base import Assignment as Assignment
+    from thinwire.data.partitions.base import Partition as Partition
     from thinwire.data.task import Task as Task
     from thinwire.errors import CheckpointError as CheckpointError
     from thinwire.errors import ConfigError as ConfigError
@@ -170,6 +174,7 @@ if TYPE_CHECKING:
     from thinwire.errors import WireError as WireError
     from thinwire.experiments.config import Experiment as Experiment
     from thinwire.experiments.config import resolve as resolve
+    from thinwire.experiments.plugins import load_plugins as load_plugins
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
     from thinwire.masks import Mask as Mask

@@ -190,8 +190,8 @@ def test_a_majority_that_agrees_is_not_moved(mean):
 
 def uploads_of(federation: Federation) -> dict[int, bytes]:
     for client in range(6):
-        federation.hear(client)
-    return {client: federation.answer(client) for client in range(6)}
+        federation.download(client)
+    return {client: federation.upload(client) for client in range(6)}
 
 
 def lying(federation: Federation, data: bytes, factors: dict[int, float]) -> bytes:

@@ -47,7 +47,7 @@ class Faulty(InMemory):
                 with pytest.raises(CheckpointError):
                     ClientStore.load(self.kept[number], self.client.first)
                 del self.kept[number]
-            heard = Heard(number, self.answer(number, ask))
+            heard = Heard(number, self.upload(number, ask))
             if fault == "answer lost":
                 continue
             if fault == "late":

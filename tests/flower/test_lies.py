@@ -89,7 +89,7 @@ class Lying(InMemory):
         self.before = b""
 
     def ask(self, asks, seconds):
-        answers = {number: self.answer(number, ask) for number, ask in asks.items()}
+        answers = {number: self.upload(number, ask) for number, ask in asks.items()}
         honest, self.told = answers.get(LIAR), False
         if honest is not None and honest.data and self.lie:
             answers[LIAR] = self.spoilt(honest, answers)

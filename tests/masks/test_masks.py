@@ -14,7 +14,7 @@ from thinwire.experiments.config import from_table, method_from, resolve, to_tab
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
 from thinwire.masks import dead_adapters
-from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.upload import decode_upload
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
@@ -56,8 +56,8 @@ def test_pruned_once_numbers_stay_zero_with_all_that_remembers_them(name):
         state = {k: v for k, v in federation.server.opt.items() if k.startswith(f"{memory}/")}
         assert not bool((flatten(state)[~seen[0]] != 0).any())
     # the next message holds the numbers that are left and no positions
-    federation.hear(0)
-    assert values(federation, federation.answer(0)) == int(0.25 * size)
+    federation.download(0)
+    assert values(federation, federation.upload(0)) == int(0.25 * size)
 
 
 def test_the_largest_of_the_trained_numbers_are_left():
@@ -86,8 +86,8 @@ def test_round_s_of_the_lottery_trains_the_share_that_the_paper_says(name):
     for _ in range(5):
         mask = federation.contract.trained(federation.server.public)  # of the round that begins now
         densities.append(int(flatten(mask).sum()) if mask else size)
-        federation.hear(0)
-        data = federation.answer(0)
+        federation.download(0)
+        data = federation.upload(0)
         sent.append(values(federation, data))
         federation.close(Plan(frozenset(federation.contract.coords.names)), {0: data})
     assert densities == sent == [int(size * 0.98 ** (s - 1)) for s in (1, 2, 3, 4, 5)]
@@ -114,15 +114,15 @@ def test_federated_select_trains_what_it_received_and_the_server_keeps_all():
     federation = Federation(named("federated-select"))
     size = federation.contract.coords.size
     before = flatten(federation.server.public.coords)
-    federation.hear(0)
+    federation.download(0)
     start = flatten(federation.public[0].coords)
     mask = federation.contract.trained(federation.public[0])
     assert int(flatten(mask).sum()) == int(0.25 * size)
     assert same(mask, federation.contract.trained(federation.server.public))  # of P M and of P the same
-    data = federation.answer(0)
+    data = federation.upload(0)
     assert values(federation, data) == int(0.25 * size)
     plan = Plan(frozenset(federation.contract.coords.names))
-    said = flatten(unpack_up(federation.contract, plan, 0, 0, data, mask).code)
+    said = flatten(decode_upload(federation.contract, plan, 0, 0, data, mask).code)
     assert bool((said != 0).any())
     assert not bool((said[~flatten(mask)] != 0).any())
     federation.close(plan, {0: data})
@@ -134,7 +134,7 @@ def test_on_a_ledger_clients_prune_as_the_server_does():
     method = named("spdst", download="incremental", down=tw.Threshold(0.0), mask=tw.PruneMask(0.5, keep=0.5))
     federation, seen = supports(method, 3)
     for client in EVERYBODY:  # some missed all of it
-        federation.hear(client)
+        federation.download(client)
         assert same(federation.public[client].coords, federation.server.public.coords)
     assert int(seen[-1].sum()) == int(0.125 * federation.contract.coords.size)
 
@@ -167,10 +167,10 @@ def test_hetlora_may_weigh_clients_by_the_size_of_their_adapters():
     federation.round((0, 1, 2))  # so that B is not zero
     before, contract = federation.server.public.coords, federation.contract
     for client in (0, 1, 2):
-        federation.hear(client)
-    up = {client: federation.answer(client) for client in (0, 1, 2)}
+        federation.download(client)
+    up = {client: federation.upload(client) for client in (0, 1, 2)}
     plan = Plan(frozenset(contract.coords.names))
-    said = [unpack_up(contract, plan, 1, client, data).code for client, data in up.items()]
+    said = [decode_upload(contract, plan, 1, client, data).code for client, data in up.items()]
     products = [
         torch.cat([(one[f"{n}/b"] @ one[f"{n}/a"]).flatten() for n in ("0.weight", "2.weight")]) for one in said
     ]
@@ -248,7 +248,7 @@ def test_an_adapter_without_b_is_dead_and_said_to_be():
 def test_selecting_the_largest_of_an_adapter_selects_a_dead_one():
     method = named("federated-select", space=tw.LoRA(rank=4))
     federation = Federation(method, local=Local(1, batch=8))
-    federation.hear(0)
+    federation.download(0)
     heard = federation.public[0]
     assert dead_adapters(heard.coords, federation.contract.trained(heard)) == ("0.weight", "2.weight")
 

@@ -11,7 +11,7 @@ import torch
 import thinwire as tw
 from thinwire.core.registry import entries
 from thinwire.experiments.presets import presets
-from thinwire.methods.base import arguments_on_tasks, experiment, on, sections_of
+from thinwire.methods.base import arguments_on_tasks, on
 
 NAMES = [
     *("adapter-lth", "ddg", "dp-fedadam", "ef", "evofed", "fa-lora", "factorized-fl"),
@@ -80,15 +80,13 @@ def test_arguments_on_a_task_are_checked_when_the_function_is_defined():
             return tw.Method()
 
 
-def test_on_and_experiment_can_be_stacked():
+def test_on_can_be_stacked():
     @on("mnist", k=2)
     @on("cifar10", k=3)
-    @experiment(local={"steps": 4})
     def example(k: int = 1) -> tw.Method:
         return tw.Method()
 
     assert arguments_on_tasks(example) == {"mnist": {"k": 2}, "cifar10": {"k": 3}}
-    assert sections_of(example) == {"local": {"steps": 4}}
 
 
 def test_method_object_trains():

@@ -9,8 +9,8 @@ import thinwire as tw
 from tests.federation import Federation, digits_task
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError
-from thinwire.protocol.fields import unpack_up
 from thinwire.protocol.round import plan_round
+from thinwire.protocol.upload import decode_upload
 from thinwire.testing import check_correction
 from thinwire.training import Local
 
@@ -43,8 +43,8 @@ def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
     plan = plan_round(federation.contract, federation.server)
     said = {}
     for client in (0, 2, 3):
-        federation.hear(client)
-        said[client] = unpack_up(federation.contract, plan, 0, client, federation.answer(client))
+        federation.download(client)
+        said[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
     federation.round((0, 2, 3))
     total = sum(one.weight for one in said.values())
     for name, block in federation.server.public.coords.items():
@@ -76,7 +76,7 @@ def test_after_one_full_batch_step_of_all_scaffolds_direction_is_the_mean_gradie
 
 def test_scaffold_sends_twice_as_much():
     plain, both = run(tw.Method()), run(tw.Method(correction=tw.Scaffold()))
-    assert len(both.answer(0)) > 1.99 * len(plain.answer(0)) - 100
+    assert len(both.answer(0)) > 1.99 * len(plain.upload(0)) - 100
 
 
 def test_feddyns_server_memory_is_the_mean_of_the_clients():
@@ -112,7 +112,7 @@ def test_corrections_spaces_and_server_steps_combine(correction, space, server):
     for _ in range(3):
         federation.round((0, 1, 2))
     assert all(torch.isfinite(torch.tensor(federation.losses)))
-    federation.hear(3)
+    federation.download(3)
     assert same(federation.public[3].coords, federation.server.public.coords)
     assert same(federation.public[3].shared, federation.server.public.shared)
 
@@ -144,8 +144,8 @@ def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
     plan = plan_round(federation.contract, federation.server)
     cohort, said = (0, 1, 3), {}
     for client in cohort:
-        federation.hear(client)
-        said[client] = unpack_up(federation.contract, plan, 0, client, federation.answer(client))
+        federation.download(client)
+        said[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
     steps = {client: -(-len(federation.task.clients.client(client)) // 16) for client in cohort}
     assert {client: float(one.report["steps"]) for client, one in said.items()} == steps
     assert len(set(steps.values())) > 1

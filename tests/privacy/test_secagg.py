@@ -99,9 +99,9 @@ def test_a_client_that_does_not_answer_stops_the_round():
     federation = Federation(Method(secure_aggregation=True))
     plan = plan_round(federation.contract, federation.server)
     for client in (0, 1, 2):
-        federation.hear(client)
+        federation.download(client)
     federation.cohort = (0, 1, 2)
-    up = {client: federation.answer(client) for client in (0, 1, 2)}
+    up = {client: federation.upload(client) for client in (0, 1, 2)}
     with pytest.raises(WireError, match="masks do not cancel"):
         federation.close(plan, {client: up[client] for client in (0, 1)})
     federation.close(plan, up)

@@ -13,8 +13,9 @@ from thinwire.experiments.check import check
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Budget, Method, Tier
+from thinwire.protocol.receive import receive
 from thinwire.protocol.round import initial_client_state
-from thinwire.protocol.server import open_round, receive
+from thinwire.protocol.server import open_round
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
@@ -59,8 +60,8 @@ def test_each_message_is_made_and_read_by_the_codec_of_its_sender():
     both = Federation(Method(budget=Budget((rich, poor), ALTERNATE)))
     for part in (one, two, both):
         for client in (0, 1):
-            part.hear(client)
-    lone = [one.answer(0), two.answer(1)]
+            part.download(client)
+    lone = [one.upload(0), two.upload(1)]
     mixed = [both.answer(0), both.answer(1)]
     assert [len(a) for a in lone] == [len(a) for a in mixed]
 
@@ -85,7 +86,7 @@ def snapshot(**options) -> Method:
 def test_on_snapshots_each_tier_hears_what_it_can_afford():
     federation = Federation(snapshot())
     federation.round(EVERYBODY)
-    rich, poor = federation.hear(0), federation.hear(1)
+    rich, poor = federation.download(0), federation.download(1)
     assert len(poor) < 0.6 * len(rich)
     assert same_public(federation.public[0], federation.server.public)
     heard = torch.cat([block.reshape(-1) for block in federation.public[1].coords.values()])
@@ -224,7 +225,7 @@ def test_clients_of_small_rank_train_the_leading_ranks_only():
     for _ in range(3):
         up = federation.round(EVERYBODY)
         assert len(up[0]) < len(up[1])
-    federation.hear(0)
+    federation.download(0)
     small = federation.public[0].coords
     assert int(small["0.weight/a"].count_nonzero(dim=1).bool().sum()) == 1
     # only the small clients speak: nothing beyond their rank moves

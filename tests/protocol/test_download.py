@@ -11,9 +11,10 @@ from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.drift_check import TOLERANCE, project
-from thinwire.protocol.fields import unpack_up
-from thinwire.protocol.server import open_round, receive, repair, request_full_state, split_down
+from thinwire.protocol.receive import receive, request_full_state
+from thinwire.protocol.server import full_state_message, open_round, split_download
 from thinwire.protocol.setup import plan_round
+from thinwire.protocol.upload import decode_upload
 from thinwire.schedules import AllBlocks
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.training import Local
@@ -52,10 +53,10 @@ def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(nam
         one.round(key.fold("cohort", r).choice(3, 1))  # client 3 only listens, at the end
         for client in range(3):
             if not int(key.fold("hears", r, client).integers(1, 3)):
-                one.hear(client)
+                one.download(client)
                 assert same_public(one.public[client], one.server.public)
     for client in range(4):
-        one.hear(client)
+        one.download(client)
         assert same_public(one.public[client], one.server.public)
     assert one.drifted == []
 
@@ -67,11 +68,11 @@ def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(
     for r in range(8):
         one.round((0,))  # follows every entry
         if r in (1, 4, 5):
-            one.hear(1)
+            one.download(1)
         for client in (0, 1):
-            one.hear(client)
+            one.download(client)
             assert same_public(one.public[client], one.server.public)
-    one.hear(2)
+    one.download(2)
     assert same_public(one.public[2], one.server.public)
     assert one.drifted == []
 
@@ -103,7 +104,7 @@ def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
     up_to_date = sizes[11]
     assert [(sizes[v] - up_to_date) // vector for v in range(12)] == [3] * 4 + [2] * 4 + [1] * 3 + [0]
     assert all((size - up_to_date) % vector == 0 for size in sizes.values())
-    ordinary, catch_up = split_down(one.contract, one.server, {0: b"." * sizes[10], 1: b"." * sizes[0]})
+    ordinary, catch_up = split_download(one.contract, one.server, {0: b"." * sizes[10], 1: b"." * sizes[0]})
     assert (ordinary, catch_up) == (2 * sizes[10], sizes[0] - sizes[10])
 
 
@@ -127,13 +128,13 @@ def test_buffers_and_shared_memory_are_sent_once_however_much_was_missed():
     one = federation(MAPO(k=8, redraw_every=1), norm=True)
     for _ in range(3):
         one.round((0,))
-    bodies = wire.unpack(one.hear(1), one.contract.schema).bodies
+    bodies = wire.unpack(one.download(1), one.contract.schema).bodies
     fields = [set(wire.unpack_body(body, one.contract.schema).fields) for body in bodies]
     assert fields == [{wire.COORDS}] * 3 + [{wire.BUFFERS, wire.DRIFT_CHECK}]
     two = federation(correction=Scaffold())
     for _ in range(3):
         two.round((0,))
-    body = wire.unpack_body(wire.unpack(two.hear(1), two.contract.schema).bodies[-1], two.contract.schema)
+    body = wire.unpack_body(wire.unpack(two.download(1), two.contract.schema).bodies[-1], two.contract.schema)
     assert set(body.fields) == {wire.SHARED, wire.DRIFT_CHECK}
     assert same_public(two.public[1], two.server.public)
 
@@ -164,7 +165,7 @@ def test_a_long_way_is_sent_in_few_bodies(space, down, kind, monkeypatch):
         message = wire.unpack(open_round(one.contract, one.server, {1: 0})[1], one.contract.schema)
         kinds.append((message.kind, len(message.bodies)))
         one.public[1] = one.first
-        one.hear(1)
+        one.download(1)
         assert same_public(one.public[1], one.server.public)
     assert kinds[:7] == [(wire.STEPS, missed + 1) for missed in range(1, 8)]
     assert kinds[8:] == [(kind, 2)] * 4  # the state, or where the coordinates of the open window are now
@@ -174,7 +175,7 @@ def test_empty_windows_are_not_replayed():
     """Fifty kilobytes of them cost a client eight seconds: each merged a whole model."""
     one = federation(MAPO(k=8))
     schema = one.contract.schema
-    ask = bytes(wire.unpack(one.hear(0), schema).bodies[-1])
+    ask = bytes(wire.unpack(one.download(0), schema).bodies[-1])
     empty = wire.pack_body(wire.Body(frozenset(), {wire.COORDS: b""}), schema)
     for count, refusal in ((10_000, "has 2 to 513 bodies, this one has 514 or more"), (500, "without the coordin")):
         with pytest.raises(WireError, match=refusal):
@@ -184,16 +185,16 @@ def test_empty_windows_are_not_replayed():
 def test_messages_longer_than_any_codec_makes_are_refused_unread():
     one = federation()
     plan, contract = plan_round(one.contract, one.server), one.contract
-    one.hear(0)
-    up, down = one.answer(0), open_round(contract, one.server, {1: 0})[1]
+    one.download(0)
+    up, down = one.upload(0), open_round(contract, one.server, {1: 0})[1]
     with pytest.raises(WireError, match="bytes, expected at most"):
-        unpack_up(contract, plan, 0, 0, up + bytes(contract.longest_up))
+        decode_upload(contract, plan, 0, 0, up + bytes(contract.longest_up))
     with pytest.raises(WireError, match="bytes, expected at most"):
         receive(contract, one.first, down + bytes(contract.longest_down))
     with pytest.raises(WireError, match="bytes, expected at most"):
-        repair(contract, one.server, request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
+        full_state_message(contract, one.server, request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
     with pytest.raises(WireError, match="of kind 'steps' came from a client"):
-        unpack_up(contract, plan, 0, 0, down)
+        decode_upload(contract, plan, 0, 0, down)
 
 
 # -- sizes that were promised ------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def test_a_message_of_128_numbers_is_hardly_longer_than_its_numbers(bits, most, 
     one = Federation(method, task, Local(batch=0, steps=1))
     for _ in range(3):
         (up,) = one.round((0,)).values()
-        down = one.hear(0)
+        down = one.download(0)
         for data in (up, down):
             assert len(data) + 1 <= most  # a version above 127 takes one byte more
     assert one.drifted == []
@@ -231,30 +232,30 @@ def test_a_client_that_has_come_apart_is_found_and_repaired(name, missed):
     one = federation(SPACES[name], norm=True)
     for _ in range(4):
         one.round((0,))
-    one.hear(1)
+    one.download(1)
     part = "base" if SPACES[name].redraw_every else "coords"
     one.public[1] = one.public[1]._replace(**{part: spoilt(getattr(one.public[1], part), 0.5)})
     if missed == 0:
-        one.hear(1)
+        one.download(1)
     for _ in range(missed):
         one.round((0,))
-    one.hear(1)
+    one.download(1)
     whole = missed >= 2 and part == "coords"  # all coordinates were sent anew: nothing is left to repair
     assert one.drifted == ([] if whole else [1])
     assert same_public(one.public[1], one.server.public)
     one.round((1,))
-    one.hear(1)
+    one.download(1)
     assert len(one.drifted) <= 1
 
 
 def test_one_nan_is_found():
     one = federation(MAPO(k=8))
     one.round((0,))
-    one.hear(1)
+    one.download(1)
     base = tmap(torch.clone, one.public[1].base)
     base["0.weight"][0, 0] = float("nan")
     one.public[1] = one.public[1]._replace(base=base)
-    one.hear(1)
+    one.download(1)
     assert one.drifted == [1]
     assert same_public(one.public[1], one.server.public)
 
@@ -264,16 +265,16 @@ def test_rounding_is_not_taken_for_drift():
     for r in range(12):
         one.round((0,))
         one.public[0] = one.public[0]._replace(base=spoilt(one.public[0].base, 3e-6))
-        one.hear(r % 4)
+        one.download(r % 4)
     assert one.drifted == []
 
 
 def test_without_the_guard_drift_goes_unseen():
     one = federation(MAPO(k=8), drift_check=False)
     one.round((0,))
-    one.hear(1)
+    one.download(1)
     one.public[1] = one.public[1]._replace(base=spoilt(one.public[1].base, 0.5))
-    one.hear(1)
+    one.download(1)
     assert one.drifted == []
     assert not same_public(one.public[1], one.server.public)
 
@@ -283,7 +284,7 @@ def test_what_a_lost_client_held_back_of_silent_blocks_stays():
     one.round((0, 1))
     held = one.states[1].unsent
     one.public[1] = one.public[1]._replace(coords=spoilt(one.public[1].coords, 0.5))
-    one.hear(1)
+    one.download(1)
     assert one.drifted == [1]
     assert one.states[1].unsent == held != {}
 
@@ -291,7 +292,7 @@ def test_what_a_lost_client_held_back_of_silent_blocks_stays():
 def test_the_answer_to_a_lost_client_says_how_it_is_read():
     one = federation(MAPO(k=8))
     one.round((0,))
-    answer = repair(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
+    answer = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
     assert len(request_full_state(one.contract, 1, 0)) == 13
     assert same_public(receive(one.contract, one.first._replace(version=1), answer).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]

@@ -52,19 +52,19 @@ def test_a_clients_memory_starts_anew_with_the_frame():
     federation.round((0, 1))
     held = federation.states[0].codec
     assert not nothing(held)
-    federation.hear(0)
-    within = federation.answer(0)
+    federation.download(0)
+    within = federation.upload(0)
     federation.states[0] = replace(
         federation.states[0], codec=initial_client_state(federation.contract, federation.first).codec
     )
-    assert federation.answer(0) != within  # in the same basis it counts
+    assert federation.upload(0) != within  # in the same basis it counts
     for _ in range(2):
         federation.round((1, 2))
-    federation.hear(0)
+    federation.download(0)
     version = federation.states[0].version
     federation.states[0] = replace(federation.states[0], codec=held)
-    after = federation.answer(0)
+    after = federation.upload(0)
     federation.states[0] = replace(
         federation.states[0], version=version, codec=initial_client_state(federation.contract, federation.first).codec
     )
-    assert federation.answer(0) == after
+    assert federation.upload(0) == after

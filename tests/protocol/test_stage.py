@@ -87,7 +87,7 @@ def test_slora_trains_and_sends_a_tenth_and_then_the_adapter():
             moved = flatten(federation.server.public.coords) != flatten(first.coords)
             assert bool(moved[moving].any())
             assert not bool(moved[~moving].any())
-            down = len(federation.hear(2))
+            down = len(federation.download(2))
             assert 4 * (size // 10) < down < 4 * (size // 10) + 40
             assert torch.equal(flatten(federation.public[2].coords), flatten(federation.server.public.coords))
     adapter = federation.contract.at(2).coords.size

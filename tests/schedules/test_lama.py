@@ -18,12 +18,14 @@ from thinwire.experiments.config import resolve
 from thinwire.models import build
 from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.round import cohort_round, initial_client_state, plan_round
+from thinwire.protocol.round import Group, initial_client_state, plan_round
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA, Route
 from thinwire.testing import check_schedule
 from thinwire.training import Local
+from thinwire.training.loop import LoopTrainer
+from thinwire.training.vmap import VmapTrainer
 from thinwire.wire import message as wire
 
 STEPS = Local(batch=8, steps=3)
@@ -177,9 +179,9 @@ def test_all_clients_agree_at_the_end_of_a_window_and_only_then():
                 assert not torch.equal(states[0].unsent[name], states[1].unsent[name])
         else:
             assert plan.names == frozenset(SMALL.names)
-            assert all(state.blank for state in states)
+            assert not any(state.unsent or state.opt or state.codec or state.correction for state in states)
             for i in cohort:
-                federation.hear(i)
+                federation.download(i)
                 assert same_public(federation.public[i], federation.server.public)
 
 
@@ -187,17 +189,17 @@ def test_training_together_is_training_one_after_another():
     method = Method(schedule=FedLAMA(2), client_opt=SGD(0.1, momentum=0.9))
     federations = [Federation(method, local=STEPS) for _ in range(2)]
     for version in range(4):
-        for federation, how in zip(federations, ("loop", "vmap"), strict=True):
+        for federation, trainer in zip(federations, (LoopTrainer(), VmapTrainer()), strict=True):
             plan = plan_round(federation.contract, federation.server)
             for i in (0, 1, 2):
-                federation.hear(i)
-            states = [federation.states[i] for i in (0, 1, 2)]
+                federation.download(i)
+            states = tuple(federation.states[i] for i in (0, 1, 2))
             keys = [federation.key.fold("batches", version, i) for i in (0, 1, 2)]
             work = workload(federation.task, (0, 1, 2), keys, STEPS)
-            args = (federation.contract, federation.model, federation.server.public, {}, plan, (0, 1, 2), states, work)
-            reply = cohort_round(*args, how)
-            federation.states.update(zip((0, 1, 2), reply.states, strict=True))
-            federation.close(plan, dict(zip((0, 1, 2), reply.messages, strict=True)))
+            group = Group(federation.server.public, plan, (0, 1, 2), states)
+            messages, after = federation.train(group, work, trainer)
+            federation.states.update(zip((0, 1, 2), after, strict=True))
+            federation.close(plan, dict(zip((0, 1, 2), messages, strict=True)))
     for name, block in federations[0].weights().items():
         torch.testing.assert_close(block, federations[1].weights()[name], rtol=1e-5, atol=1e-5)
 
@@ -243,8 +245,8 @@ def test_clients_that_do_not_differ_never_wait():
     for version in range(6):
         plan = plan_round(federation.contract, federation.server)
         assert plan.names == frozenset(SMALL.names), version
-        federation.hear(0)
-        once = federation.answer(0)
+        federation.download(0)
+        once = federation.upload(0)
         body, schema = wire.unpack(once, federation.contract.schema.sent_by(0)).bodies[0], federation.contract.schema
         federation.close(plan, {i: wire.pack(wire.UP, version, [body], schema.sent_by(i)) for i in range(3)})
 
@@ -330,9 +332,9 @@ def answers(federation: Federation, client: int, state) -> bytes:
     """What a client in that state would say now."""
     version = federation.server.public.version
     work = workload(federation.task, [client], [Key(9)], STEPS)
-    plan = federation.asked[client]
-    args = (federation.contract, federation.model, federation.public[client], {}, plan, (client,), [state], work)
-    return bytes(cohort_round(*args, "loop").messages[0]) + version.to_bytes(2, "little")
+    plan = federation.requested[client]
+    group = Group(federation.public[client], plan, (client,), (state,))
+    return bytes(federation.train(group, work)[0][0]) + version.to_bytes(2, "little")
 
 
 def drifting() -> Federation:
@@ -350,7 +352,7 @@ def test_who_returns_after_missed_windows_starts_like_anybody_else():
     for _ in range(6):
         federation.round((1, 2))
     assert federation.server.public.version == 10
-    federation.hear(0)
+    federation.download(0)
     assert same_public(federation.public[0], federation.server.public)
     assert federation.states[0].unsent == {}
     new = initial_client_state(federation.contract, federation.first)
@@ -364,7 +366,7 @@ def test_who_misses_a_round_within_the_window_keeps_what_still_waits_but_not_the
     federation = drifting()
     federation.round((1, 2))
     held = federation.states[0].unsent
-    federation.hear(0)
+    federation.download(0)
     assert same(federation.states[0].unsent, held), "its layer was not synchronised meanwhile"
     without = replace(federation.states[0], opt={})
     assert answers(federation, 0, federation.states[0]) == answers(federation, 0, without)
@@ -420,11 +422,11 @@ def test_it_goes_together_with(case):
                 for name in tree:
                     if {name, name.split("/", 1)[-1]} & silent:
                         assert torch.equal(tree[name], after[name]), f"{name} was silent, its memory moved"
-        federation.hear(number)
+        federation.download(number)
     assert held, "something waited, or nothing was tested"
     assert all(torch.isfinite(torch.tensor(federation.losses)))
     for client in federation.public:
-        federation.hear(client)
+        federation.download(client)
         assert same_public(federation.public[client], federation.server.public)
 
 

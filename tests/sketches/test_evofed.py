@@ -169,7 +169,7 @@ def test_clients_replay_the_fitness_to_the_servers_weights():
         messages = federation.round(cohort)
     assert all(len(data) < 4 * 16 * 3 + 40 for data in messages.values())
     for client in federation.public:
-        federation.hear(client)
+        federation.download(client)
         assert same_public(federation.public[client], federation.server.public)
         assert same(federation.weights(federation.public[client]), federation.weights())
 

@@ -77,7 +77,7 @@ def test_bytes_are_four_a_number_plus_framing(name, network):
         assert len(body.fields[wire.COORDS]) == 4 * SENT[name]
         assert len(body.fields[wire.WEIGHT]) == 4
         assert len(data) - 4 * SENT[name] <= 32
-    down = federation.hear(2)
+    down = federation.download(2)
     assert len(down) - 4 * SENT[name] <= 32
 
 
@@ -88,7 +88,7 @@ def test_private_blocks_never_travel(name, network):
     assert private
     for _ in range(2):
         up = federation.round([0, 1])
-        down = {client: federation.hear(client) for client in (0, 1, 2)}
+        down = {client: federation.download(client) for client in (0, 1, 2)}
         for client, data in (*up.items(), *down.items()):
             schema = schema_of(federation.contract, data, client)
             body = wire.unpack_body(wire.unpack(data, schema).bodies[0], schema)
@@ -135,7 +135,7 @@ def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(netwo
         assert mu[mu != 0].abs().min() >= 0.05
         positions = math.log2(math.comb(rest, sent)) / 8
         assert 0 <= len(data) - 4 * (others + sent) - positions < 64 + 0.05 * positions
-    federation.hear(2)
+    federation.download(2)
     seen, own = federation.public[2], server.public.coords
     assert any((block != 0).sum() < (own[name] != 0).sum() for name, block in seen.coords.items())
     basis = contract.basis(seen.version, "cpu")

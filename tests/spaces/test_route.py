@@ -124,7 +124,7 @@ def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_serve
     fed = Federation(Method(Route(rules), client_opt=tw.SGD(0.1)))
     for _ in range(5):
         fed.round([0, 1])
-    fed.hear(3)
+    fed.download(3)
     assert same_public(fed.public[3], fed.server.public)
     assert not torch.equal(fed.server.public.base["0.weight"], fed.first.base["0.weight"])
 

@@ -132,7 +132,6 @@ def _method(entry: Entry) -> Preset:
 
 def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
     """The table that a registered method sets when it is called with these arguments."""
-    from thinwire.methods.base import sections_of
     from thinwire.protocol.method import Method
 
     try:
@@ -142,7 +141,7 @@ def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
     method = entry.make(**arguments)
     if not isinstance(method, Method):
         raise ConfigError(f"method {entry.name!r} must return a Method, not {method!r}")
-    return {"method": filled(method), **{name: dict(values) for name, values in sections_of(entry.make).items()}}
+    return {**entry.preset, "method": filled(method)}
 
 
 @cache

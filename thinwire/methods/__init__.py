@@ -22,7 +22,6 @@ The command line uses the same names with hyphens: `thinwire run fedpaq-fp16`. A
 4
 """
 
-from thinwire.methods.base import experiment as experiment
 from thinwire.methods.base import on as on
 from thinwire.methods.compression import ef as ef
 from thinwire.methods.compression import fedpaq as fedpaq

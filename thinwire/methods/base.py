@@ -1,4 +1,4 @@
-"""Decorators for functions that return a `Method`: other arguments on a task, and settings outside of the method.
+"""`on`, the decorator for a method that has other arguments on a task.
 
 A method is a function whose arguments all have defaults. `register` gives it a name, under which the command line,
 experiment files and `+` expressions find it:
@@ -7,7 +7,8 @@ experiment files and `+` expressions find it:
     @on("cifar10", k=1024, lr=1.0)
     def mapo(k: int = 128, lr: float = 3.0) -> Method: ...
 
-`mapo()` is the method itself. `resolve("mapo", on="cifar10")` uses `mapo(k=1024, lr=1.0)`.
+`mapo()` is the method itself. `resolve("mapo", on="cifar10")` uses `mapo(k=1024, lr=1.0)`. Settings outside of `Method`
+are stated in `register`: `register("method", "fedsgd", preset={"local": {"steps": 1}})`.
 """
 
 from __future__ import annotations
@@ -44,31 +45,6 @@ def on(task: str, **arguments: Any) -> Callable[[T], T]:
     return enter
 
 
-def experiment(**sections: Mapping[str, Any]) -> Callable[[T], T]:
-    """Set values of an experiment that are no part of a `Method`, for example of `[local]`.
-
-    Args:
-        **sections: tables of an experiment file by their names.
-
-    >>> @experiment(local={"batch": 0, "steps": 1})
-    ... def example() -> Method:
-    ...     return Method()
-    >>> sections_of(example)
-    {'local': {'batch': 0, 'steps': 1}}
-    """
-
-    def enter(make: T) -> T:
-        make.__dict__["sections"] = sections
-        return make
-
-    return enter
-
-
 def arguments_on_tasks(make: Callable[..., Method]) -> dict[str, Arguments]:
     """The arguments that `on` states, by task."""
     return dict(getattr(make, "on_tasks", {}))
-
-
-def sections_of(make: Callable[..., Method]) -> dict[str, Mapping[str, Any]]:
-    """The tables that `experiment` states, by name."""
-    return dict(getattr(make, "sections", {}))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from thinwire.core.registry import register
-from thinwire.methods.base import experiment
 from thinwire.protocol.method import Method
 from thinwire.schedules import AllBlocks
 
 
 @register("method", "fedavg", paper="McMahan et al., AISTATS 2017")
 def fedavg() -> Method:
-    """FedAvg: clients train the whole model, the server averages it, weighted by numbers of examples.
+    """FedAvg: clients train the whole model, the server averages it, weighted by the number of examples.
 
         w <- w + sum_i (n_i / n) (w_i - w)          n_i: examples of client i,  n: of the cohort
 
@@ -24,8 +23,12 @@ def fedavg() -> Method:
     return Method()
 
 
-@register("method", "fedsgd", paper="McMahan et al., AISTATS 2017")
-@experiment(local={"epochs": 1, "batch": 0, "steps": 1})
+@register(
+    "method",
+    "fedsgd",
+    paper="McMahan et al., AISTATS 2017",
+    preset={"local": {"epochs": 1, "batch": 0, "steps": 1}},
+)
 def fedsgd() -> Method:
     """FedSGD: one full-batch gradient step a round, which equals centralized gradient descent.
 

@@ -76,7 +76,7 @@ def mapo(k: int = 128, lr: float = 3.0, redraw_every: int = 1) -> Method:
     return Method(space=MAPO(k=k, redraw_every=redraw_every), client_opt=SGD(lr))
 
 
-@register("method", "thin", paper="composed here: MAPO, stochastic rounding, settled windows")
+@register("method", "thin", paper="composed here: MAPO with stochastic rounding")
 def thin(k: int = 128, bits: int = 4, lr: float = 3.0, redraw_every: int = 5) -> Method:
     """MAPO with 4-bit uploads, downloads and merges, also for clients that missed rounds.
 
