@@ -24,10 +24,9 @@ from thinwire.core.key import Key
 from thinwire.deployment.apps import job_of
 from thinwire.errors import Diverged
 from thinwire.experiments.config import Experiment, resolve
-from thinwire.protocol.client import NO_HASTE, Haste, Reply
-from thinwire.protocol.state import PublicState
+from thinwire.protocol.client import Updates
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Portion, Simulation
+from thinwire.simulation.simulation import GroupResult, GroupTask, Simulation
 from thinwire.training.inputs import Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
@@ -58,16 +57,14 @@ class Attacked(Simulation):
         super().__init__(LocalEngine(backend="vmap"), job_of(experiment, None))
         self.attackers, self.factor = attackers, factor
 
-    def train_portion(
-        self, portion: Portion, seen: PublicState, haste: Haste = NO_HASTE, work: Workload | None = None
-    ) -> Reply:
-        """Train a portion of the cohort, then replace the messages of attackers."""
-        reply = super().train_portion(portion, seen, haste, work)
+    def _uploads(self, task: GroupTask, work: Workload, updates: Updates) -> GroupResult:
+        """The uploads of a group, with those of attackers replaced."""
+        result = super()._uploads(task, work, updates)
         messages = [
             self._attack(client, data) if client in self.attackers else data
-            for client, data in zip(portion.clients, reply.messages, strict=True)
+            for client, data in zip(task.group.clients, result.messages, strict=True)
         ]
-        return reply._replace(messages=messages)
+        return result._replace(messages=messages)
 
     def _attack(self, client: int, data: Bytes) -> bytes:
         """The message with scaled coordinates and a valid checksum."""

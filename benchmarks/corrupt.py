@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer
+from thinwire.flower.client_store import Response
 from thinwire.wire import message as wire
 
 
-def truncated(client: Client, number: int, response: Answer) -> Answer:
+def truncated(client: Client, number: int, response: Response) -> Response:
     """The message without its last three bytes."""
     return response._replace(data=response.data[:-3])
 
 
-def bit_flip(client: Client, number: int, response: Answer) -> Answer:
+def bit_flip(client: Client, number: int, response: Response) -> Response:
     """The message with one flipped bit."""
     middle = len(response.data) // 2
     return response._replace(
@@ -23,8 +23,8 @@ def bit_flip(client: Client, number: int, response: Answer) -> Answer:
 
 
 def with_field(
-    client: Client, number: int, response: Answer, field: int, payload: bytes, version_offset: int = 0
-) -> Answer:
+    client: Client, number: int, response: Response, field: int, payload: bytes, version_offset: int = 0
+) -> Response:
     """The message with one field replaced and a valid checksum."""
     schema = client.contract.schema.sent_by(number)
     message = wire.unpack(response.data, schema)
@@ -34,23 +34,23 @@ def with_field(
     return response._replace(data=wire.pack(wire.UP, message.version + version_offset, [body], schema))
 
 
-def not_finite(client: Client, number: int, response: Answer) -> Answer:
+def not_finite(client: Client, number: int, response: Response) -> Response:
     """Coordinates that are NaN."""
     size = client.contract.code.size
     return with_field(client, number, response, wire.COORDS, torch.full((size,), torch.nan).numpy().tobytes())
 
 
-def scaled_update(client: Client, number: int, response: Answer) -> Answer:
+def scaled_update(client: Client, number: int, response: Response) -> Response:
     """An update multiplied by -1e6: it is finite and therefore accepted; the aggregator must be robust to it."""
     return with_scaled_field(client, number, response, wire.COORDS, -1e6)
 
 
-def inflated_examples(client: Client, number: int, response: Answer) -> Answer:
+def inflated_examples(client: Client, number: int, response: Response) -> Response:
     """A number of examples multiplied by 1e9: accepted, as above."""
     return with_scaled_field(client, number, response, wire.WEIGHT, 1e9)
 
 
-def with_scaled_field(client: Client, number: int, response: Answer, field: int, factor: float) -> Answer:
+def with_scaled_field(client: Client, number: int, response: Response, field: int, factor: float) -> Response:
     """The message with one field of raw float32 values multiplied by a factor."""
     schema = client.contract.schema.sent_by(number)
     fields = wire.unpack_body(wire.unpack(response.data, schema).bodies[0], schema).fields
@@ -58,39 +58,39 @@ def with_scaled_field(client: Client, number: int, response: Answer, field: int,
     return with_field(client, number, response, field, values.numpy().tobytes())
 
 
-def infinite_weight(client: Client, number: int, response: Answer) -> Answer:
+def infinite_weight(client: Client, number: int, response: Response) -> Response:
     """An infinite aggregation weight."""
     return with_field(client, number, response, wire.WEIGHT, torch.tensor([torch.inf]).numpy().tobytes())
 
 
-def future_version(client: Client, number: int, response: Answer) -> Answer:
+def future_version(client: Client, number: int, response: Response) -> Response:
     """A version that the server has not reached."""
     return with_field(client, number, response, wire.COORDS, b"", version_offset=1)
 
 
-def unknown_format(client: Client, number: int, response: Answer) -> Answer:
+def unknown_format(client: Client, number: int, response: Response) -> Response:
     """An unknown format version."""
     return response._replace(data=response.data[:2] + b"\x07" + response.data[3:])
 
 
-def garbage(client: Client, number: int, response: Answer) -> Answer:
+def garbage(client: Client, number: int, response: Response) -> Response:
     """Bytes that are not a message."""
-    return Answer(b"hello", 1.0, 1)
+    return Response(b"hello", 1.0, 1)
 
 
-def oversized(client: Client, number: int, response: Answer) -> Answer:
+def oversized(client: Client, number: int, response: Response) -> Response:
     """The message repeated ten times, which exceeds the maximal length."""
     return response._replace(data=response.data * 10)
 
 
-def nan_loss(client: Client, number: int, response: Answer) -> Answer:
+def nan_loss(client: Client, number: int, response: Response) -> Response:
     """A training loss of NaN."""
     return response._replace(loss=float("nan"))
 
 
-def client_error(client: Client, number: int, response: Answer) -> Answer:
+def client_error(client: Client, number: int, response: Response) -> Response:
     """An error instead of a message."""
-    return Answer(b"", error="it ran out of memory")
+    return Response(b"", error="it ran out of memory")
 
 
 _REFUSED = (

@@ -130,18 +130,17 @@ lap("import thinwire")
 import torch._dynamo
 lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Ask
+from thinwire.flower.client_store import Request
 from thinwire.simulation.engine import LocalEngine
-from thinwire.protocol.server import open_round
-from thinwire.protocol.round import begin
+from thinwire.protocol.round import initial_server_state, open_round
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 job = build_job(resolve("mapo", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1}))
 client = Client(LocalEngine(), job)
 lap("load the data, build the model")
-ask = Ask(open_round(client.contract, begin(client.contract, client.first), {0: 0})[0])
-answer, kept = client.answer(0, ask)
-kept.dump(client.first)
+request = Request(open_round(client.contract, initial_server_state(client.contract, client.first), {0: 0})[0])
+response, store = client.respond(0, request)
+store.dump(client.first)
 lap("train one step and respond")
 print(json.dumps(laps))
 """

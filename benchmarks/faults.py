@@ -35,10 +35,10 @@ from thinwire.deployment.local import DeploymentFailed, deploy
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask
+from thinwire.flower.client_store import Request, Response
 from thinwire.flower.grid_transport import GridTransport, pack, unpack
-from thinwire.flower.transport import Heard
-from thinwire.protocol.round import begin, close_round, plan_round
+from thinwire.flower.transport import ClientResponse
+from thinwire.protocol.round import close_round, decode_uploads, initial_server_state, plan_round
 from thinwire.runtime.job import RoundRecord
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
@@ -83,7 +83,7 @@ def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callab
             return proceed(message, context)
         from flwr.app import Message
 
-        (_, number, _), data = unpack(message.content, run=str, client=int, heard=int)
+        (_, number, _), data = unpack(message.content, run=str, client=int, accepted=int)
         client = Client(LocalEngine(), job(dict(context.node_config)))
         version = wire.unpack(data, client.contract.schema).version
         fault = script(seed, number, version)
@@ -98,12 +98,13 @@ def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callab
             _kill_self()
         if fault == "late":
             time.sleep(seconds + 2)
-        (who, loss, examples, error), upload = unpack(reply.content, client=int, loss=float, examples=int, error=str)
-        response = Answer(upload, loss, examples, error)
+        types = {"client": int, "loss": float, "examples": int, "error": str, "accuracy": float}
+        (who, *values), upload = unpack(reply.content, **types)
+        response = Response(upload, *values)
         if fault in (CORRUPTIONS | FORGERIES) and response.data and upload[3] == wire.UP:
             response = (CORRUPTIONS | FORGERIES)[fault](client, number, response)
         _first(logs / "sent" / f"{version}-{number}-{digest(response.data)}-{fault or 'valid'}", "")
-        fields = {"client": who, "loss": response.loss, "examples": response.examples, "error": response.error}
+        fields = {"client": who, **{key: value for key, value in response._asdict().items() if key != "data"}}
         return Message(pack(fields, response.data), reply_to=message)
 
     return mod
@@ -158,19 +159,19 @@ class DuplicatingNetwork(GridTransport):
 
     seed, logs = 0, Path()
 
-    def ask(self, asks: Mapping[int, Ask], seconds: float) -> Iterator[Heard]:
+    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
         """The responses of the network, with duplicates."""
-        key = Key(self.seed).fold("echo", max(0, *(ask.heard for ask in asks.values())))
+        key = Key(self.seed).fold("echo", max(0, *(request.accepted for request in requests.values())))
         before, self.before = getattr(self, "before", []), []
         if before and float(key.fold("old").uniform(1)) < SHARE:
             _first(self.logs / "faults" / f"old-{time.time_ns()}", "response of an earlier round")
             yield before[0]
-        for heard in super().ask(asks, seconds):
-            self.before.append(heard)
-            yield heard
-            if float(key.fold("twice", heard.client).uniform(1)) < SHARE / 4:
+        for response in super().exchange(requests, seconds):
+            self.before.append(response)
+            yield response
+            if float(key.fold("twice", response.client).uniform(1)) < SHARE / 4:
                 _first(self.logs / "faults" / f"twice-{time.time_ns()}", "duplicate response")
-                yield heard
+                yield response
 
 
 def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> None:
@@ -328,9 +329,11 @@ def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
     rows = [RoundRecord(**row) for row in _rows(run / "metrics.jsonl")]
     assert [row.round for row in rows] == sorted(messages) == list(range(1, experiment.rounds + 1))
     assert [row.clients for row in rows] == [len(messages[row.round]) for row in rows]
-    server = begin(contract, simulation.federation.first)
+    server = initial_server_state(contract, simulation.federation.first)
     for number in sorted(messages):  # each accepted message was applied, exactly once
-        server = close_round(contract, server, plan_round(contract, server), messages[number], experiment.task.clients)
+        plan = plan_round(contract, server)
+        uploads = decode_uploads(contract, server.public, plan, messages[number])
+        server = close_round(contract, server, plan, uploads, experiment.task.clients).server
     final = load((run / "model.safetensors").read_bytes())
     weights = {**simulation.federation.weights(server.public), **server.public.buffers}
     assert all(torch.equal(final[name], block) for name, block in weights.items())

@@ -80,10 +80,11 @@ from thinwire.masks import PruneMask, TopKMask
 from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.fields import unpack_up
-from thinwire.protocol.secagg import secure_mean
-from thinwire.protocol.server import closed_round, masks_of, open_round, receive, repair, request_full_state
+from thinwire.protocol.receive import receive, request_full_state
+from thinwire.protocol.secagg import sum_masked
+from thinwire.protocol.server import close_round, full_state_message, open_round
 from thinwire.protocol.setup import plan_round
+from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.sketches import EvoFed, Identity, evofed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
@@ -104,8 +105,8 @@ ROUTE = Route(
 METHODS = {
     "raw": Method(),
     "raw, buffers": Method(),
-    "value, uniform weight": Method(upload="weights", client_weight=Uniform()),
-    "snapshot": Method(download="full", down=Quantize(8), up=TopK(0.05)),
+    "weights, uniform": Method(upload="weights", client_weight=Uniform()),
+    "full download": Method(download="full", down=Quantize(8), up=TopK(0.05)),
     "private": Method(schedule=AllBlocks(private=("2.*",)), up=Quantize(8)),
     "private, full download": Method(schedule=AllBlocks(private=("2.*",)), download="full", up=Raw()),
     "turns": Method(schedule=Turns(2, private=("0.bias",)), up=TopK(0.3)),
@@ -134,11 +135,11 @@ METHODS = {
     "lora": Method(space=LoRA(rank=4), download="full"),
     "factorized": Method(space=FactorizedFL(), up=TopK(0.1)),
     "route": Method(space=ROUTE),
-    "no guard": Method(drift_check=False, down=Quantize(8)),
+    "no drift check": Method(drift_check=False, down=Quantize(8)),
     "fedlama": Method(schedule=FedLAMA(phi=2)),
     "evofed": Method(sketch=EvoFed(32, partitions=2)),
     "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantize(8), down=Quantize(8)),
-    "secure_aggregation": Method(secure_aggregation=True),
+    "secure": Method(secure_aggregation=True),
     "secure, private": Method(secure_aggregation=True, privacy=DP(), client_weight=Uniform()),
     "secure, random-k": Method(secure_aggregation=True, up=RandomK(0.2, shared=True), client_weight=Uniform()),
     "tiers": Method(budget=Budget((Tier(up=TopK(0.05)), Tier(up=Quantize(4))), (0, 1, 0))),
@@ -203,13 +204,13 @@ def targets(names: Iterable[str] = METHODS) -> list[Target]:
     """The targets of these methods and of all codecs, with new seeds."""
     out = []
     for name in names:
-        out += _federation_doors(name, METHODS[name])
+        out += _federation_targets(name, METHODS[name])
     whole = {**MIXED, "i": torch.arange(9), "t": torch.tensor([True, False])}
-    out += [_codec_door(codec, DOUBLE) for codec in (TopK(0.2), Quantize(8), Quantize(16), Quantize(8, "uniform"))]
-    return out + [_codec_door(Raw(), whole), *(_codec_door(codec, MIXED) for codec in CODECS)]
+    out += [_codec_target(codec, DOUBLE) for codec in (TopK(0.2), Quantize(8), Quantize(16), Quantize(8, "uniform"))]
+    return out + [_codec_target(Raw(), whole), *(_codec_target(codec, MIXED) for codec in CODECS)]
 
 
-def _federation_doors(name: str, method: Method) -> Iterator[Target]:
+def _federation_targets(name: str, method: Method) -> Iterator[Target]:
     """The targets of a method: the server in one round, and clients at three versions."""
     federation = Federation(method, digits_task(perceptron(norm="buffers" in name, hidden=HIDDEN), sizes=(40, 17, 33)))
     seen = []
@@ -220,17 +221,20 @@ def _federation_doors(name: str, method: Method) -> Iterator[Target]:
     version, plan = server.public.version, plan_round(federation.contract, server)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     for client in (0, 1):
-        federation.hear(client)
+        federation.download(client)
     federation.cohort = (0, 1)
-    ups = tuple(federation.answer(client) for client in (0, 1))
-    masks = masks_of(contract, server.public, {0: ups[0], 1: ups[1]})
+    ups = tuple(federation.upload(client) for client in (0, 1))
+    masks = trained_by_tier(contract, server.public, (0, 1))
 
     def read_up(data: bytes, client: int) -> bool:
         if method.secure_aggregation:
-            mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data}, contract.key)
+            messages = {0: ups[0], 1: ups[1], client: data}
+            payloads = [decode_upload(contract, plan, version, i, message).masked for i, message in messages.items()]
+            mean = sum_masked(contract, plan, version, payloads, contract.key)
             return Spec.of(mean) == code and all_finite(mean)
-        said = unpack_up(contract, plan, version, client, data, masks[contract.tier(client)])
-        return Spec.of(said.code) == code and all(map(all_finite, (said.code, said.buffers, said.report, said.noted)))
+        upload = decode_upload(contract, plan, version, client, data, masks[contract.tier(client)])
+        trees = (upload.code, upload.buffers, upload.report, upload.schedule_report)
+        return Spec.of(upload.code) == code and all(map(all_finite, trees))
 
     model = contract.weights.nbytes + contract.shared.nbytes + contract.buffers.nbytes
     draws = most_memory(lambda: _draw(contract, version))
@@ -247,7 +251,7 @@ def _federation_doors(name: str, method: Method) -> Iterator[Target]:
         schema = contract.schema.sent_by(client)
         yield Target(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = request_full_state(contract, seen[2].version, client)
-        whole = repair(contract, server, lost, client)
+        whole = full_state_message(contract, server, lost, client)
         downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
         for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
             kind = wire.KINDS[data[3]]
@@ -261,14 +265,16 @@ def _federation_doors(name: str, method: Method) -> Iterator[Target]:
 
 def _read_closed(contract, server, plan, ups: dict[int, bytes], client: int, data: bytes) -> bool:
     """Whether a round with this message of a client ends in a finite state."""
-    after = closed_round(contract, server, plan, {**ups, client: data}, 3).server
-    return all(map(all_finite, (*after.public[1:], after.opt, after.correction, after.schedule, after.codec)))
+    uploads = decode_uploads(contract, server.public, plan, {**ups, client: data})
+    after = close_round(contract, server, plan, uploads, 3).server
+    trees = (*after.public[1:], *after.opt.values(), after.correction, after.schedule, after.codec)
+    return all(map(all_finite, trees))
 
 
-def _encode(contract, codec, peer: Peer, way: str, plan: frozenset[str], value: float) -> bytes:
+def _encode(contract, codec, peer: Peer, direction: str, plan: frozenset[str], value: float) -> bytes:
     """Encode this value for the blocks of a plan, as a sender does."""
     spec = contract.sendable
-    if way != "snapshot":
+    if direction != "full":
         spec = contract.method.sketch.spec(contract.coords.restrict(plan & spec.named))
     tree = {block.name: torch.full(block.shape, value, dtype=block.dtype) for block in spec}
     return bytes(codec.encode(tree, codec.init(contract.code), peer)[0])
@@ -283,7 +289,7 @@ def _drawing_seconds(contract) -> float:
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
-    return wire.unpack(repair(contract, server, data, 0), contract.schema).kind == wire.STATE
+    return wire.unpack(full_state_message(contract, server, data, 0), contract.schema).kind == wire.STATE
 
 
 def _draw(contract, version: int) -> object:
@@ -309,17 +315,17 @@ def most_memory(call: Callable[[], object]) -> int:
 
 
 def _read_down(contract, held, data: bytes, client: int) -> bool:
-    public, touched, plan = receive(contract, held, data, client)
+    public, synced, plan = receive(contract, held, data, client)
     specs = (contract.weights, contract.coords, contract.shared, contract.buffers)
     return (
         public.version >= held.version
-        and touched | plan.names <= frozenset(contract.sendable.names)
+        and synced | plan.names <= frozenset(contract.sendable.names)
         and all(Spec.of(tree) == spec for tree, spec in zip(public[1:], specs, strict=True))
         and all(new is old or all_finite(new) for new, old in zip(public[1:], held[1:], strict=True))
     )
 
 
-def _codec_door(codec, tree: Tree) -> Target:
+def _codec_target(codec, tree: Tree) -> Target:
     spec, peer = Spec.of(tree), Peer(Key(5))
     data, _ = codec.encode(tree, codec.init(spec), peer)
 

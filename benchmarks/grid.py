@@ -21,7 +21,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.cli.terminal import human_bytes, say_run
+from thinwire.cli.terminal import print_run
+from thinwire.core.units import human_bytes
 from thinwire.experiments.grid import (
     Grid,
     Line,
@@ -195,7 +196,7 @@ def main() -> None:  # noqa: D103
     options = parser.parse_args()
     grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}
     if not options.table_only:
-        run_grids(list(grids.values()), options.out, options.jobs, on_run=say_run)
+        run_grids(list(grids.values()), options.out, options.jobs, on_run=print_run)
     options.docs.mkdir(parents=True, exist_ok=True)
     for path, grid in grids.items():
         lines = grid.final(options.out)

@@ -46,7 +46,7 @@ from thinwire.data.losses import cross_entropy
 from thinwire.kernels.conv import by_products
 from thinwire.kernels.support import has_triton
 from thinwire.training.functional import Functional
-from thinwire.training.precision import kernels
+from thinwire.training.precision import compute_with
 
 Function = Callable[..., Tensor]  # a function of an input and weights, without a client axis
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -350,7 +350,7 @@ def main() -> None:  # noqa: D103
     print(f"{options.model} on {device}, torch {torch.__version__}, {options.precision}, clients x batch {shape}")
     if device.type == "cuda":
         print(torch.cuda.get_device_name(device), "cuDNN", torch.backends.cudnn.version())
-    with kernels(device, options.precision):
+    with compute_with(device, options.precision):
         if device.type == "cuda":
             print("products:", torch.backends.cuda.matmul.fp32_precision, end=", convolutions: ")
             print(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]

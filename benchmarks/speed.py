@@ -156,7 +156,7 @@ def compare(
     chosen = tuple(base.key.fold("cohort", 0).choice(len(task.clients), cohort))
     plain(base, chosen[:1], lr)
     plain_ms = clock(lambda: plain(base, chosen[:clients], lr), device, 2) / clients * 1e3
-    with base.kernels(None):
+    with base.federation.compute(None):
         last: dict[str, torch.Tensor] = {}
         expected, steps = plain(base, chosen, lr, last)
     first = {name: p.detach() for name, p in base.model.module.named_parameters()}
