@@ -279,7 +279,7 @@ def write_chance(file: Path, data_dir: Path | None, tasks: Sequence[str] = TASKS
 
     found = {}
     for task in tasks:
-        chance = chance_among(lookup("task", data_of(task)).make(data_dir).test.targets)
+        chance = chance_among(lookup("dataset", data_of(task)).make(data_dir).test.targets)
         assert chance
         found[task] = chance._asdict()
     file.write_text(json.dumps(found, indent=1) + "\n")
