@@ -26,7 +26,7 @@ from thinwire.experiments.grid import Grid, markdown
 from thinwire.experiments.presets import presets
 from thinwire.experiments.repro import load
 from thinwire.reports.finals import FAILED_RUNS, failures_text, mean_std_text, selection_set, trial_text, widened
-from thinwire.reports.repro_page import page_head
+from thinwire.reports.repro_page import page_head, section
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
@@ -125,9 +125,9 @@ def write_reproduction(page: Path, chances: dict[str, Chance]) -> Runs:
     named = {one.table["paper"]: name for name, one in presets("repro").items() if "paper" in one.table}
     named |= {one.paper: name for name, one in presets("repro").items()}
     out = [page_head(page)]
-    for section in sections:
-        name = named[section[3:].split(":")[0]]
-        out.append(_section(section, name, runs, chances))
+    for old in sections:
+        name = named[old[3:].split(":")[0]]
+        out.append(_section(old, name, runs, chances))
     page.write_text("".join(out))
     _write(file, runs)
     return runs
@@ -137,8 +137,8 @@ def _section(text: str, name: str, runs: Runs, chances: dict[str, Chance]) -> st
     """Regenerate one table of a paper, column by column."""
     repro = load(name, "gpu", "cuda")
     content = repro.content
-    if content.get("counted"):
-        return text
+    if content.get("counted"):  # computed without training
+        return section(repro, Path()).text + ("\n" if text.endswith("\n\n") else "")
     on = {column["name"]: column.get("on", content.get("on")) for column in content["columns"]}
     personal = {
         row["label"]: _personal(repro.grid.line(i, _first(row)).runs[0])
