@@ -195,7 +195,7 @@ def test_only_tiers_that_are_sampled_participate():
     with pytest.raises(ConfigError, match="no tier of the budget is asked"):
         tw.Budget(tiers[:1])
     budget = tw.Budget(tiers, clients=(0,) * len(SIZES))
-    with pytest.raises(ConfigError, match="no client is in a tier that is asked"):
+    with pytest.raises(ConfigError, match="no client is in a tier that takes part"):
         LocalEngine().prepare(Job(digits_task(), tw.Method(budget=budget), 1, 2))
 
 

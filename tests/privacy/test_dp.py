@@ -105,8 +105,8 @@ def test_a_client_with_huge_values_is_clipped():
     [
         ({"client_weight": tw.BySamples()}, "Write client_weight = 'uniform'"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
-        ({"correction": tw.Scaffold()}, "Take a correction that reports nothing"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Take a schedule that reports nothing"),
+        ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
+        ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
 )
 def test_uploads_besides_the_update_are_refused(changes, words):

@@ -136,12 +136,12 @@ class Doubled(tw.NoCorrection):
         ({"up": Quantize(8)}, 'Write up = "raw"'),
         ({"up": ErrorFeedback(TopK(0.1))}, 'Write up = "raw"'),
         ({"up": ByBlock()}, 'Write up = "raw"'),
-        ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Leave up out of the tiers"),
-        ({"correction": tw.Scaffold()}, "Take a correction that reports nothing"),
-        ({"correction": tw.FedNova()}, "Take a correction that reports nothing"),
+        ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Remove up from the tiers"),
+        ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
+        ({"correction": tw.FedNova()}, "Use a correction that reports nothing"),
         ({"correction": Doubled()}, "Take a correction that scales nothing"),
-        ({"schedule": Turns()}, "Take a schedule that reports nothing"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Take a schedule that reports nothing"),
+        ({"schedule": Turns()}, "Use a schedule that reports nothing"),
+        ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
     ids=repr,
 )
@@ -155,7 +155,7 @@ def test_incompatible_parts_are_refused_before_training(options, message):
 def test_running_statistics_and_single_clients_are_refused():
     with pytest.raises(IncompatibleParts, match="group norm"):
         Federation(Method(secure_aggregation=True), digits_task(perceptron(norm=True)))
-    with pytest.raises(ConfigError, match="cohort must be 2 or more"):
+    with pytest.raises(ConfigError, match="needs a cohort of 2 or more"):
         Job(digits_task(), Method(secure_aggregation=True), cohort=1)
     with pytest.raises(IncompatibleParts, match="two or more"):
         Federation(Method(secure_aggregation=True)).round([0])
@@ -166,5 +166,5 @@ def test_secure_aggregation_can_be_set_in_a_file():
     assert from_table(to_table(experiment)) == experiment
     facts, plain = check(experiment), check(resolve("mapo"))
     assert facts["bytes_up_per_client"] == plain["bytes_up_per_client"] - 4 - 2 + 8  # no weight field, two more words
-    with pytest.raises(IncompatibleParts, match="cannot be added"):
+    with pytest.raises(IncompatibleParts, match="cannot be summed"):
         check(resolve("sparse", overrides={"method.secure_aggregation": True}))

@@ -79,7 +79,7 @@ def test_a_window_of_one_round_is_fedavg_bit_for_bit():
     (mine, my_bytes), (theirs, their_bytes) = runs
     assert same_public(mine.server.public, theirs.server.public)
     assert my_bytes == their_bytes
-    assert all(state.blank for state in mine.states.values())
+    assert all(state.is_empty for state in mine.states.values())
 
 
 def test_a_window_of_one_round_is_fedavg_in_the_engine():

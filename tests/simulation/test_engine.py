@@ -215,7 +215,7 @@ def test_methods_without_client_state_keep_no_tensors_per_client(name):
     remembering = {"controls", "private", "memory"}
     asked = {i for state in states for i in state.cohort}
     assert set(states[-1].clients) == asked
-    assert all(state.blank == (name not in remembering) for state in states[-1].clients.values())
+    assert all(state.is_empty == (name not in remembering) for state in states[-1].clients.values())
 
 
 def test_states_that_went_in_are_not_changed():
