@@ -29,7 +29,7 @@ from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol import Method
 from thinwire.protocol.method import Download, UploadKind
-from thinwire.protocol.round import agree, begin, plan_round
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.training import Local
 from thinwire.training.functional import Functional
 
@@ -227,8 +227,8 @@ def refused(choice: Mapping[str, str]) -> str | None:
     try:
         method = method_of(choice)
         learner = model(method.secure_aggregation or method.privacy.bounds)
-        contract, public = agree(method, learner.weights(), learner.buffers(), Key(0))
-        plan_round(contract, begin(contract, public))
+        contract, public = make_contract(method, learner.weights(), learner.buffers(), Key(0))
+        plan_round(contract, initial_server_state(contract, public))
     except (IncompatibleParts, ConfigError) as error:
         return str(error)
     return None

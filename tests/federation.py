@@ -124,13 +124,17 @@ class Federation:
         work = workload(self.task, [client], [self.key.fold("batches", version, client)], self.local)
         # the plan that it received, not the one that the server has
         group = Group(self.public[client], self.requested[client], (client,), (self.states[client],))
+        (message,), (self.states[client],) = self.train(group, work, trainer)
+        return bytes(message)
+
+    def train(self, group: Group, work: Workload, trainer: Trainer | None = None):
+        """Train some clients together; their uploads and next states."""
         inputs = training_inputs(self.contract, self.model, group, work)
         outcome = (trainer or LoopTrainer()).train(inputs)
         updates = begin_updates(self.contract, group, inputs.start, outcome)()
         secagg = SecAggCohort(self.cohort, lambda i, j: f"{i} {j}".encode())  # tests have no secrets
-        (message,), (self.states[client],) = make_uploads(self.contract, group, updates, work.samples, secagg)
-        self.losses.append(float(updates.loss[0]))
-        return bytes(message)
+        self.losses += updates.loss.tolist()
+        return make_uploads(self.contract, group, updates, work.samples, secagg)
 
     def round(self, cohort) -> dict[int, bytes]:
         """One round; the uploads of its clients."""

@@ -9,7 +9,7 @@ import thinwire as tw
 from tests.federation import Federation, same_public
 from thinwire.core.tree import weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.protocol.round import agree, plan_round
+from thinwire.protocol.setup import make_contract, plan_round
 from thinwire.wire import message as wire
 
 ROBUST = [tw.TrimmedMean(0.34), tw.Median()]
@@ -114,9 +114,9 @@ def test_bounds_that_nobody_reaches_change_nothing():
 
 def test_clients_need_not_know_the_mean():
     federation = Federation(tw.Method())
-    other = agree(tw.Method(mean=tw.Median()), federation.model.weights(), federation.model.buffers(), federation.key)[
-        0
-    ]
+    other = make_contract(
+        tw.Method(mean=tw.Median()), federation.model.weights(), federation.model.buffers(), federation.key
+    )[0]
     assert other.schema == federation.contract.schema
 
 

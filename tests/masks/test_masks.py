@@ -14,7 +14,7 @@ from thinwire.experiments.config import from_table, method_from, resolve, to_tab
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
 from thinwire.masks import dead_adapters
-from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.upload import decode_upload
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
@@ -122,7 +122,7 @@ def test_federated_select_trains_what_it_received_and_the_server_keeps_all():
     data = federation.upload(0)
     assert values(federation, data) == int(0.25 * size)
     plan = Plan(frozenset(federation.contract.coords.names))
-    said = flatten(unpack_up(federation.contract, plan, 0, 0, data, mask).code)
+    said = flatten(decode_upload(federation.contract, plan, 0, 0, data, mask).code)
     assert bool((said != 0).any())
     assert not bool((said[~flatten(mask)] != 0).any())
     federation.close(plan, {0: data})
@@ -170,7 +170,7 @@ def test_hetlora_may_weigh_clients_by_the_size_of_their_adapters():
         federation.download(client)
     up = {client: federation.upload(client) for client in (0, 1, 2)}
     plan = Plan(frozenset(contract.coords.names))
-    said = [unpack_up(contract, plan, 1, client, data).code for client, data in up.items()]
+    said = [decode_upload(contract, plan, 1, client, data).code for client, data in up.items()]
     products = [
         torch.cat([(one[f"{n}/b"] @ one[f"{n}/a"]).flatten() for n in ("0.weight", "2.weight")]) for one in said
     ]

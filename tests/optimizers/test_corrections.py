@@ -9,8 +9,8 @@ import thinwire as tw
 from tests.federation import Federation, digits_task
 from thinwire.core.tree import flatten, same
 from thinwire.errors import ConfigError
-from thinwire.protocol.fields import unpack_up
 from thinwire.protocol.round import plan_round
+from thinwire.protocol.upload import decode_upload
 from thinwire.testing import check_correction
 from thinwire.training import Local
 
@@ -44,7 +44,7 @@ def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
     said = {}
     for client in (0, 2, 3):
         federation.download(client)
-        said[client] = unpack_up(federation.contract, plan, 0, client, federation.upload(client))
+        said[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
     federation.round((0, 2, 3))
     total = sum(one.weight for one in said.values())
     for name, block in federation.server.public.coords.items():
@@ -145,7 +145,7 @@ def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
     cohort, said = (0, 1, 3), {}
     for client in cohort:
         federation.download(client)
-        said[client] = unpack_up(federation.contract, plan, 0, client, federation.upload(client))
+        said[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
     steps = {client: -(-len(federation.task.clients.client(client)) // 16) for client in cohort}
     assert {client: float(one.report["steps"]) for client, one in said.items()} == steps
     assert len(set(steps.values())) > 1

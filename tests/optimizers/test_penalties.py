@@ -11,7 +11,7 @@ from tests.federation import Federation
 from thinwire.core.key import Key
 from thinwire.core.tree import flatten
 from thinwire.errors import ConfigError
-from thinwire.protocol.round import agree
+from thinwire.protocol.setup import make_contract
 
 
 def clients(n=3):
@@ -102,7 +102,7 @@ def test_selectors_that_match_nothing_are_refused_before_training():
         ),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
-            agree(tw.Method(penalty=penalty), weights, {}, Key(0))
+            make_contract(tw.Method(penalty=penalty), weights, {}, Key(0))
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"on weights \(layers\) or on coordinates \(coords\), not on both"):
         tw.L1L2(l1=0.1, layers=("w",), coords=("w/mu",))

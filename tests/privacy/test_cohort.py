@@ -14,8 +14,9 @@ from thinwire.core.key import NORMAL_SCALE, Key
 from thinwire.core.tree import Tree, flatten, scale, weighted_mean
 from thinwire.privacy.accountant import epsilon
 from thinwire.privacy.lattice import onto_lattice
-from thinwire.protocol.fields import read_step, unpack_up
+from thinwire.protocol.entries import read_step
 from thinwire.protocol.round import plan_round
+from thinwire.protocol.upload import decode_upload
 from thinwire.wire import message as wire
 
 PART = tw.DP(clip=0.5, sigma=1.0)
@@ -30,7 +31,7 @@ def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
     for client in (0, 1, 2, 3):
         federation.download(client)
     up = {client: federation.upload(client) for client in (0, 1, 2, 3)}
-    said = {client: unpack_up(contract, plan, 0, client, data).code for client, data in up.items()}
+    said = {client: decode_upload(contract, plan, 0, client, data).code for client, data in up.items()}
     federation.close(plan, {client: up[client] for client in TRUE})
     body = wire.unpack_body(federation.server.ledger.entries[-1], contract.schema)
     return flatten(read_step(contract, body, 0, torch.device("cpu")).code), said

@@ -19,7 +19,7 @@ from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.privacy import MaskedPrivacy, NoPrivacy
 from thinwire.privacy.secagg import hide_words, reveal_sum
-from thinwire.protocol.secagg import SecAggCohort, hide_payload
+from thinwire.protocol.secagg import SecAggCohort, mask_payload
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 
@@ -92,7 +92,7 @@ def test_noise_of_a_client_may_come_from_a_key_of_its_own():
     payload = np.zeros(contract.code.size, "<f4").tobytes()
 
     def hidden(noise):
-        return hide_payload(contract, payload, 1.0, 0, 0, SecAggCohort((0, 1), secret, noise))
+        return mask_payload(contract, payload, 1.0, 0, 0, SecAggCohort((0, 1), secret, noise))
 
     assert hidden(None) == hidden(None) != hidden(SecretKey(5)) != hidden(SecretKey.draw())
 

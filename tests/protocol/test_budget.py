@@ -13,8 +13,9 @@ from thinwire.experiments.check import check
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Budget, Method, Tier
+from thinwire.protocol.receive import receive
 from thinwire.protocol.round import initial_client_state
-from thinwire.protocol.server import open_round, receive
+from thinwire.protocol.server import open_round
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local

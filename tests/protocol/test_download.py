@@ -11,9 +11,10 @@ from thinwire.errors import Drifted, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.drift_check import TOLERANCE, project
-from thinwire.protocol.fields import unpack_up
-from thinwire.protocol.server import open_round, receive, repair, request_full_state, split_down
+from thinwire.protocol.receive import receive, request_full_state
+from thinwire.protocol.server import full_state_message, open_round, split_download
 from thinwire.protocol.setup import plan_round
+from thinwire.protocol.upload import decode_upload
 from thinwire.schedules import AllBlocks
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.training import Local
@@ -103,7 +104,7 @@ def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
     up_to_date = sizes[11]
     assert [(sizes[v] - up_to_date) // vector for v in range(12)] == [3] * 4 + [2] * 4 + [1] * 3 + [0]
     assert all((size - up_to_date) % vector == 0 for size in sizes.values())
-    ordinary, catch_up = split_down(one.contract, one.server, {0: b"." * sizes[10], 1: b"." * sizes[0]})
+    ordinary, catch_up = split_download(one.contract, one.server, {0: b"." * sizes[10], 1: b"." * sizes[0]})
     assert (ordinary, catch_up) == (2 * sizes[10], sizes[0] - sizes[10])
 
 
@@ -187,13 +188,13 @@ def test_messages_longer_than_any_codec_makes_are_refused_unread():
     one.download(0)
     up, down = one.upload(0), open_round(contract, one.server, {1: 0})[1]
     with pytest.raises(WireError, match="bytes, expected at most"):
-        unpack_up(contract, plan, 0, 0, up + bytes(contract.longest_up))
+        decode_upload(contract, plan, 0, 0, up + bytes(contract.longest_up))
     with pytest.raises(WireError, match="bytes, expected at most"):
         receive(contract, one.first, down + bytes(contract.longest_down))
     with pytest.raises(WireError, match="bytes, expected at most"):
-        repair(contract, one.server, request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
+        full_state_message(contract, one.server, request_full_state(contract, 0, 1) + bytes(contract.longest_up), 1)
     with pytest.raises(WireError, match="of kind 'steps' came from a client"):
-        unpack_up(contract, plan, 0, 0, down)
+        decode_upload(contract, plan, 0, 0, down)
 
 
 # -- sizes that were promised ------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def test_what_a_lost_client_held_back_of_silent_blocks_stays():
 def test_the_answer_to_a_lost_client_says_how_it_is_read():
     one = federation(MAPO(k=8))
     one.round((0,))
-    answer = repair(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
+    answer = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
     assert len(request_full_state(one.contract, 1, 0)) == 13
     assert same_public(receive(one.contract, one.first._replace(version=1), answer).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]

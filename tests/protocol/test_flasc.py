@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
-from thinwire.protocol.fields import unpack_up
+from thinwire.protocol.upload import decode_upload
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
@@ -62,11 +62,11 @@ def test_a_round_is_the_one_that_the_paper_prints(up):
         masked = torch.zeros_like(dense).index_copy(0, largest, dense[largest])
         assert torch.equal(flatten(start), masked)  # P * M
         messages[client] = federation.upload(client)
-        said = unpack_up(federation.contract, plan, 1, client, messages[client]).code
+        said = decode_upload(federation.contract, plan, 1, client, messages[client]).code
         assert int((flatten(said) != 0).sum()) <= kept(up, size) == max(1, int(up * size))
         if up == 0.6:  # entries that were masked on the way down can change
             assert bool((flatten(said)[masked == 0] != 0).any())
-    codes = [unpack_up(federation.contract, plan, 1, client, data).code for client, data in messages.items()]
+    codes = [decode_upload(federation.contract, plan, 1, client, data).code for client, data in messages.items()]
     change, opt = federation.method.server_opt.update(
         scale(weighted_mean(codes, [1.0, 1.0]), -1.0), before.opt, before.public.coords
     )
@@ -83,7 +83,7 @@ def test_the_change_is_against_what_was_received():
     other.download(0)
     other.public[0] = other.public[0]._replace(coords=start)  # the same numbers, had they come dense
     plan = Plan(frozenset(federation.contract.coords.names))
-    said = [unpack_up(one.contract, plan, 0, 0, one.upload(0)).code for one in (federation, other)]
+    said = [decode_upload(one.contract, plan, 0, 0, one.upload(0)).code for one in (federation, other)]
     assert same(*said)
     assert not same(start, restrict(federation.server.public.coords, start))
 

@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.federation import SIZES, Federation, digits, digits_task, perceptron, same_public, schema_of, workload
+from tests.federation import (
+    SIZES,
+    Federation,
+    closed,
+    digits,
+    digits_task,
+    perceptron,
+    same_public,
+    schema_of,
+    workload,
+)
 from tests.parts import Clip, Drift, Half, Pool, Product, Project, Remember, Turns
 from thinwire.aggregators import Uniform
 from thinwire.codecs.base import Raw
@@ -17,9 +27,11 @@ from thinwire.core.tree import add, same
 from thinwire.errors import ConfigError, Diverged, IncompatibleParts, WireError
 from thinwire.optimizers import SGD, FedDyn, Scaffold
 from thinwire.protocol import Method
+from thinwire.protocol.client import drop_stale
 from thinwire.protocol.fields import raw
-from thinwire.protocol.round import agree, begin, close_round, forget, plan_round
-from thinwire.protocol.server import open_round, receive, repair, request_full_state, split_down
+from thinwire.protocol.receive import receive, request_full_state
+from thinwire.protocol.server import full_state_message, open_round, split_download
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import ClientState
 from thinwire.schedules import AllBlocks, Plan
 from thinwire.training import Local
@@ -265,7 +277,7 @@ def test_bytes_of_missed_rounds_are_counted_apart():
     versions = {0: 4, 1: 0, 2: 3, 3: 5}
     down = open_round(federation.contract, federation.server, versions)
     sizes = {i: len(data) for i, data in down.items()}
-    ordinary, catch_up = split_down(federation.contract, federation.server, down)
+    ordinary, catch_up = split_download(federation.contract, federation.server, down)
     assert ordinary == 3 * sizes[0] + sizes[3]
     assert catch_up == (sizes[1] - sizes[0]) + (sizes[2] - sizes[0])
     assert sizes[3] < sizes[0] < sizes[2] < sizes[1]
@@ -405,8 +417,8 @@ def test_a_block_that_was_synchronised_elsewhere_is_dropped():
 
 def test_forget_drops_only_what_was_touched():
     state = ClientState(3, {"a": torch.ones(1), "b": torch.ones(1)}, {"c": torch.ones(1)}, {"d": torch.ones(1)})
-    assert forget(state, frozenset({"x"})) is state
-    after = forget(state, frozenset({"a", "x"}))
+    assert drop_stale(state, frozenset({"x"})) is state
+    after = drop_stale(state, frozenset({"a", "x"}))
     assert list(after.unsent) == ["b"]
     assert (after.version, after.correction, after.codec) == (3, state.correction, state.codec)
 
@@ -511,8 +523,8 @@ def test_answers_that_do_not_fit_are_refused(opened, change, error, says):
     federation, plan, data = opened
     assert forged(federation, data) == data
     with pytest.raises(error, match=says):
-        close_round(federation.contract, federation.server, plan, {0: forged(federation, data, **change)}, 6)
-    close_round(federation.contract, federation.server, plan, {0: data}, 6)
+        closed(federation.contract, federation.server, plan, {0: forged(federation, data, **change)}, 6)
+    closed(federation.contract, federation.server, plan, {0: data}, 6)
 
 
 @pytest.mark.parametrize("field", ["COORDS", "BUFFERS"])
@@ -522,7 +534,7 @@ def test_numbers_that_are_not_finite_are_refused(opened, field, value):
     payload = lanes_of(federation, data)[0].fields[getattr(wire, field)]
     bad = forged(federation, data, **{field: bytes(payload[:-4]) + number(value)})
     with pytest.raises(WireError, match="client 0 sent a number that is not finite"):
-        close_round(federation.contract, federation.server, plan, {0: bad}, 6)
+        closed(federation.contract, federation.server, plan, {0: bad}, 6)
 
 
 def test_a_damaged_answer_is_refused_and_the_round_can_be_closed_without_it(opened):
@@ -530,14 +542,14 @@ def test_a_damaged_answer_is_refused_and_the_round_can_be_closed_without_it(open
     for at in range(0, len(data), 97):
         bad = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
         with pytest.raises(WireError):
-            close_round(federation.contract, federation.server, plan, {0: bad}, 6)
+            closed(federation.contract, federation.server, plan, {0: bad}, 6)
     assert federation.server.public.version == 1
 
 
 def test_a_round_without_answers_says_so(opened):
     federation, plan, _ = opened
     with pytest.raises(WireError, match="no client answered"):
-        close_round(federation.contract, federation.server, plan, {}, 6)
+        closed(federation.contract, federation.server, plan, {}, 6)
 
 
 def elsewhere(model: nn.Module, name: str) -> nn.Module:
@@ -557,7 +569,7 @@ def test_messages_of_another_method_model_start_or_seed_are_refused(opened):
     ]
     for other in others:
         with pytest.raises(WireError, match="another method or model"):
-            close_round(other.contract, other.server, plan, {0: data}, 6)
+            closed(other.contract, other.server, plan, {0: data}, 6)
         with pytest.raises(WireError, match="another method or model"):
             receive(other.contract, other.first, open_round(federation.contract, federation.server, {0: 0})[0])
 
@@ -572,14 +584,14 @@ def test_clients_refuse_what_does_not_continue_their_version(opened):
     with pytest.raises(WireError, match="kind 'lost' came from the server"):
         receive(contract, federation.first, request_full_state(contract, 0, 0))
     steps = open_round(contract, server, {0: server.public.version - 1})[0]
-    state = repair(contract, server, request_full_state(contract, 2, 0), 0)
+    state = full_state_message(contract, server, request_full_state(contract, 2, 0), 0)
     assert wire.unpack(state, contract.schema).kind == wire.STATE
     for message, start in ((steps, 4), (state, 2)):
         with pytest.raises(WireError, match=f"from version {start} cannot continue version 0"):
             receive(contract, federation.first, message)
         with pytest.raises(WireError, match="cannot continue version 5"):
             receive(contract, server.public, message)
-    whole = repair(contract, server, request_full_state(contract, 0, 0), 0)
+    whole = full_state_message(contract, server, request_full_state(contract, 0, 0), 0)
     assert same_public(receive(contract, federation.first, whole).public, server.public)
     for fields in ({"BASE": b""}, {"WEIGHT": number(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
         with pytest.raises(WireError, match=r"fields .* expected"):
@@ -589,9 +601,9 @@ def test_clients_refuse_what_does_not_continue_their_version(opened):
 def test_a_server_answers_only_those_who_say_that_they_are_lost(opened):
     federation, _, data = opened
     with pytest.raises(WireError, match="kind 'up' asks for no state"):
-        repair(federation.contract, federation.server, data, 0)
+        full_state_message(federation.contract, federation.server, data, 0)
     with pytest.raises(WireError, match="lost at version 9, the server is at 1"):
-        repair(federation.contract, federation.server, request_full_state(federation.contract, 9, 0), 0)
+        full_state_message(federation.contract, federation.server, request_full_state(federation.contract, 9, 0), 0)
 
 
 def test_ways_that_do_not_lead_to_their_version_are_refused():
@@ -771,7 +783,7 @@ def test_an_empty_plan_is_legal():
 
 def test_both_sides_derive_the_same_contract():
     weights = {n: p.detach() for n, p in perceptron().named_parameters()}
-    one, two = (agree(Method(space=Product()), weights, {}, Key(4)) for _ in range(2))
+    one, two = (make_contract(Method(space=Product()), weights, {}, Key(4)) for _ in range(2))
     assert one[0].schema == two[0].schema
     assert same_public(one[1], two[1])
-    assert begin(*one).ledger.version == 0
+    assert initial_server_state(*one).ledger.version == 0

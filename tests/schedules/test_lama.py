@@ -18,12 +18,14 @@ from thinwire.experiments.config import resolve
 from thinwire.models import build
 from thinwire.optimizers import SGD, Adam, FedDyn, FedProx, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.round import cohort_round, initial_client_state, plan_round
+from thinwire.protocol.round import Group, initial_client_state, plan_round
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA, Route
 from thinwire.testing import check_schedule
 from thinwire.training import Local
+from thinwire.training.loop import LoopTrainer
+from thinwire.training.vmap import VmapTrainer
 from thinwire.wire import message as wire
 
 STEPS = Local(batch=8, steps=3)
@@ -177,7 +179,7 @@ def test_all_clients_agree_at_the_end_of_a_window_and_only_then():
                 assert not torch.equal(states[0].unsent[name], states[1].unsent[name])
         else:
             assert plan.names == frozenset(SMALL.names)
-            assert all(state.blank for state in states)
+            assert not any(state.unsent or state.opt or state.codec or state.correction for state in states)
             for i in cohort:
                 federation.download(i)
                 assert same_public(federation.public[i], federation.server.public)
@@ -187,17 +189,17 @@ def test_training_together_is_training_one_after_another():
     method = Method(schedule=FedLAMA(2), client_opt=SGD(0.1, momentum=0.9))
     federations = [Federation(method, local=STEPS) for _ in range(2)]
     for version in range(4):
-        for federation, how in zip(federations, ("loop", "vmap"), strict=True):
+        for federation, trainer in zip(federations, (LoopTrainer(), VmapTrainer()), strict=True):
             plan = plan_round(federation.contract, federation.server)
             for i in (0, 1, 2):
                 federation.download(i)
-            states = [federation.states[i] for i in (0, 1, 2)]
+            states = tuple(federation.states[i] for i in (0, 1, 2))
             keys = [federation.key.fold("batches", version, i) for i in (0, 1, 2)]
             work = workload(federation.task, (0, 1, 2), keys, STEPS)
-            args = (federation.contract, federation.model, federation.server.public, {}, plan, (0, 1, 2), states, work)
-            reply = cohort_round(*args, how)
-            federation.states.update(zip((0, 1, 2), reply.states, strict=True))
-            federation.close(plan, dict(zip((0, 1, 2), reply.messages, strict=True)))
+            group = Group(federation.server.public, plan, (0, 1, 2), states)
+            messages, after = federation.train(group, work, trainer)
+            federation.states.update(zip((0, 1, 2), after, strict=True))
+            federation.close(plan, dict(zip((0, 1, 2), messages, strict=True)))
     for name, block in federations[0].weights().items():
         torch.testing.assert_close(block, federations[1].weights()[name], rtol=1e-5, atol=1e-5)
 
@@ -331,8 +333,8 @@ def answers(federation: Federation, client: int, state) -> bytes:
     version = federation.server.public.version
     work = workload(federation.task, [client], [Key(9)], STEPS)
     plan = federation.requested[client]
-    args = (federation.contract, federation.model, federation.public[client], {}, plan, (client,), [state], work)
-    return bytes(cohort_round(*args, "loop").messages[0]) + version.to_bytes(2, "little")
+    group = Group(federation.public[client], plan, (client,), (state,))
+    return bytes(federation.train(group, work)[0][0]) + version.to_bytes(2, "little")
 
 
 def drifting() -> Federation:

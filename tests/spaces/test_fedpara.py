@@ -19,7 +19,7 @@ from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.resnet import resnet18
 from thinwire.models.vgg import vgg16_gn
-from thinwire.protocol.round import agree
+from thinwire.protocol.setup import make_contract
 from thinwire.spaces.fedpara import fedpara_bounds, fedpara_rank, fedpara_size
 from thinwire.testing import check_space
 
@@ -172,7 +172,7 @@ def test_an_embedding_is_taken_apart_only_if_a_selector_means_it():
 def test_personal_half_of_two_linear_layers_stays_at_home(classes, sent, ratio):
     method = tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=tw.AllBlocks(private=("*/[txy]2",)))
     weights = {name: p.detach() for name, p in two_fc(classes).named_parameters()}
-    contract, _ = agree(method, weights, {}, KEY)
+    contract, _ = make_contract(method, weights, {}, KEY)
     assert contract.sendable.size == sent
     assert round(Spec.of(weights).size / sent, 2) == ratio
 

@@ -95,7 +95,7 @@ def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
     )
     run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), backend=how)
     base = {name: p.detach() for name, p in net.named_parameters()}
-    first = agree(method, base, {}, Key(0).fold("run"))[1].coords
+    first = make_contract(method, base, {}, Key(0).fold("run"))[1].coords
     mine = {name: block.clone().requires_grad_() for name, block in first.items()}
 
     def layer(at: str, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

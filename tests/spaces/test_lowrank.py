@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.vgg import vgg16_gn
-from thinwire.protocol.round import agree
+from thinwire.protocol.setup import make_contract
 from thinwire.spaces.base import in_use
 from thinwire.spaces.fedpara import fedpara_rank, fedpara_size
 from thinwire.spaces.lowrank import lowrank_rank, lowrank_size
@@ -131,10 +131,10 @@ def test_factorized_weight_is_a_product_of_vectors_plus_the_rest():
 def test_factorized_sends_everything_or_one_vector_a_weight():
     weights = {name: p.detach() for name, p in two_fc().named_parameters()}
     space = tw.FactorizedFL()
-    whole, _ = agree(tw.Method(space=space), weights, {}, KEY)
+    whole, _ = make_contract(tw.Method(space=space), weights, {}, KEY)
     assert whole.sendable.size == Spec.of(weights).size + (784 + 256) + (256 + 10)
     personal = tw.Method(space=space, schedule=tw.AllBlocks(private=("*/v", "*/mu")))
-    some, _ = agree(personal, weights, {}, KEY)
+    some, _ = make_contract(personal, weights, {}, KEY)
     assert some.sendable.size == (784 + 256) + (256 + 10)  # u and bias of both layers
 
 

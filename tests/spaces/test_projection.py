@@ -202,10 +202,10 @@ def test_frames_are_drawn_anew_as_often_as_asked():
 
 
 def _agree(space):
-    from thinwire.protocol.round import agree
+    from thinwire.protocol.setup import make_contract
 
     weights = {name: p.detach() for name, p in model().named_parameters()}
-    return agree(tw.Method(space=space), weights, {}, Key(0))
+    return make_contract(tw.Method(space=space), weights, {}, Key(0))
 
 
 def test_mapax_by_columns_is_low_rank_adaptation_with_a_fixed_factor():
