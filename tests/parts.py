@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from thinwire.codecs import Peer, Raw
+from thinwire.codecs.base import Codec
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError
+from thinwire.privacy.base import Privacy
 from thinwire.schedules import Plan, Schedule
 from thinwire.sketches import Sketch
 from thinwire.spaces import Space
@@ -129,7 +131,7 @@ class Turns(Schedule):
 
 
 @dataclass(frozen=True)
-class Half:
+class Half(Codec):
     """A lossy codec: every number rounded to sixteen bits."""
 
     def init(self, spec: Spec) -> Tree:
@@ -151,7 +153,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Remember:
+class Remember(Codec):
     """A codec with memory: what rounding lost is said next time."""
 
     inner: Half = Half()
@@ -173,7 +175,7 @@ class Remember:
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Privacy):
     """A privacy mechanism: each client's change clipped, noise added to the mean."""
 
     norm: float = 1.0

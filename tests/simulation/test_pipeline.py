@@ -89,7 +89,7 @@ def test_a_step_is_confirmed_by_its_bits():
         pipeline.trained = Trained(1, group, None, None, None)
         pipeline.expect(Prediction(torch.tensor([1.0, 0.0]), predicted.coords))
         body = wire.pack_body(wire.Body(names, {wire.COORDS: raw(step)}), simulation.contract.schema)
-        after = pipeline.confirm(server._replace(ledger=server.ledger.append(body, names, 1000, 1000)))
+        after = pipeline.confirm(server._replace(ledger=server.ledger.append(body, names, limit=1000, longest=1000)))
         right = after.public.coords is predicted.coords
         assert right or after.public is server.public
         assert (pipeline.on, pipeline.trained is not None) == (right, right)
