@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.simulation.test_local import job, play
 from torch import nn
 from torch.func import grad_and_value, vmap
 
+from tests.simulation.test_engine import job, play
 from thinwire.data.task import Task, pool_clients
 from thinwire.kernels import conv as convolve
 from thinwire.kernels.conv import by_products

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.simulation.test_local import job
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from tests.simulation.test_engine import job
 from thinwire.data.task import Task, pool_clients
 from thinwire.kernels import conv_cpu as columns
 from thinwire.kernels.conv_cpu import by_columns, convolve_alone
