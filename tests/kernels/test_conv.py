@@ -1,4 +1,4 @@
-"""Convolutions as products: the same numbers and gradients as torch's, for one client and for many."""
+"""Convolutions as products: the values and gradients of torch, for one client and for many."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from thinwire.kernels import conv as convolve
 from thinwire.kernels.conv import by_products
 from thinwire.simulation import LocalEngine
 
-# clients, pictures, channels, size, outputs, kernel, stride, padding
+# clients, images, channels, size, outputs, kernel, stride, padding
 SHAPES = [(3, 4, 2, 9, 5, 5, 1, 2), (2, 4, 3, 8, 6, 3, 2, 1), (2, 4, 3, 8, 6, 1, 2, 0), (2, 2, 3, 11, 4, 7, 2, 3)]
 
 
@@ -46,7 +46,7 @@ def test_values_and_gradients_are_those_of_torch(shape, dims):
         assert float((a - b).abs().max()) < 1e-10
 
 
-def test_dilated_and_grouped_convolutions_are_left_alone():
+def test_dilated_and_grouped_convolutions_use_torch():
     x, kernel = torch.randn(2, 4, 9, 9), torch.randn(6, 2, 3, 3)
     with by_products():
         assert torch.equal(F.conv2d(x, kernel, groups=2), torch.conv2d(x, kernel, None, 1, 0, 1, 2))
@@ -54,7 +54,7 @@ def test_dilated_and_grouped_convolutions_are_left_alone():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_run_is_the_same_either_way(precision):
+def test_runs_agree_with_any_convolution(precision):
     torch.manual_seed(0)
     clients = [(torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))) for _ in range(3)]
     net = nn.Sequential(
@@ -62,8 +62,8 @@ def test_a_run_is_the_same_either_way(precision):
     )
     task = Task(net, *pool_clients(clients))
     ends = []
-    for conv, how in (("grouped", "vmap"), ("im2col", "vmap"), ("im2col", "graph"), ("auto", "loop")):
-        engine = LocalEngine("cpu", how, conv=conv, precision=precision)
+    for conv, backend in (("grouped", "vmap"), ("im2col", "vmap"), ("im2col", "graph"), ("auto", "loop")):
+        engine = LocalEngine("cpu", backend, conv=conv, precision=precision)
         simulation, states, _ = play(job(task=task, rounds=10), engine)
         ends.append(simulation.federation.weights(states[-1].server.public))
     bound = 1e-4 if precision == "float32" else 1e-2
@@ -73,7 +73,7 @@ def test_a_run_is_the_same_either_way(precision):
 
 @pytest.mark.parametrize("size", [(6, 4), (12, 6)])
 @pytest.mark.parametrize("window", [2, (3, 2)])
-def test_means_over_windows_are_those_of_torch(size, window):
+def test_average_pooling_equals_torch(size, window):
     torch.manual_seed(0)
     x = torch.randn(3, 2, 4, *size)
 
@@ -89,10 +89,10 @@ def test_means_over_windows_are_those_of_torch(size, window):
     assert torch.allclose(value, same, atol=1e-5)
 
 
-def test_other_means_over_windows_are_left_to_torch(monkeypatch):
+def test_other_average_pooling_uses_torch(monkeypatch):
     monkeypatch.setattr(convolve, "means", None)  # would fail if it were called
     x = torch.randn(1, 1, 6, 6)
     with by_products():
         F.avg_pool2d(x, 4)
-        for how in ({"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"divisor_override": 3}):
-            F.avg_pool2d(x, 2, **how)
+        for options in ({"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"divisor_override": 3}):
+            F.avg_pool2d(x, 2, **options)

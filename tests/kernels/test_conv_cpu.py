@@ -1,4 +1,4 @@
-"""Convolutions of one client with gradients of our own: torch's numbers, at any order of derivatives."""
+"""Convolutions of one client with our own gradients: values and derivatives of any order equal torch's."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from thinwire.kernels.conv_cpu import by_columns, convolve_alone
 from thinwire.kernels.low_rank import corrected
 from thinwire.simulation import LocalEngine
 
-# pictures, channels, height, width, outputs, kernel, stride, padding; the last: NNPACK, more pieces than one
+# images, channels, height, width, outputs, kernel, stride, padding; the last uses NNPACK and several pieces
 SHAPES = [
     (4, 1, 9, 7, 5, (5, 5), (1, 1), (2, 2)),
     (3, 3, 8, 8, 6, (3, 2), (2, 1), (1, 0)),
@@ -25,7 +25,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("last", [False, True])
-def test_values_and_both_derivatives_are_those_of_torch(shape, last, monkeypatch):
+def test_values_and_both_derivatives_equal_torch(shape, last, monkeypatch):
     monkeypatch.setattr(columns, "PIECE", 1 << 12)
     n, i, h, w, o, size, stride, padding = shape
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def test_values_and_both_derivatives_are_those_of_torch(shape, last, monkeypatch
         assert float((ours - theirs).abs().max()) < 1e-9 * float(theirs.abs().max())
 
 
-def test_gradients_in_single_precision_and_where_none_is_wanted():
+def test_gradients_in_single_precision_and_for_frozen_kernels():
     torch.manual_seed(0)
     for i in (3, 32):
         x, kernel = torch.randn(32, i, 10, 10), torch.randn(24, i, 5, 5, requires_grad=True)
@@ -57,7 +57,7 @@ def test_gradients_in_single_precision_and_where_none_is_wanted():
 
 @pytest.fixture
 def no_onednn(monkeypatch):
-    """As on machines where it is left out."""
+    """Disable oneDNN, as on machines without it."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
@@ -67,7 +67,7 @@ def network():
     )
 
 
-def test_layers_are_found_and_their_pictures_and_gradients_stay_channels_last(no_onednn):
+def test_layers_are_replaced_and_outputs_and_gradients_stay_channels_last(no_onednn):
     seen, net = [], network()
     assert not by_columns(nn.Linear(2, 2))
     assert by_columns(net)
@@ -81,7 +81,7 @@ def test_layers_are_found_and_their_pictures_and_gradients_stay_channels_last(no
     assert all(seen)
 
 
-def test_what_it_does_not_do_is_left_to_torch(no_onednn, monkeypatch):
+def test_unsupported_cases_use_torch(no_onednn, monkeypatch):
     calls = []
     alone = columns.convolve_alone
     monkeypatch.setattr(columns, "convolve_alone", lambda *args: calls.append(1) or alone(*args))
@@ -91,7 +91,7 @@ def test_what_it_does_not_do_is_left_to_torch(no_onednn, monkeypatch):
     plain = layer(x)
     by_columns(layer)
     weights = dict(layer.named_parameters())
-    grad(lambda w: functional_call(layer, w, (x,)).sum())(weights)  # torch.func has rules of its own
+    grad(lambda w: functional_call(layer, w, (x,)).sum())(weights)  # torch.func has its own rules
     vmap(lambda one: layer(one[None]))(x)
     layer(x[0])
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_what_it_does_not_do_is_left_to_torch(no_onednn, monkeypatch):
     layer(x)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     a, b = torch.ones(1, 18), torch.ones(3, 1)
-    with corrected(weights, {"weight": (a, b, False)}):  # which looks for torch's functions
+    with corrected(weights, {"weight": (a, b, False)}):  # intercepts torch's functions
         more = layer(x)
     assert not calls
     assert torch.allclose(more - plain, F.conv2d(x, torch.ones(3, 2, 3, 3)), atol=1e-4)
@@ -110,13 +110,13 @@ def test_what_it_does_not_do_is_left_to_torch(no_onednn, monkeypatch):
     assert calls
 
 
-def test_a_run_is_that_with_convolutions_of_torch():
+def test_a_run_equals_one_with_convolutions_of_torch():
     torch.manual_seed(0)
     clients = [(torch.randn(40, 2, 10, 10), torch.randint(0, 3, (40,))) for _ in range(3)]
     task = Task(nn.Sequential(network(), nn.Flatten(), nn.Linear(80, 3)), *pool_clients(clients))
     ends = []
-    for conv, how in (("grouped", "loop"), ("auto", "loop"), ("auto", "threads")):
-        simulation = LocalEngine("cpu", how, conv=conv).prepare(job(task=task, rounds=10))
+    for conv, backend in (("grouped", "loop"), ("auto", "loop"), ("auto", "threads")):
+        simulation = LocalEngine("cpu", backend, conv=conv).prepare(job(task=task, rounds=10))
         state = simulation.start()._replace(onednn=False)
         assert simulation.convolutions(state) == {"grouped": "torch", "auto": "columns"}[conv]
         for _ in range(10):

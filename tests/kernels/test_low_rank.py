@@ -1,4 +1,4 @@
-"""Corrections beside the weights do what corrections in the weights do."""
+"""Unmerged adapters have the outputs and gradients of merged ones."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from thinwire.spaces.unmerged import Unmerged
 from thinwire.training.functional import Functional
 
 
-class Turned(nn.Module):
+class Transposed(nn.Module):
     """A matrix stored as inputs x outputs, as in GPT-2."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -26,13 +26,13 @@ class Turned(nn.Module):
 
 
 class Everything(nn.Module):
-    """One of each way in which a model may use a matrix."""
+    """A model that uses matrices in all supported ways, and in one that is not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.word = nn.Embedding(10, 8)
         self.fc = nn.Linear(8, 8)
-        self.turned = Turned(8, 8)
+        self.turned = Transposed(8, 8)
         self.tied = nn.Linear(8, 10, bias=False)
         self.tied.weight = self.word.weight
         self.conv = nn.Conv2d(1, 4, 3)
@@ -40,7 +40,7 @@ class Everything(nn.Module):
 
     def forward(self, codes):
         x = torch.tanh(self.turned(F.gelu(self.fc(self.word(codes)))))  # (n, 4, 8)
-        x = x + self.fc.weight.sum(0)  # a use that nobody foresees
+        x = x + self.fc.weight.sum(0)  # not a layer: the matrix is merged
         x = self.conv(self.tied(x)[:, None, :, :5]).flatten(1)
         return self.head(torch.cat([x] * 3, -1)[:, :24] if x.shape[1] < 24 else x[:, :24])
 
@@ -55,7 +55,7 @@ SPACES = [
 
 @pytest.mark.parametrize("space", SPACES, ids=["all", "one", "ffa", "route"])
 @pytest.mark.parametrize("backend", ["alone", "vmap"])
-def test_gradients_are_those_of_the_built_matrices(space, how):
+def test_gradients_equal_those_of_merged_adapters(space, backend):
     torch.manual_seed(0)
     model = Functional.of(Everything().double())
     base = model.weights()
@@ -68,7 +68,7 @@ def test_gradients_are_those_of_the_built_matrices(space, how):
         def loss(point: Tree, x, y):
             return model.loss(space.expand(base, basis, point), {}, x, y, None)[0]
 
-        if how == "vmap":
+        if backend == "vmap":
             found = vmap(grad(loss))(stack(points), codes, labels)
             return [unstack(found, i) for i in range(3)]
         return [grad(loss)(*args) for args in zip(points, codes, labels, strict=True)]
@@ -81,13 +81,13 @@ def test_gradients_are_those_of_the_built_matrices(space, how):
 
 
 def test_a_matrix_is_not_copied_for_each_client():
-    """The largest tensor that a linear layer meets under vmap is the one matrix, not one for each client."""
+    """The largest tensor of a linear layer under vmap is the one matrix, not one matrix for each client."""
     model = Functional.of(nn.Linear(256, 256))
     base, space = model.weights(), LoRA(rank=2)
     point = space.init(base, {}, tw.Key(0))
     seen: list[int] = []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Storages(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             seen.extend(t.untyped_storage().nbytes() // 4 for t in (out,) if isinstance(t, torch.Tensor))
@@ -98,7 +98,7 @@ def test_a_matrix_is_not_copied_for_each_client():
             return model.loss(space.expand(base, {}, point), {}, x, y, None)[0]
 
         seen.clear()
-        with Watch():
+        with Storages():
             vmap(grad(loss))(stack([point] * 8), torch.ones(8, 1, 256), torch.zeros(8, 1, dtype=torch.int64))
         return max(seen)
 
@@ -106,7 +106,7 @@ def test_a_matrix_is_not_copied_for_each_client():
     assert largest(Unmerged(space)) <= 256 * 256
 
 
-def test_training_with_corrections_beside_is_training_with_them_built_in(monkeypatch):
+def test_training_with_unmerged_adapters_equals_training_with_merged_ones(monkeypatch):
     clients = [(torch.randn(8, 6, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 2) for i in range(3)]
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -116,6 +116,6 @@ def test_training_with_corrections_beside_is_training_with_them_built_in(monkeyp
         return tw.simulate(net, clients, method, rounds=3, local=tw.Local(batch=4), backend="vmap").weights
 
     ours = train()
-    monkeypatch.setattr("thinwire.simulation.simulation.for_training", lambda contract: contract)
+    monkeypatch.setattr(LoRA, "unmerged", lambda self: self)
     for name, block in train().items():
         torch.testing.assert_close(ours[name], block, rtol=1e-5, atol=1e-6)
