@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.corrupt import CORRUPT
+from benchmarks.corrupt import CORRUPTIONS
 from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from thinwire.errors import CheckpointError, ConfigError, WireError
@@ -54,8 +54,8 @@ class Faulty(InMemory):
             if fault == "late":
                 self.late.append(one)
                 continue
-            if fault in CORRUPT:
-                one = one._replace(response=CORRUPT[fault](self.client, number, one.response))
+            if fault in CORRUPTIONS:
+                one = one._replace(response=CORRUPTIONS[fault](self.client, number, one.response))
             yield one
             if fault == "twice":
                 yield one
@@ -85,7 +85,7 @@ def check_correction_states(server: FlowerServer, transport: InMemory, state) ->
         torch.testing.assert_close(block, total[name], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("fault", sorted(CORRUPT))
+@pytest.mark.parametrize("fault", sorted(CORRUPTIONS))
 def test_a_corrupt_upload_is_refused_and_the_others_count(fault):
     server, _, lines = federation("fedavg", {(1, 2): fault})
     state, records, _ = play(server, 3)
