@@ -1,4 +1,4 @@
-"""Kernels written in Triton, run by its interpreter on a CPU."""
+"""Triton kernels in the interpreter of triton, on a CPU."""
 
 import importlib
 import os
@@ -8,10 +8,10 @@ import torch
 
 
 def interpreted(name):
-    """The module of that name with its kernels interpreted; skips the test where that cannot be."""
+    """Import a module with its kernels interpreted; skips the test if that is not possible."""
     if torch.cuda.is_available():
         pytest.skip("the kernels themselves are tested on the GPU")
-    os.environ["TRITON_INTERPRET"] = "1"  # stays: triton looks at it once, when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # not reset: triton reads it once, on import
     language = pytest.importorskip("triton.language")
     if type(language.zeros).__name__ != "InterpretedFunction":
         pytest.skip("triton was imported before, without its interpreter")

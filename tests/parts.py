@@ -1,16 +1,15 @@
-"""Small parts for the tests, one of each kind that the library's defaults leave untouched."""
+"""Small parts for tests: spaces, sketches, a schedule, codecs and a privacy mechanism."""
 
 from dataclasses import dataclass
 
 import torch
 
-from thinwire.codecs import Peer, Raw
-from thinwire.codecs.base import Codec
+from thinwire.codecs import Codec, Peer, Raw
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, flatten, scale, tmap, unflatten
 from thinwire.errors import ConfigError
-from thinwire.privacy.base import Privacy
+from thinwire.privacy import Privacy
 from thinwire.schedules import Plan, Schedule
 from thinwire.sketches import Sketch
 from thinwire.spaces import Space
@@ -39,7 +38,7 @@ class Drift(Space):
 
 @dataclass(frozen=True)
 class Product(Space):
-    """A space whose weights are products, trained from a random start: not linear, not at the base."""
+    """A space of elementwise products with random initial factors: nonlinear, does not start at the base."""
 
     redraw_every: int = 0
 
@@ -59,7 +58,7 @@ class Product(Space):
 
 @dataclass(frozen=True)
 class Project(Sketch):
-    """A sketch: each block as a few random inner products; both maps are linear."""
+    """A sketch: a few random inner products of each block; encode and decode are linear."""
 
     share: float = 0.05
 
@@ -85,7 +84,7 @@ class Project(Sketch):
 
 @dataclass(frozen=True)
 class Pool(Sketch):
-    """A sketch of all blocks together: its code has another size when some are silent."""
+    """A sketch of all blocks together: the size of its code depends on the blocks of a round."""
 
     share: float = 0.1
 
@@ -103,7 +102,7 @@ class Pool(Sketch):
 
 @dataclass(frozen=True)
 class Turns(Schedule):
-    """A schedule: block i speaks in every `period`-th round, the clients report the size of what they say."""
+    """A schedule: block i is synchronized in every `period`-th round; clients report squared norms."""
 
     period: int = 2
     private: tuple[str, ...] = ()
@@ -132,7 +131,7 @@ class Turns(Schedule):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """A lossy codec: every number rounded to sixteen bits."""
+    """A lossy codec: every value rounded to float16."""
 
     def init(self, spec: Spec) -> Tree:
         return {}
@@ -140,7 +139,7 @@ class Half(Codec):
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
         for block in Spec.of(tree):
             if not block.dtype.is_floating_point:
-                raise ConfigError(f"Half sends real numbers only, {block.name!r} is of type {block.dtype}")
+                raise ConfigError(f"Half encodes floating-point blocks only, {block.name!r} is of type {block.dtype}")
         return Raw().encode(tmap(torch.Tensor.half, tree), {}, peer)[0], state
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
@@ -154,7 +153,7 @@ class Half(Codec):
 
 @dataclass(frozen=True)
 class Remember(Codec):
-    """A codec with memory: what rounding lost is said next time."""
+    """A codec with state: rounding errors are sent with the next message."""
 
     inner: Half = Half()
 
@@ -162,10 +161,10 @@ class Remember(Codec):
         return {f"rest/{name}": block for name, block in spec.zeros().items()}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[bytes, Tree]:
-        wanted = {name: block.cpu() + state[f"rest/{name}"] for name, block in tree.items()}
-        data, _ = self.inner.encode(wanted, {}, peer)
-        said = self.inner.decode(data, Spec.of(wanted), peer)
-        return data, {**state, **{f"rest/{name}": wanted[name] - said[name] for name in wanted}}
+        target = {name: block.cpu() + state[f"rest/{name}"] for name, block in tree.items()}
+        data, _ = self.inner.encode(target, {}, peer)
+        decoded = self.inner.decode(data, Spec.of(target), peer)
+        return data, {**state, **{f"rest/{name}": target[name] - decoded[name] for name in target}}
 
     def decode(self, data: bytes, spec: Spec, peer: Peer) -> Tree:
         return self.inner.decode(data, spec, peer)
@@ -176,7 +175,7 @@ class Remember(Codec):
 
 @dataclass(frozen=True)
 class Clip(Privacy):
-    """A privacy mechanism: each client's change clipped, noise added to the mean."""
+    """A privacy mechanism: each client's update is clipped, noise is added to the mean."""
 
     norm: float = 1.0
     noise: float = 1e-3
@@ -193,5 +192,5 @@ class Clip(Privacy):
         return self.release(mean(codes), clients, key)
 
     def release(self, mean: Tree, clients: int, key: Key) -> Tree:
-        spread = self.noise * self.norm / clients
-        return {n: b + spread * key.fold(n).normal(*b.shape, device=b.device) for n, b in mean.items()}
+        std = self.noise * self.norm / clients
+        return {n: b + std * key.fold(n).normal(*b.shape, device=b.device) for n, b in mean.items()}

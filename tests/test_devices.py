@@ -21,7 +21,8 @@ from thinwire.kernels.support import has_triton
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.drift_check import project
-from thinwire.protocol.server import open_round, receive
+from thinwire.protocol.receive import receive
+from thinwire.protocol.server import open_round
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection

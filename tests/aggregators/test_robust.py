@@ -1,4 +1,4 @@
-"""Aggregators that go by distances: against the definitions, written out, and against liars."""
+"""Robust aggregators by distance: against their definitions, and with Byzantine clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROBUST = [tw.GeometricMedian(), tw.CenteredClipping(), tw.MultiKrum(2)]
 
 
 def trees_of(*points) -> list[dict[str, torch.Tensor]]:
-    """Clients whose numbers lie in two blocks."""
+    """One tree of two blocks for each client."""
     return [{"a": torch.tensor(p[:1], dtype=torch.float32), "b": torch.tensor(p[1:])} for p in points]
 
 
@@ -41,24 +41,24 @@ def random_trees(count: int, seed: int = 0):
 
 
 @pytest.mark.parametrize("name", list(entries("aggregator")))
-def test_every_mean_keeps_its_contract(name):
+def test_aggregators_fulfill_their_contract(name):
     check_aggregator(build("aggregator", name, "method.aggregator"))
 
 
 # -- distances ---------------------------------------------------------------------------------------------------------
 
 
-def test_distances_from_inner_products_are_those_between_points():
+def test_distances_from_inner_products_equal_distances_of_points():
     trees = random_trees(6)
     points, shares = points_of(trees), torch.linspace(0.1, 0.3, 6, dtype=torch.float64)
     products = inner_products(trees)
     between = ((points[:, None] - points[None]) ** 2).sum(-1)
     np.testing.assert_allclose(squares_between(products), between, atol=1e-12)
-    away = ((points - shares.numpy() @ points) ** 2).sum(-1)
-    np.testing.assert_allclose(squares_from(products, shares), away, atol=1e-12)
+    from_mean = ((points - shares.numpy() @ points) ** 2).sum(-1)
+    np.testing.assert_allclose(squares_from(products, shares), from_mean, atol=1e-12)
 
 
-def test_long_blocks_and_trees_in_one_vector_are_looked_at_in_slices():
+def test_long_blocks_and_flat_trees_are_processed_in_slices():
     generator = torch.Generator().manual_seed(1)
     vectors = [torch.randn(70_001, generator=generator) for _ in range(5)]
     like = [torch.zeros(3, 20_000), torch.zeros(10_001)]
@@ -67,21 +67,21 @@ def test_long_blocks_and_trees_in_one_vector_are_looked_at_in_slices():
     expected = torch.stack(vectors).double()
     torch.testing.assert_close(inner_products(cuts), expected @ expected.T)
     torch.testing.assert_close(inner_products(plain), expected @ expected.T)
-    for mean, by_hand in (
+    for aggregator, reference in (
         (tw.Median(), torch.stack(vectors).median(0).values),
         (tw.TrimmedMean(0.2), torch.stack(vectors).sort(0).values[1:-1].mean(0)),
     ):
-        got = mean.of(cuts, [1.0] * 5)
+        got = aggregator.of(cuts, [1.0] * 5)
         assert Spec.of(got) == Spec.of(plain[0])
-        torch.testing.assert_close(torch.cat([block.reshape(-1) for block in got.values()]), by_hand)
+        torch.testing.assert_close(torch.cat([block.reshape(-1) for block in got.values()]), reference)
 
 
 @pytest.mark.parametrize("aggregator", [tw.Median(), tw.TrimmedMean(0.3), *ROBUST])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_number_types_stay_what_they_are(mean, dtype):
+def test_types_of_blocks_do_not_change(aggregator, dtype):
     trees = [{name: block.to(dtype) for name, block in tree.items()} for tree in random_trees(7)]
-    codes, weights = mean.admit(trees, [1.0] * 7)
-    assert Spec.of(mean.of(codes, weights)) == Spec.of(trees[0])
+    codes, weights = aggregator.admit(trees, [1.0] * 7)
+    assert Spec.of(aggregator.of(codes, weights)) == Spec.of(trees[0])
 
 
 # -- the definitions ---------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def summed_distances(point: np.ndarray, points: np.ndarray, weights) -> float:
     return float((np.sqrt(((points - point) ** 2).sum(-1)) * weights).sum())
 
 
-def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median():
+def test_the_geometric_median_minimizes_the_sum_of_distances():
     trees, weights = random_trees(9), [1.0, 2.0, 3.0, 1.0, 1.0, 5.0, 1.0, 2.0, 1.0]
     points, rng = points_of(trees), np.random.default_rng(0)
     found = points_of([tw.GeometricMedian(iterations=200).of(trees, weights)])[0]
@@ -100,35 +100,37 @@ def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median():
         for _ in range(50):
             moved = found + size * rng.standard_normal(found.shape) / math.sqrt(found.size)
             assert summed_distances(moved, points, weights) > least
-    usual = points_of([tw.GeometricMedian().of(trees, weights)])[0]
-    assert summed_distances(usual, points, weights) < least * (1 + 1e-4)
+    default = points_of([tw.GeometricMedian().of(trees, weights)])[0]
+    assert summed_distances(default, points, weights) < least * (1 + 1e-4)
 
 
-def test_the_geometric_median_of_known_figures():
+def test_the_geometric_median_of_a_triangle():
     corner = math.sqrt(3) / 2
     triangle = trees_of((1.0, 0.0), (-0.5, corner), (-0.5, -corner))
     np.testing.assert_allclose(points_of([tw.GeometricMedian().of(triangle, [1.0] * 3)]), [[0, 0]], atol=1e-6)
-    heavy = tw.GeometricMedian().of(triangle, [5.0, 1.0, 1.0])  # more than half of the weight: that very point
+    heavy = tw.GeometricMedian().of(
+        triangle, [5.0, 1.0, 1.0]
+    )  # a point with more than half of the weight is the median
     np.testing.assert_allclose(points_of([heavy]), [[1, 0]], atol=1e-3)
 
 
-def test_a_weight_counts_like_as_many_clients():
+def test_a_weight_of_three_equals_three_clients():
     trees = random_trees(5)
     once = tw.GeometricMedian(iterations=200).of(trees, [3.0, 1.0, 1.0, 1.0, 1.0])
-    often = tw.GeometricMedian(iterations=200).of([*trees[:1] * 3, *trees[1:]], [1.0] * 7)
+    repeated = tw.GeometricMedian(iterations=200).of([*trees[:1] * 3, *trees[1:]], [1.0] * 7)
     for name in once:
-        torch.testing.assert_close(once[name], often[name], atol=1e-4, rtol=0)
+        torch.testing.assert_close(once[name], repeated[name], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("tau", "relative"), [(1.0, True), (0.5, True), (2.0, False), (1e9, False)])
-def test_centered_clipping_is_its_formula(tau, relative):
+def test_centered_clipping_equals_its_formula(tau, relative):
     trees = random_trees(8)
     points = points_of(trees)
     v = np.median(points, 0)
     for _ in range(5):
-        away = np.sqrt(((points - v) ** 2).sum(-1))
-        radius = tau * np.median(away) if relative else tau
-        v = v + ((points - v) * np.minimum(1, radius / away)[:, None]).mean(0)
+        distance = np.sqrt(((points - v) ** 2).sum(-1))
+        radius = tau * np.median(distance) if relative else tau
+        v = v + ((points - v) * np.minimum(1, radius / distance)[:, None]).mean(0)
     got = tw.CenteredClipping(tau, relative, iterations=5).of(trees, [float(i) for i in range(1, 9)])
     np.testing.assert_allclose(points_of([got])[0], v, atol=1e-5)
     if tau == 1e9:  # nothing is clipped: the mean
@@ -136,7 +138,7 @@ def test_centered_clipping_is_its_formula(tau, relative):
 
 
 @pytest.mark.parametrize(("clients", "faulty", "keep"), [(7, 2, 0), (9, 3, 0), (9, 3, 1), (10, 0.3, 0), (10, 0.1, 4)])
-def test_multi_krum_is_its_definition(clients, faulty, keep):
+def test_multi_krum_equals_its_definition(clients, faulty, keep):
     trees = random_trees(clients, seed=clients)
     points = points_of(trees)
     f = faulty if faulty >= 1 else int(faulty * clients)
@@ -149,43 +151,43 @@ def test_multi_krum_is_its_definition(clients, faulty, keep):
     assert weights == [float(i in best) for i in range(clients)]
 
 
-def test_multi_krum_with_few_answers_goes_by_fewer_liars():
-    lie = trees_of((1e9, 1e9))
+def test_multi_krum_assumes_fewer_faulty_clients_if_few_respond():
+    byzantine = trees_of((1e9, 1e9))
     for honest, left_out in ((3, False), (4, True), (6, True)):
-        trees = trees_of(*((1.0 + i / 10, 0.0) for i in range(honest))) + lie
+        trees = trees_of(*((1.0 + i / 10, 0.0) for i in range(honest))) + byzantine
         _, weights = tw.MultiKrum(3).admit(trees, [1.0] * (honest + 1))
         assert weights == [1.0] * honest + [0.0 if left_out else 1.0] if honest < 6 else weights[-1] == 0.0
     with pytest.raises(ConfigError, match="multi-krum with 3 faulty clients needs 9 clients in a round"):
         tw.MultiKrum(3).check(8)
     with pytest.raises(ConfigError, match="needs 9 clients"):
-        Job(digits_task(), tw.Method(mean=tw.Bounded(1.0, inner=tw.MultiKrum(3))), cohort=6)
+        Job(digits_task(), tw.Method(aggregator=tw.Bounded(1.0, inner=tw.MultiKrum(3))), cohort=6)
     for clients in (1, 2, 3, 8, 9):
-        tw.MultiKrum(0.3).check(clients)  # a share of few is none
+        tw.MultiKrum(0.3).check(clients)  # a share of few clients rounds to 0
 
 
-# -- liars -------------------------------------------------------------------------------------------------------------
+# -- Byzantine clients -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aggregator", ROBUST)
 @pytest.mark.parametrize("value", [-10.0, 1e6, 1e30, LARGEST])
-def test_liars_do_not_move_the_result_beyond_honest_clients(mean, value):
+def test_byzantine_clients_do_not_move_the_result_beyond_honest_ones(aggregator, value):
     honest = random_trees(6)
-    lies = [{name: torch.full((7,), value) for name in honest[0]} for _ in range(2)]
+    byzantine = [{name: torch.full((7,), value) for name in honest[0]} for _ in range(2)]
     center = points_of([weighted_mean(honest, [1.0] * 6)])[0]
     width = max(np.sqrt(((points_of(honest) - center) ** 2).sum(-1)))
     for order in itertools.islice(itertools.permutations(range(8)), 0, 40_000, 8_000):
-        said = [[*honest, *lies][i] for i in order]
-        got = points_of([mean.of(*mean.admit(said, [1.0] * 8))])[0]
+        trees = [[*honest, *byzantine][i] for i in order]
+        got = points_of([aggregator.of(*aggregator.admit(trees, [1.0] * 8))])[0]
         assert np.sqrt(((got - center) ** 2).sum()) < width
 
 
 @pytest.mark.parametrize("aggregator", ROBUST)
-def test_a_majority_that_agrees_is_not_moved(mean):
+def test_the_result_of_an_equal_majority_is_that_of_the_majority(aggregator):
     trees = trees_of(*[(1.0, 2.0)] * 5, (3.0, 4.0), (-1e9, 1e9))
-    got = points_of([mean.of(*mean.admit(trees, [1.0] * 7))])[0]
+    got = points_of([aggregator.of(*aggregator.admit(trees, [1.0] * 7))])[0]
     np.testing.assert_allclose(got, [1.0, 2.0], atol=1e-4)
-    nothing = [{"w": torch.zeros(3)}] * 5 + [{"w": torch.ones(3)}] * 2
-    assert mean.of(*mean.admit(nothing, [1.0] * 7))["w"].abs().max() < 1e-6
+    zeros = [{"w": torch.zeros(3)}] * 5 + [{"w": torch.ones(3)}] * 2
+    assert aggregator.of(*aggregator.admit(zeros, [1.0] * 7))["w"].abs().max() < 1e-6
 
 
 def uploads_of(federation: Federation) -> dict[int, bytes]:
@@ -194,8 +196,8 @@ def uploads_of(federation: Federation) -> dict[int, bytes]:
     return {client: federation.upload(client) for client in range(6)}
 
 
-def lying(federation: Federation, data: bytes, factors: dict[int, float]) -> bytes:
-    """Client 0's message with fields of numbers multiplied."""
+def corrupt(federation: Federation, data: bytes, factors: dict[int, float]) -> bytes:
+    """The message of client 0 with the values of some fields multiplied by factors."""
     schema = federation.contract.schema.sent_by(0)
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
@@ -205,12 +207,12 @@ def lying(federation: Federation, data: bytes, factors: dict[int, float]) -> byt
     return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, fields), schema)], schema)
 
 
-def test_a_client_that_is_left_out_is_left_out_of_everything():
+def test_a_client_that_multi_krum_excludes_has_no_effect():
     states = []
-    for lies in ({wire.COORDS: -9.0}, {wire.COORDS: -9.0, wire.SHARED: -5.0, wire.WEIGHT: 7.0}):
+    for factors in ({wire.COORDS: -9.0}, {wire.COORDS: -9.0, wire.SHARED: -5.0, wire.WEIGHT: 7.0}):
         federation = Federation(tw.Method(correction=tw.Scaffold(), aggregator=tw.MultiKrum(1)))
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
-        up[0] = lying(federation, up[0], lies)
+        up[0] = corrupt(federation, up[0], factors)
         federation.close(plan, up)
         states.append(federation.server.public)
     assert same_public(*states)
@@ -220,16 +222,16 @@ def test_a_client_that_is_left_out_is_left_out_of_everything():
     ("aggregator", "learns"),
     [(tw.WeightedMean(), False), (tw.GeometricMedian(), True), (tw.CenteredClipping(), True), (tw.MultiKrum(1), True)],
 )
-def test_learning_goes_on_beside_a_client_that_flips_signs(mean, learns):
-    federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3), client_weight=tw.Uniform()))
+def test_robust_aggregators_learn_with_a_client_that_flips_signs(aggregator, learns):
+    federation = Federation(tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3), client_weight=tw.Uniform()))
     for _ in range(6):
         plan, up = plan_round(federation.contract, federation.server), uploads_of(federation)
-        up[0] = lying(federation, up[0], {wire.COORDS: -10.0})
+        up[0] = corrupt(federation, up[0], {wire.COORDS: -10.0})
         federation.close(plan, up)
     assert (sum(federation.losses[-6:]) < sum(federation.losses[:6])) is learns
 
 
-def test_settings_that_cannot_be_are_refused():
+def test_invalid_settings_are_refused():
     for make in (
         lambda: tw.GeometricMedian(iterations=0),
         lambda: tw.GeometricMedian(smooth=0.0),

@@ -211,7 +211,7 @@ def test_a_checkpoint_restores_every_part_of_the_state(tmp_path):
         assert all(torch.equal(mine[block], theirs[block]) for block in mine)
     assert back.server.ledger == ledger
     assert (back.round, back.cohort, back.backend, back.backend_reason) == (9, (12, 3), "loop", "because")
-    assert back.clients[3].blank
+    assert back.clients[3].is_empty
     assert back.clients[12].version == 6
     for name in ("held", "correction", "codec", "opt"):
         assert same(getattr(back.clients[12], name), getattr(clients[12], name))

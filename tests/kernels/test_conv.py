@@ -1,4 +1,4 @@
-"""Convolutions as products: the values and gradients of torch, for one client and for many."""
+"""Tests of batched convolutions: values and gradients equal those of torch, for one client and for many."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch.func import grad_and_value, vmap
 
 from tests.simulation.test_engine import job, play
 from thinwire.data.task import Task, pool_clients
-from thinwire.kernels import conv as convolve
+from thinwire.kernels import conv
 from thinwire.kernels.conv import by_products
 from thinwire.simulation import LocalEngine
 
@@ -18,11 +18,11 @@ SHAPES = [(3, 4, 2, 9, 5, 5, 1, 2), (2, 4, 3, 8, 6, 3, 2, 1), (2, 4, 3, 8, 6, 1,
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), None])
-def test_values_and_gradients_are_those_of_torch(shape, dims):
+def test_values_and_gradients_equal_those_of_torch(shape, dims):
     c, n, i, size, o, k, stride, padding = shape
     torch.manual_seed(0)
-    made = torch.randn(c, n, i, size, size), torch.randn(c, o, i, k, k), torch.randn(c, o)
-    x, kernel, bias = (block.double() for block in made)
+    inputs = torch.randn(c, n, i, size, size), torch.randn(c, o, i, k, k), torch.randn(c, o)
+    x, kernel, bias = (block.double() for block in inputs)
 
     def loss(x, kernel, bias):
         once = F.conv2d(x, kernel, bias, stride=stride, padding=padding)
@@ -46,7 +46,7 @@ def test_values_and_gradients_are_those_of_torch(shape, dims):
         assert float((a - b).abs().max()) < 1e-10
 
 
-def test_dilated_and_grouped_convolutions_use_torch():
+def test_dilated_and_grouped_convolutions_are_left_to_torch():
     x, kernel = torch.randn(2, 4, 9, 9), torch.randn(6, 2, 3, 3)
     with by_products():
         assert torch.equal(F.conv2d(x, kernel, groups=2), torch.conv2d(x, kernel, None, 1, 0, 1, 2))
@@ -54,7 +54,7 @@ def test_dilated_and_grouped_convolutions_use_torch():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_runs_agree_with_any_convolution(precision):
+def test_training_is_the_same_with_all_convolutions(precision):
     torch.manual_seed(0)
     clients = [(torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))) for _ in range(3)]
     net = nn.Sequential(
@@ -62,8 +62,8 @@ def test_runs_agree_with_any_convolution(precision):
     )
     task = Task(net, *pool_clients(clients))
     ends = []
-    for conv, backend in (("grouped", "vmap"), ("im2col", "vmap"), ("im2col", "graph"), ("auto", "loop")):
-        engine = LocalEngine("cpu", backend, conv=conv, precision=precision)
+    for products, backend in (("grouped", "vmap"), ("im2col", "vmap"), ("im2col", "graph"), ("auto", "loop")):
+        engine = LocalEngine("cpu", backend, conv=products, precision=precision)
         simulation, states, _ = play(job(task=task, rounds=10), engine)
         ends.append(simulation.federation.weights(states[-1].server.public))
     bound = 1e-4 if precision == "float32" else 1e-2
@@ -73,7 +73,7 @@ def test_runs_agree_with_any_convolution(precision):
 
 @pytest.mark.parametrize("size", [(6, 4), (12, 6)])
 @pytest.mark.parametrize("window", [2, (3, 2)])
-def test_average_pooling_equals_torch(size, window):
+def test_average_pooling_equals_that_of_torch(size, window):
     torch.manual_seed(0)
     x = torch.randn(3, 2, 4, *size)
 
@@ -89,8 +89,8 @@ def test_average_pooling_equals_torch(size, window):
     assert torch.allclose(value, same, atol=1e-5)
 
 
-def test_other_average_pooling_uses_torch(monkeypatch):
-    monkeypatch.setattr(convolve, "means", None)  # would fail if it were called
+def test_other_average_pooling_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(conv, "means", None)  # fails if it is called
     x = torch.randn(1, 1, 6, 6)
     with by_products():
         F.avg_pool2d(x, 4)

@@ -1,4 +1,4 @@
-"""Convolutions of one client with our own gradients: values and derivatives of any order equal torch's."""
+"""Tests of convolutions of one client on a CPU: values and derivatives equal those of torch."""
 
 import pytest
 import torch
@@ -25,12 +25,12 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("last", [False, True])
-def test_values_and_both_derivatives_equal_torch(shape, last, monkeypatch):
+def test_values_and_two_derivatives_equal_those_of_torch(shape, last, monkeypatch):
     monkeypatch.setattr(columns, "PIECE", 1 << 12)
     n, i, h, w, o, size, stride, padding = shape
     torch.manual_seed(0)
-    made = torch.randn(n, i, h, w), torch.randn(o, i, *size), torch.randn(o)
-    x, kernel, bias = (block.double().requires_grad_() for block in made)
+    inputs = torch.randn(n, i, h, w), torch.randn(o, i, *size), torch.randn(o)
+    x, kernel, bias = (block.double().requires_grad_() for block in inputs)
     if last:
         x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
     results = []
@@ -44,7 +44,7 @@ def test_values_and_both_derivatives_equal_torch(shape, last, monkeypatch):
         assert float((ours - theirs).abs().max()) < 1e-9 * float(theirs.abs().max())
 
 
-def test_gradients_in_single_precision_and_for_frozen_kernels():
+def test_gradients_in_single_precision_and_with_a_frozen_kernel():
     torch.manual_seed(0)
     for i in (3, 32):
         x, kernel = torch.randn(32, i, 10, 10), torch.randn(24, i, 5, 5, requires_grad=True)
@@ -57,7 +57,7 @@ def test_gradients_in_single_precision_and_for_frozen_kernels():
 
 @pytest.fixture
 def no_onednn(monkeypatch):
-    """Disable oneDNN, as on machines without it."""
+    """As on machines without oneDNN."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
@@ -67,7 +67,7 @@ def network():
     )
 
 
-def test_layers_are_replaced_and_outputs_and_gradients_stay_channels_last(no_onednn):
+def test_layers_are_replaced_and_images_and_gradients_stay_channels_last(no_onednn):
     seen, net = [], network()
     assert not by_columns(nn.Linear(2, 2))
     assert by_columns(net)
@@ -81,7 +81,7 @@ def test_layers_are_replaced_and_outputs_and_gradients_stay_channels_last(no_one
     assert all(seen)
 
 
-def test_unsupported_cases_use_torch(no_onednn, monkeypatch):
+def test_unsupported_cases_are_left_to_torch(no_onednn, monkeypatch):
     calls = []
     alone = columns.convolve_alone
     monkeypatch.setattr(columns, "convolve_alone", lambda *args: calls.append(1) or alone(*args))
@@ -102,7 +102,7 @@ def test_unsupported_cases_use_torch(no_onednn, monkeypatch):
     layer(x)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     a, b = torch.ones(1, 18), torch.ones(3, 1)
-    with corrected(weights, {"weight": (a, b, False)}):  # intercepts torch's functions
+    with corrected(weights, {"weight": (a, b, False)}):  # which intercepts the functions of torch
         more = layer(x)
     assert not calls
     assert torch.allclose(more - plain, F.conv2d(x, torch.ones(3, 2, 3, 3)), atol=1e-4)
@@ -110,7 +110,7 @@ def test_unsupported_cases_use_torch(no_onednn, monkeypatch):
     assert calls
 
 
-def test_a_run_equals_one_with_convolutions_of_torch():
+def test_training_equals_training_with_convolutions_of_torch():
     torch.manual_seed(0)
     clients = [(torch.randn(40, 2, 10, 10), torch.randint(0, 3, (40,))) for _ in range(3)]
     task = Task(nn.Sequential(network(), nn.Flatten(), nn.Linear(80, 3)), *pool_clients(clients))

@@ -1,4 +1,4 @@
-"""Convolutions in Triton, run by its interpreter: the same numbers and gradients as torch's. Skipped without triton."""
+"""Tests of the Triton convolutions, in the interpreter of triton: equal to torch. Skipped without triton."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch.func import grad_and_value, vmap
 
 from tests.interpreted import interpreted
-from thinwire.kernels import conv as convolve
+from thinwire.kernels import conv, conv_fused
 
-# clients, pictures, channels, size, outputs, kernel, stride, padding
+# clients, images, channels, size, outputs, kernel, stride, padding
 SHAPES = [
     (3, 2, 1, 9, 8, 5, 1, 2),
     (2, 2, 8, 7, 16, 5, 1, 2),
@@ -22,7 +22,7 @@ SHAPES = [
 @pytest.fixture
 def kernels(monkeypatch):
     module = interpreted("thinwire.kernels.conv_triton")
-    monkeypatch.setattr(convolve, "_kernels", lambda x: module)
+    monkeypatch.setattr(conv_fused, "triton_kernels", lambda x: module)
     return module
 
 
@@ -33,25 +33,25 @@ def check(found, wanted):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_those_of_torch(kernels, shape):
+def test_values_and_gradients_equal_those_of_torch(kernels, shape):
     c, n, i, size, o, k, stride, padding = shape
     torch.manual_seed(0)
     x, kernel, bias = torch.randn(c, n, i, size, size), torch.randn(c, o, i, k, k), torch.randn(c, o)
-    how = {"stride": (stride, stride), "padding": (padding, padding)}
-    out = vmap(lambda *args: F.conv2d(*args, **how))(x, kernel, bias)
+    options = {"stride": (stride, stride), "padding": (padding, padding)}
+    out = vmap(lambda *args: F.conv2d(*args, **options))(x, kernel, bias)
     grad = torch.randn_like(out)
 
     def wanted(x, kernel, bias, grad):
-        return (F.conv2d(x, kernel, bias, **how) * grad).sum()
+        return (F.conv2d(x, kernel, bias, **options) * grad).sum()
 
     by_x, by_kernel, by_bias = vmap(torch.func.grad(wanted, argnums=(0, 1, 2)))(x, kernel, bias, grad)
-    check((kernels.forward(x, kernel, bias, **how),), (out,))
-    check((kernels.input_gradient(grad, kernel, (size, size), **how),), (by_x,))
-    check(kernels.kernel_gradient(grad, x, (k, k), bias=True, **how), (by_kernel, by_bias))
-    check(kernels.kernel_gradient(grad, x, (k, k), bias=False, **how)[:1], (by_kernel,))
+    check((kernels.forward(x, kernel, bias, **options),), (out,))
+    check((kernels.input_gradient(grad, kernel, (size, size), **options),), (by_x,))
+    check(kernels.kernel_gradient(grad, x, (k, k), bias=True, **options), (by_kernel, by_bias))
+    check(kernels.kernel_gradient(grad, x, (k, k), bias=False, **options)[:1], (by_kernel,))
 
 
-def test_any_order_in_memory_and_any_cut_of_the_sums_will_do(kernels, monkeypatch):
+def test_memory_order_and_number_of_partial_sums_do_not_matter(kernels, monkeypatch):
     torch.manual_seed(0)
     x, grad = torch.randn(2, 3, 16, 12, 12), torch.randn(2, 3, 16, 12, 12)
     once = kernels.kernel_gradient(grad, x, (3, 3), (1, 1), (1, 1), True)
@@ -62,7 +62,7 @@ def test_any_order_in_memory_and_any_cut_of_the_sums_will_do(kernels, monkeypatc
 
 
 @pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (0, 0, None), None])
-def test_under_grad_and_vmap(kernels, dims):
+def test_values_and_gradients_under_vmap(kernels, dims):
     torch.manual_seed(0)
     x, kernel, bias = torch.randn(2, 2, 3, 6, 6), torch.randn(2, 4, 3, 3, 3), torch.randn(2, 4)
 
@@ -71,7 +71,7 @@ def test_under_grad_and_vmap(kernels, dims):
         return torch.sin(F.conv2d(once, kernel.transpose(0, 1)[:, :, :1, :1], stride=2)).sum()
 
     def fused(*args):
-        with convolve.by_products("fused"):
+        with conv.by_products("fused"):
             return loss(*args)
 
     results = []
@@ -88,9 +88,9 @@ def test_under_grad_and_vmap(kernels, dims):
         assert float((a - b).abs().max()) <= 2e-5 * max(1, float(b.abs().max()))
 
 
-def test_without_triton_products_are_laid_out():
+def test_without_triton_fused_falls_back_to_im2col():
     x, kernel = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
-    with convolve.by_products("fused"):
+    with conv.by_products("fused"):
         found = F.conv2d(x, kernel, padding=1)
-    with convolve.by_products("im2col"):
+    with conv.by_products("im2col"):
         assert torch.equal(found, F.conv2d(x, kernel, padding=1))

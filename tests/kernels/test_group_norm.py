@@ -1,4 +1,4 @@
-"""Group norms in Triton, run by its interpreter: the same numbers and gradients as torch's. Skipped without triton."""
+"""Tests of the Triton group norm, in the interpreter of triton: equal to torch. Skipped without triton."""
 
 import pytest
 import torch
@@ -6,28 +6,27 @@ import torch.nn.functional as F
 from torch.func import grad_and_value, vmap
 
 from tests.interpreted import interpreted
-from thinwire.kernels import conv as convolve
-from thinwire.kernels import group_norm as normalise
+from thinwire.kernels import conv, group_norm
 
 
 @pytest.fixture
 def fused(monkeypatch):
     module = interpreted("thinwire.kernels.group_norm_triton")
-    monkeypatch.setattr(normalise, "_kernels", lambda: module)
-    monkeypatch.setattr(normalise, "has_triton", lambda device: True)
-    monkeypatch.setattr(module, "NUMBERS", 64)  # several blocks of pixels, the last one not full
+    monkeypatch.setattr(group_norm, "_kernels", lambda: module)
+    monkeypatch.setattr(group_norm, "has_triton", lambda device: True)
+    monkeypatch.setattr(module, "VALUES", 64)  # several blocks of pixels, the last one not full
 
     def within(function, *args):
-        with convolve.by_products("fused"):
+        with conv.by_products("fused"):
             return function(*args)
 
     return within
 
 
-# pictures, channels, groups, size
+# images, channels, groups, size
 @pytest.mark.parametrize("shape", [(2, 8, 4, (5, 3)), (3, 16, 16, (2, 2)), (1, 4, 1, (7,)), (2, 8, 2, (4, 4))], ids=str)
 @pytest.mark.parametrize("last", [False, True])
-def test_values_and_gradients_are_those_of_torch(fused, shape, last):
+def test_values_and_gradients_equal_those_of_torch(fused, shape, last):
     n, channels, groups, size = shape
     torch.manual_seed(0)
     x, weight, bias = 3 + 2 * torch.randn(3, n, channels, *size), torch.randn(3, channels), torch.randn(3, channels)
@@ -43,23 +42,23 @@ def test_values_and_gradients_are_those_of_torch(fused, shape, last):
     assert torch.allclose(same.double(), value, rtol=1e-5)
     for a, b, torchs in zip(found, exact, wanted, strict=True):
         assert a.shape == b.shape
-        far = float((torchs - b).abs().max())  # groups of four numbers may have a small variance
+        far = float((torchs - b).abs().max())  # groups of four values can have a small variance
         assert float((a - b).abs().max()) <= 4 * far + 1e-5 * float(b.abs().max())
     alone = torch.func.grad(lambda *args: fused(loss, *args), argnums=(0, 1, 2))(x[0], weight[0], bias[0])
     for a, b in zip(alone, wanted, strict=True):
         assert torch.allclose(a, b[0], atol=1e-4 * float(b.abs().max()))
 
 
-def test_a_large_mean_costs_no_digits(fused):
+def test_a_large_mean_loses_no_precision(fused):
     torch.manual_seed(0)
     x, weight, bias = 1000 + torch.randn(2, 8, 8, 8), torch.ones(8), torch.zeros(8)
     out = fused(F.group_norm, x, 2, weight, bias)
     exact = F.group_norm(x.double(), 2, weight.double(), bias.double())
-    # the mean itself is rounded to 2^-15, which is as much as may be lost
+    # the mean itself is rounded to 2^-15, so no more is lost
     assert float((out - exact).abs().max()) < 6e-5
 
 
-def test_sixteen_bits_stay_sixteen_bits(fused):
+def test_bfloat16_stays_bfloat16(fused):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 8, 4, 4).bfloat16(), torch.randn(8), torch.randn(8)
     out = fused(F.group_norm, x, 2, weight, bias)
@@ -67,8 +66,8 @@ def test_sixteen_bits_stay_sixteen_bits(fused):
     assert torch.allclose(out.float(), F.group_norm(x.float(), 2, weight, bias), rtol=2**-7, atol=1e-5)
 
 
-def test_others_are_left_to_torch(fused, monkeypatch):
-    monkeypatch.setattr(normalise, "group_norm", None)  # would fail if it were called
+def test_unsupported_norms_are_left_to_torch(fused, monkeypatch):
+    monkeypatch.setattr(group_norm, "group_norm", None)  # fails if it is called
     fused(F.group_norm, torch.randn(2, 6, 4, 4), 3, torch.ones(6), torch.ones(6))
     fused(F.group_norm, torch.randn(2, 8, 4, 4), 2)
     fused(F.group_norm, torch.randn(2, 8, 4, 4).double(), 2, torch.ones(8).double(), torch.ones(8).double())

@@ -1,4 +1,4 @@
-"""Unmerged adapters have the outputs and gradients of merged ones."""
+"""Tests of unmerged adapters: equal to merged ones."""
 
 import pytest
 import torch
@@ -26,36 +26,36 @@ class Transposed(nn.Module):
 
 
 class Everything(nn.Module):
-    """A model that uses matrices in all supported ways, and in one that is not."""
+    """A model with each supported use of a matrix."""
 
     def __init__(self) -> None:
         super().__init__()
         self.word = nn.Embedding(10, 8)
         self.fc = nn.Linear(8, 8)
-        self.turned = Transposed(8, 8)
+        self.transposed = Transposed(8, 8)
         self.tied = nn.Linear(8, 10, bias=False)
         self.tied.weight = self.word.weight
         self.conv = nn.Conv2d(1, 4, 3)
         self.head = nn.Linear(24, 3)
 
     def forward(self, codes):
-        x = torch.tanh(self.turned(F.gelu(self.fc(self.word(codes)))))  # (n, 4, 8)
-        x = x + self.fc.weight.sum(0)  # not a layer: the matrix is merged
+        x = torch.tanh(self.transposed(F.gelu(self.fc(self.word(codes)))))  # (n, 4, 8)
+        x = x + self.fc.weight.sum(0)  # a use without special support
         x = self.conv(self.tied(x)[:, None, :, :5]).flatten(1)
         return self.head(torch.cat([x] * 3, -1)[:, :24] if x.shape[1] < 24 else x[:, :24])
 
 
 SPACES = [
-    LoRA(rank=2, fan_in_fan_out=("turned.weight",)),
+    LoRA(rank=2, fan_in_fan_out=("transposed.weight",)),
     LoRA(rank=2, target_modules=("fc.weight",), modules_to_save=("head.*",)),
-    LoRA(rank=2, freeze_a=True, fan_in_fan_out=("turned.weight",)),
-    Route((("turned.weight", LoRA(rank=2, fan_in_fan_out=("*",))), ("fc.*", LoRA(rank=3)), ("*", tw.Frozen()))),
+    LoRA(rank=2, freeze_a=True, fan_in_fan_out=("transposed.weight",)),
+    Route((("transposed.weight", LoRA(rank=2, fan_in_fan_out=("*",))), ("fc.*", LoRA(rank=3)), ("*", tw.Frozen()))),
 ]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=["all", "one", "ffa", "route"])
 @pytest.mark.parametrize("backend", ["alone", "vmap"])
-def test_gradients_equal_those_of_merged_adapters(space, backend):
+def test_gradients_equal_those_of_merged_matrices(space, backend):
     torch.manual_seed(0)
     model = Functional.of(Everything().double())
     base = model.weights()
@@ -80,14 +80,14 @@ def test_gradients_equal_those_of_merged_adapters(space, backend):
         assert max(block.abs().max() for block in theirs.values()) > 1e-3
 
 
-def test_a_matrix_is_not_copied_for_each_client():
-    """The largest tensor of a linear layer under vmap is the one matrix, not one matrix for each client."""
+def test_the_base_matrix_is_not_copied_for_each_client():
+    """The largest tensor in a linear layer under vmap is one matrix, not one for each client."""
     model = Functional.of(nn.Linear(256, 256))
     base, space = model.weights(), LoRA(rank=2)
     point = space.init(base, {}, tw.Key(0))
     seen: list[int] = []
 
-    class Storages(torch.utils._python_dispatch.TorchDispatchMode):
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             seen.extend(t.untyped_storage().nbytes() // 4 for t in (out,) if isinstance(t, torch.Tensor))
@@ -98,7 +98,7 @@ def test_a_matrix_is_not_copied_for_each_client():
             return model.loss(space.expand(base, {}, point), {}, x, y, None)[0]
 
         seen.clear()
-        with Storages():
+        with Record():
             vmap(grad(loss))(stack([point] * 8), torch.ones(8, 1, 256), torch.zeros(8, 1, dtype=torch.int64))
         return max(seen)
 

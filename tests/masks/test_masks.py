@@ -1,4 +1,4 @@
-"""Sparse training: which numbers move, which are left, and that nobody has to say where they are."""
+"""Masks: which coordinates are trained, which are pruned, and messages without positions."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -21,9 +21,9 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
 from thinwire.wire import message as wire
 
-EVERYBODY = range(len(SIZES))
+ALL_CLIENTS = range(len(SIZES))
 SPARSE = ("sparse-adapter", "adapter-lth", "fedsparsify", "spdst")
-RIVALS = (*SPARSE, "federated-select", "hetlora", "full", "lowest-tier", "highest-tier")
+PRESETS = (*SPARSE, "federated-select", "hetlora", "full", "lowest-tier", "highest-tier")
 
 
 def named(name: str, **changes) -> tw.Method:
@@ -31,36 +31,35 @@ def named(name: str, **changes) -> tw.Method:
 
 
 def values(federation: Federation, data: bytes) -> int:
-    """How many numbers a message carries."""
+    """The number of values in a message."""
     schema = federation.contract.schema
     return len(wire.unpack_body(wire.unpack(data, schema.sent_by(0)).bodies[0], schema).fields[wire.COORDS]) // 4
 
 
 def supports(method: tw.Method, rounds: int):
-    """A federation, and what is not zero at each version."""
+    """A federation after some rounds, and the nonzero coordinates after each."""
     federation = Federation(method, local=Local(1, batch=8))
-    seen = []
+    nonzero = []
     for _ in range(rounds):
         federation.round((0, 1, 2))
-        seen.append(flatten(federation.server.public.coords) != 0)
-    return federation, seen
+        nonzero.append(flatten(federation.server.public.coords) != 0)
+    return federation, nonzero
 
 
 @pytest.mark.parametrize("name", ["sparse-adapter", "spdst"])
-def test_pruned_once_numbers_stay_zero_with_all_that_remembers_them(name):
-    federation, seen = supports(named(name), 4)
+def test_coordinates_pruned_once_stay_zero_in_weights_and_optimizer_state(name):
+    federation, nonzero = supports(named(name), 4)
     size = federation.contract.coords.size
-    assert int(seen[0].sum()) == int(0.25 * size)
-    assert all(torch.equal(one, seen[0]) for one in seen)
-    for memory in ("m", "v"):
-        state = {k: v for k, v in federation.server.opt.items() if k.startswith(f"{memory}/")}
-        assert not bool((flatten(state)[~seen[0]] != 0).any())
-    # the next message holds the numbers that are left and no positions
+    assert int(nonzero[0].sum()) == int(0.25 * size)
+    assert all(torch.equal(one, nonzero[0]) for one in nonzero)
+    for slot in ("m", "v"):
+        assert not bool((flatten(federation.server.opt[slot])[~nonzero[0]] != 0).any())
+    # the next message has the values of the remaining coordinates and no positions
     federation.download(0)
     assert values(federation, federation.upload(0)) == int(0.25 * size)
 
 
-def test_the_largest_of_the_trained_numbers_are_left():
+def test_pruning_keeps_the_largest_trained_coordinates():
     dense, _ = supports(named("sparse-adapter", mask=tw.NoMask(), up=tw.Raw(), down=tw.Raw()), 1)
     pruned, _ = supports(named("sparse-adapter"), 1)
     whole = flatten(dense.server.public.coords)
@@ -70,21 +69,21 @@ def test_the_largest_of_the_trained_numbers_are_left():
 
 
 @pytest.mark.parametrize("name", ["adapter-lth", "fedsparsify"])
-def test_pruned_slowly_each_mask_lies_in_the_one_before(name):
-    federation, seen = supports(named(name, mask=tw.PruneMask(1.0, keep=0.5)), 4)
+def test_with_gradual_pruning_each_mask_is_a_subset_of_the_previous_one(name):
+    federation, nonzero = supports(named(name, mask=tw.PruneMask(1.0, keep=0.5)), 4)
     size = federation.contract.coords.size
-    for v, (one, two) in enumerate(pairwise(seen), 2):
+    for v, (one, two) in enumerate(pairwise(nonzero), 2):
         assert int(two.sum()) == int(size * 0.5 ** (v - 1))
         assert not bool((two & ~one).any())
 
 
 @pytest.mark.parametrize("name", ["adapter-lth", "fedsparsify"])
-def test_round_s_of_the_lottery_trains_the_share_that_the_paper_says(name):
-    """FLASC, Algorithm 5, with q = 1: before round s the largest d numbers are left, d = 1, 0.98, 0.98^2, ..."""
+def test_round_s_of_lottery_tickets_trains_the_density_of_the_paper(name):
+    """FLASC, Algorithm 5, with q = 1: before round s the density is reduced to d = 1, 0.98, 0.98^2, ..."""
     federation = Federation(named(name), local=Local(1, batch=8))
     size, densities, sent = federation.contract.coords.size, [], []
     for _ in range(5):
-        mask = federation.contract.trained(federation.server.public)  # of the round that begins now
+        mask = federation.contract.trained(federation.server.public)  # of the next round
         densities.append(int(flatten(mask).sum()) if mask else size)
         federation.download(0)
         data = federation.upload(0)
@@ -94,23 +93,26 @@ def test_round_s_of_the_lottery_trains_the_share_that_the_paper_says(name):
 
 
 def test_lottery_tickets_of_every_second_round():
-    """q = 2: pruned before rounds 2 (by nothing), 4, 6."""
-    federation, seen = supports(named("adapter-lth", mask=tw.PruneMask(1.0, at=1, keep=0.5, every=2)), 6)
+    """q = 2: pruned before rounds 2 (at density 1), 4, 6."""
+    federation, nonzero = supports(named("adapter-lth", mask=tw.PruneMask(1.0, at=1, keep=0.5, every=2)), 6)
     size = federation.contract.coords.size
-    before = [size, *(int(one.sum()) for one in seen[:5])]  # of rounds 1 to 6; what training makes zero is none here
+    before = [
+        size,
+        *(int(one.sum()) for one in nonzero[:5]),
+    ]  # of rounds 1 to 6; training sets no coordinate to zero here
     assert [round(count / size, 2) for count in before[3:]] == [0.5, 0.5, 0.25]
 
 
-def test_a_mask_that_masks_nothing_changes_nothing():
+def test_a_mask_of_density_one_changes_nothing():
     plain = named("full")
     for mask in (tw.TopKMask(1.0), tw.PruneMask(1.0)):
         one, _ = supports(plain, 2)
         two, _ = supports(replace(plain, mask=mask, up=tw.Masked()), 2)
         assert same(one.server.public.coords, two.server.public.coords)
-        assert same(one.server.opt, two.server.opt)
+        assert all(same(tree, two.server.opt[slot]) for slot, tree in one.server.opt.items())
 
 
-def test_federated_select_trains_what_it_received_and_the_server_keeps_all():
+def test_federated_select_trains_the_downloaded_coordinates_and_the_server_keeps_all():
     federation = Federation(named("federated-select"))
     size = federation.contract.coords.size
     before = flatten(federation.server.public.coords)
@@ -118,50 +120,50 @@ def test_federated_select_trains_what_it_received_and_the_server_keeps_all():
     start = flatten(federation.public[0].coords)
     mask = federation.contract.trained(federation.public[0])
     assert int(flatten(mask).sum()) == int(0.25 * size)
-    assert same(mask, federation.contract.trained(federation.server.public))  # of P M and of P the same
+    assert same(mask, federation.contract.trained(federation.server.public))  # the mask of P M is the mask of P
     data = federation.upload(0)
     assert values(federation, data) == int(0.25 * size)
     plan = Plan(frozenset(federation.contract.coords.names))
-    said = flatten(decode_upload(federation.contract, plan, 0, 0, data, mask).code)
-    assert bool((said != 0).any())
-    assert not bool((said[~flatten(mask)] != 0).any())
+    uploaded = flatten(decode_upload(federation.contract, plan, 0, 0, data, mask).code)
+    assert bool((uploaded != 0).any())
+    assert not bool((uploaded[~flatten(mask)] != 0).any())
     federation.close(plan, {0: data})
     after = flatten(federation.server.public.coords)
     assert torch.equal(after[start == 0], before[start == 0])
 
 
-def test_on_a_ledger_clients_prune_as_the_server_does():
+def test_with_incremental_downloads_clients_prune_as_the_server():
     method = named("spdst", download="incremental", down=tw.Threshold(0.0), mask=tw.PruneMask(0.5, keep=0.5))
-    federation, seen = supports(method, 3)
-    for client in EVERYBODY:  # some missed all of it
+    federation, nonzero = supports(method, 3)
+    for client in ALL_CLIENTS:  # some missed all rounds
         federation.download(client)
         assert same(federation.public[client].coords, federation.server.public.coords)
-    assert int(seen[-1].sum()) == int(0.125 * federation.contract.coords.size)
+    assert int(nonzero[-1].sum()) == int(0.125 * federation.contract.coords.size)
 
 
-def test_all_clients_of_a_chunk_or_one_after_another_is_the_same():
+def test_vmap_loop_and_graph_train_the_same_coordinates():
     for name in ("sparse-adapter", "federated-select"):
         runs = {}
-        for how in ("vmap", "loop", "graph"):
+        for backend in ("vmap", "loop", "graph"):
             job = Job(digits_task(), named(name), 3, 3, Local(1, batch=8))
-            simulation = LocalEngine(backend=how).prepare(job)
+            simulation = LocalEngine(backend=backend).prepare(job)
             state = simulation.start()
             for _ in range(3):
                 state, _ = simulation.round(state)
-            runs[how] = flatten(state.server.public.coords)
+            runs[backend] = flatten(state.server.public.coords)
         assert torch.equal(runs["vmap"], runs["graph"])
         assert torch.equal(runs["vmap"] != 0, runs["loop"] != 0)
         assert torch.allclose(runs["vmap"], runs["loop"], atol=2e-3)
 
 
 def test_hetlora_with_equal_ranks_is_lora():
-    whole = tw.RankSlice(8)
-    one, _ = supports(named("hetlora", budget=tw.Budget((tw.Tier(up=whole, down=whole), tw.Tier()))), 2)
+    all_ranks = tw.RankSlice(8)
+    one, _ = supports(named("hetlora", budget=tw.Budget((tw.Tier(up=all_ranks, down=all_ranks), tw.Tier()))), 2)
     two, _ = supports(named("hetlora", budget=tw.Budget()), 2)
     assert same(one.server.public.coords, two.server.public.coords)
 
 
-def test_hetlora_may_weigh_clients_by_the_size_of_their_adapters():
+def test_hetlora_can_weight_clients_by_the_norm_of_their_adapters():
     changes = {"upload": "weights", "aggregator": tw.ByNorm(), "server_opt": tw.SGD(1.0)}
     federation = Federation(named("hetlora", **changes, budget=named("hetlora").budget))
     federation.round((0, 1, 2))  # so that B is not zero
@@ -170,36 +172,36 @@ def test_hetlora_may_weigh_clients_by_the_size_of_their_adapters():
         federation.download(client)
     up = {client: federation.upload(client) for client in (0, 1, 2)}
     plan = Plan(frozenset(contract.coords.names))
-    said = [decode_upload(contract, plan, 1, client, data).code for client, data in up.items()]
+    uploads = [decode_upload(contract, plan, 1, client, data).code for client, data in up.items()]
     products = [
-        torch.cat([(one[f"{n}/b"] @ one[f"{n}/a"]).flatten() for n in ("0.weight", "2.weight")]) for one in said
+        torch.cat([(one[f"{n}/b"] @ one[f"{n}/a"]).flatten() for n in ("0.weight", "2.weight")]) for one in uploads
     ]
     norms = [float(product.norm()) for product in products]
     federation.close(plan, up)
     for name, block in federation.server.public.coords.items():
-        wanted = sum(norm * one[name] for norm, one in zip(norms, said, strict=True)) / sum(norms)
+        wanted = sum(norm * one[name] for norm, one in zip(norms, uploads, strict=True)) / sum(norms)
         assert torch.allclose(block, wanted, atol=1e-6)
     assert not same(before, federation.server.public.coords)
-    assert tw.ByNorm().admit([{"w": torch.ones(2)}] * 2, [1.0, 3.0])[1] == [1.0, 3.0]  # no adapter: as they were
+    assert tw.ByNorm().admit([{"w": torch.ones(2)}] * 2, [1.0, 3.0])[1] == [1.0, 3.0]  # no adapter: unchanged
 
 
-def test_only_tiers_that_are_asked_take_part():
+def test_only_tiers_that_are_sampled_participate():
     tiers = (tw.Tier(asked=False), tw.Tier())
-    budget = tw.Budget(tiers, clients=tuple(i % 2 for i in EVERYBODY))
-    heard = set()
-    for _ in LocalEngine().run(Job(digits_task(), tw.Method(budget=budget), 3, 2), lambda *a: heard.add(a[2])):
+    budget = tw.Budget(tiers, clients=tuple(i % 2 for i in ALL_CLIENTS))
+    participants = set()
+    for _ in LocalEngine().run(Job(digits_task(), tw.Method(budget=budget), 3, 2), lambda *a: participants.add(a[2])):
         pass
-    assert heard == {1, 3, 5}
+    assert participants == {1, 3, 5}
     with pytest.raises(ConfigError, match="no tier of the budget is asked"):
         tw.Budget(tiers[:1])
     budget = tw.Budget(tiers, clients=(0,) * len(SIZES))
-    with pytest.raises(ConfigError, match="no client is in a tier that is asked"):
+    with pytest.raises(ConfigError, match="no client is in a tier that takes part"):
         LocalEngine().prepare(Job(digits_task(), tw.Method(budget=budget), 1, 2))
 
 
 @pytest.mark.parametrize("task", ["digits", "20newsgroups", "text-classification"])
 def test_adapters_of_all_tiers_have_one_scale(task):
-    """alpha / rank is what a correction is multiplied by: presets that are compared differ in rank alone."""
+    """The scale of an adapter is alpha / rank: presets that are compared differ only in rank."""
     names = ("lora", "flasc", "hetlora", "lowest-tier", "highest-tier", "sparse-adapter", "adapter-lth", "ffa-lora")
     spaces = {name: resolve(name, task).method.space for name in names}
     assert spaces["lowest-tier"].rank == 1
@@ -207,8 +209,8 @@ def test_adapters_of_all_tiers_have_one_scale(task):
     assert len(set(scales.values())) == 1, scales
 
 
-@pytest.mark.parametrize("name", RIVALS)
-def test_every_preset_trains_and_is_written_and_read_again(name):
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_train_and_are_unchanged_after_writing_and_reading(name):
     experiment = resolve(name, "digits")
     assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
     records = list(LocalEngine().run(Job(digits_task(), experiment.method, 3, 3, Local(1, batch=8))))
@@ -216,7 +218,7 @@ def test_every_preset_trains_and_is_written_and_read_again(name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"sketch": tw.EvoFed(population=8)}, "the identity sketch"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
@@ -225,36 +227,36 @@ def test_every_preset_trains_and_is_written_and_read_again(name):
         ({"download": "incremental", "down": tw.Quantize(8)}, "down = 'raw' or download = 'full'"),
     ],
 )
-def test_what_cannot_be_masked_is_refused(changes, words):
-    with pytest.raises(IncompatibleParts, match=words):
+def test_methods_that_cannot_be_masked_are_refused(changes, message):
+    with pytest.raises(IncompatibleParts, match=message):
         Federation(named("spdst", **changes))
 
 
-def test_an_adapter_without_b_is_dead_and_said_to_be():
-    """Of A and B together the largest quarter holds no B after Adam's first step: nothing is ever learnt again."""
+def test_an_adapter_whose_b_is_pruned_is_reported_as_dead():
+    """After Adam's first step the largest quarter of A and B contains no B: nothing is learned afterwards."""
     federation, _ = supports(named("sparse-adapter", server_opt=tw.Adam(0.003)), 3)
     start, end = federation.first.coords, federation.server.public.coords
     assert not any(bool(block.any()) for name, block in end.items() if name.endswith("/b"))
     trained = federation.contract.trained(federation.server.public)
     assert dead_adapters(end, trained) == ("0.weight", "2.weight")
     assert dead_adapters(start, {}) == ()
-    late, _ = supports(named("sparse-adapter", mask=tw.PruneMask(0.9)), 2)  # here there is room for both
+    late, _ = supports(named("sparse-adapter", mask=tw.PruneMask(0.9)), 2)  # this density keeps some of B
     public = late.server.public
     assert dead_adapters(public.coords, late.contract.trained(public)) == ()
     weights = federation.weights(), federation.weights(federation.first)
     assert same(*({name: w[name] for name in ("0.weight", "2.weight")} for w in weights))
 
 
-def test_selecting_the_largest_of_an_adapter_selects_a_dead_one():
+def test_a_top_k_mask_of_a_new_adapter_makes_it_dead():
     method = named("federated-select", space=tw.LoRA(rank=4))
     federation = Federation(method, local=Local(1, batch=8))
     federation.download(0)
-    heard = federation.public[0]
-    assert dead_adapters(heard.coords, federation.contract.trained(heard)) == ("0.weight", "2.weight")
+    public = federation.public[0]
+    assert dead_adapters(public.coords, federation.contract.trained(public)) == ("0.weight", "2.weight")
 
 
 @pytest.mark.parametrize("part", ["a", "b"])
-def test_an_adapter_dies_rank_by_rank(part):
+def test_an_adapter_is_dead_if_no_rank_is_alive(part):
     coords = {"w/a": torch.ones(2, 3), "w/b": torch.ones(4, 2), "head": torch.zeros(3)}
     trained = {name: torch.ones_like(block, dtype=torch.bool) for name, block in coords.items()}
     rows, other = ("w/a", "w/b") if part == "a" else ("w/b", "w/a")
@@ -265,19 +267,19 @@ def test_an_adapter_dies_rank_by_rank(part):
 
     leave_out(rows, 0)
     assert dead_adapters(coords, trained) == ()
-    leave_out(other, 1)  # the rank that is left on one side is gone on the other
+    leave_out(other, 1)  # each rank is missing in one of the factors
     assert dead_adapters(coords, trained) == ("w",)
-    coords["w/a"], coords["w/b"] = torch.ones(2, 3), torch.ones(4, 2)  # standing still, but not at zero
+    coords["w/a"], coords["w/b"] = torch.ones(2, 3), torch.ones(4, 2)  # not trained, but not zero
     assert dead_adapters(coords, trained) == ()
 
 
-def test_a_frozen_a_leaves_it_to_b():
+def test_with_frozen_a_an_adapter_is_dead_if_b_is_zero_and_not_trained():
     coords, none = {"w/b": torch.zeros(4, 2)}, {"w/b": torch.zeros(4, 2, dtype=torch.bool)}
     assert dead_adapters(coords, none) == ("w",)
     assert dead_adapters(coords, {}) == dead_adapters({"w/b": torch.ones(4, 2)}, none) == ()
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     for make in (lambda: tw.TopKMask(0.0), lambda: tw.PruneMask(1.5), lambda: tw.PruneMask(keep=0.0)):
         with pytest.raises(ConfigError, match="above 0 and at most 1"):
             make()

@@ -1,4 +1,4 @@
-"""Adam and its relatives: the same numbers as torch's."""
+"""Adam, AdamW, Yogi and Adagrad against torch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("mine", "theirs"), PAIRS, ids=range(len(PAIRS)))
-def test_five_steps_are_those_of_torch(mine, theirs):
+def test_five_steps_equal_those_of_torch(mine, theirs):
     start = {"a": Key(1).normal(3, 2), "b": Key(2).normal(4)}
     parameters = {name: block.clone().requires_grad_() for name, block in start.items()}
-    optimiser = theirs(list(parameters.values()))
+    optimizer = theirs(list(parameters.values()))
     coords, state = start, mine.init(start)
     for step in range(5):
         grads = {name: Key(step).fold(name).normal(*block.shape) for name, block in coords.items()}
         for name, parameter in parameters.items():
             parameter.grad = grads[name].clone()
-        optimiser.step()
+        optimizer.step()
         change, state = mine.update(grads, state, coords)
         coords = {name: block + change[name] for name, block in coords.items()}
     for name, parameter in parameters.items():
@@ -40,18 +40,18 @@ def test_five_steps_are_those_of_torch(mine, theirs):
 @pytest.mark.parametrize(
     "opt", [tw.Adam(), tw.AdamW(), tw.Yogi(), tw.Adagrad(), tw.Adam(bias_correction=False)], ids=repr
 )
-def test_they_keep_the_promises_of_an_optimiser(opt):
+def test_adaptive_optimizers_fulfill_their_contract(opt):
     check_optimizer(opt)
 
 
-def test_yogi_moves_its_size_by_the_square_at_most():
+def test_the_second_moment_of_yogi_changes_by_a_share_of_the_square():
     opt = tw.Yogi(beta2=0.5)
     state = {**opt.init({"w": torch.zeros(2)}), "v": {"w": torch.tensor([10.0, 0.1])}}
     _, after = opt.update({"w": torch.tensor([1.0, 1.0])}, state, {})
     assert after["v"]["w"].tolist() == pytest.approx([9.5, 0.6])
 
 
-def test_bad_settings_are_refused():
+def test_invalid_settings_are_refused():
     bad = [{"lr": 0}, {"beta1": 1.0}, {"beta2": -0.1}, {"eps": 0}, {"weight_decay": -1}]
     for settings in bad:
         with pytest.raises(ConfigError, match=next(iter(settings))):

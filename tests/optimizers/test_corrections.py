@@ -1,4 +1,4 @@
-"""FedProx, SCAFFOLD and FedDyn: their identities, over whole rounds."""
+"""FedProx, SCAFFOLD, FedDyn and FedNova: identities over whole rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNIFORM = tw.Uniform()
 @pytest.mark.parametrize(
     "correction", [tw.FedProx(), tw.Scaffold(), tw.FedDyn(), tw.FedNova(), tw.FedNova(0.9)], ids=repr
 )
-def test_they_keep_the_promises_of_a_correction(correction):
+def test_corrections_fulfill_their_contract(correction):
     check_correction(correction)
 
 
@@ -31,28 +31,28 @@ def run(method, rounds=3, cohort=(0, 2, 3), local=None):
     return federation
 
 
-def test_fedprox_without_a_pull_is_fedavg_bit_for_bit():
-    plain, pulled = run(tw.Method()), run(tw.Method(correction=tw.FedProx(mu=0.0)))
-    assert same(plain.server.public.coords, pulled.server.public.coords)
+def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit():
+    plain, zero = run(tw.Method()), run(tw.Method(correction=tw.FedProx(mu=0.0)))
+    assert same(plain.server.public.coords, zero.server.public.coords)
     strong = run(tw.Method(correction=tw.FedProx(mu=1.0)))
     assert not same(plain.server.public.coords, strong.server.public.coords)
 
 
-def test_a_server_that_steps_by_one_takes_the_weighted_mean_of_the_clients():
+def test_a_server_step_of_one_gives_the_weighted_mean_of_the_clients():
     federation = Federation(tw.Method(server_opt=tw.SGD(1.0), upload="weights"))
     plan = plan_round(federation.contract, federation.server)
-    said = {}
+    uploads = {}
     for client in (0, 2, 3):
         federation.download(client)
-        said[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
+        uploads[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
     federation.round((0, 2, 3))
-    total = sum(one.weight for one in said.values())
+    total = sum(one.weight for one in uploads.values())
     for name, block in federation.server.public.coords.items():
-        mean = sum(one.weight / total * one.code[name] for one in said.values())
+        mean = sum(one.weight / total * one.code[name] for one in uploads.values())
         assert torch.allclose(block, mean, atol=1e-6)
 
 
-def test_scaffolds_common_direction_is_the_mean_of_the_clients():
+def test_the_shared_control_variate_of_scaffold_is_the_mean_of_the_clients():
     federation = Federation(tw.Method(correction=tw.Scaffold(), client_weight=UNIFORM))
     for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
         federation.round(cohort)
@@ -64,7 +64,7 @@ def test_scaffolds_common_direction_is_the_mean_of_the_clients():
         assert float(block.abs().max()) > 0
 
 
-def test_after_one_full_batch_step_of_all_scaffolds_direction_is_the_mean_gradient():
+def test_after_one_full_batch_step_of_all_clients_the_control_variate_is_the_mean_gradient():
     method = tw.Method(correction=tw.Scaffold(), client_weight=UNIFORM, client_opt=tw.SGD(0.2))
     federation = Federation(method, local=Local(batch=0))
     before = federation.server.public.coords
@@ -74,12 +74,12 @@ def test_after_one_full_batch_step_of_all_scaffolds_direction_is_the_mean_gradie
     assert torch.allclose(flatten(after.shared), gradient, atol=1e-5)
 
 
-def test_scaffold_sends_twice_as_much():
+def test_uploads_of_scaffold_have_twice_the_size():
     plain, both = run(tw.Method()), run(tw.Method(correction=tw.Scaffold()))
     assert len(both.answer(0)) > 1.99 * len(plain.upload(0)) - 100
 
 
-def test_feddyns_server_memory_is_the_mean_of_the_clients():
+def test_the_server_state_of_feddyn_is_the_mean_of_the_clients():
     federation = Federation(tw.Method(correction=tw.FedDyn(0.2), client_weight=UNIFORM))
     for cohort in ((0, 2), (1, 2, 4), (3,), (0, 1, 2, 3)):
         federation.round(cohort)
@@ -89,7 +89,7 @@ def test_feddyns_server_memory_is_the_mean_of_the_clients():
         assert torch.allclose(h, mean, atol=1e-6)
 
 
-def test_feddyns_first_round_is_fedprox_and_a_step_on():
+def test_the_first_round_of_feddyn_is_a_longer_step_of_fedprox():
     alpha, cohort = 0.3, (0, 1)
     dyn = run(tw.Method(correction=tw.FedDyn(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
     prox = run(tw.Method(correction=tw.FedProx(alpha), client_weight=UNIFORM), rounds=1, cohort=cohort)
@@ -106,7 +106,7 @@ def test_feddyns_first_round_is_fedprox_and_a_step_on():
     ids=lambda s: type(s).__name__,
 )
 @pytest.mark.parametrize("server", [tw.SGD(1.0), tw.Adam(0.01, eps=1e-3)], ids=lambda s: type(s).__name__)
-def test_corrections_spaces_and_server_steps_combine(correction, space, server):
+def test_corrections_combine_with_spaces_and_server_optimizers(correction, space, server):
     method = tw.Method(space=space, correction=correction, server_opt=server, client_opt=tw.SGD(0.05))
     federation = Federation(method, digits_task())
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_corrections_spaces_and_server_steps_combine(correction, space, server):
 
 
 @pytest.mark.parametrize("preset", ["fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedyogi", "fedadagrad"])
-def test_the_presets_learn_digits(preset, tmp_path):
+def test_presets_learn_digits(preset, tmp_path):
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import execute
 
@@ -126,13 +126,13 @@ def test_the_presets_learn_digits(preset, tmp_path):
     assert summary["best_accuracy"] > 0.5
 
 
-def test_bad_settings_are_refused():
+def test_invalid_settings_are_refused():
     for make in (lambda: tw.FedProx(-1.0), lambda: tw.FedDyn(0.0), lambda: tw.FedNova(1.0)):
         with pytest.raises(ConfigError, match="must be"):
             make()
 
 
-def test_fednova_is_fedavg_where_all_take_the_same_number_of_steps():
+def test_fednova_is_fedavg_if_all_clients_take_the_same_number_of_steps():
     plain, nova = (run(m, local=Local(batch=8, steps=4)) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))
     assert torch.allclose(flatten(plain.server.public.coords), flatten(nova.server.public.coords), atol=1e-6)
     plain, nova = (run(m) for m in (tw.Method(), tw.Method(correction=tw.FedNova())))  # 3, 3 and 1 steps
@@ -142,23 +142,23 @@ def test_fednova_is_fedavg_where_all_take_the_same_number_of_steps():
 def test_fednova_moves_by_the_mean_step_times_the_mean_number_of_steps():
     federation = Federation(tw.Method(correction=tw.FedNova()))  # batches of 16
     plan = plan_round(federation.contract, federation.server)
-    cohort, said = (0, 1, 3), {}
+    cohort, uploads = (0, 1, 3), {}
     for client in cohort:
         federation.download(client)
-        said[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
+        uploads[client] = decode_upload(federation.contract, plan, 0, client, federation.upload(client))
     steps = {client: -(-len(federation.task.clients.client(client)) // 16) for client in cohort}
-    assert {client: float(one.report["steps"]) for client, one in said.items()} == steps
+    assert {client: float(one.report["steps"]) for client, one in uploads.items()} == steps
     assert len(set(steps.values())) > 1
     start = flatten(federation.server.public.coords)
     federation.round(cohort)
-    total = sum(one.weight for one in said.values())
-    tau = sum(one.weight / total * steps[client] for client, one in said.items())
-    step = sum(one.weight / total * flatten(one.code) / steps[client] for client, one in said.items())
+    total = sum(one.weight for one in uploads.values())
+    tau = sum(one.weight / total * steps[client] for client, one in uploads.items())
+    step = sum(one.weight / total * flatten(one.code) / steps[client] for client, one in uploads.items())
     assert torch.allclose(flatten(federation.server.public.coords), start + tau * step, atol=1e-6)
 
 
-def test_fednova_with_momentum_counts_the_weights_of_gradients():
-    """Constant gradients: the way that SGD with momentum goes, in steps of plain SGD."""
+def test_fednova_with_momentum_sums_the_factors_of_gradients():
+    """Constant gradients: the distance of SGD with momentum, in steps of plain SGD."""
     opt, g, w = tw.SGD(1.0, momentum=0.6), {"w": torch.ones(1)}, {"w": torch.zeros(1)}
     state = opt.init(w)
     for steps in range(1, 6):
@@ -168,7 +168,7 @@ def test_fednova_with_momentum_counts_the_weights_of_gradients():
         assert float(report["steps"]) == pytest.approx(-float(w["w"]), rel=1e-5)
 
 
-def test_fednova_does_not_believe_everything_and_wants_changes():
+def test_fednova_refuses_invalid_reports_and_uploads_of_weights():
     with pytest.raises(tw.WireError, match="steps"):
         tw.FedNova().factor({"steps": torch.tensor(0.0)})
     with pytest.raises(tw.IncompatibleParts, match="upload = 'delta'"):

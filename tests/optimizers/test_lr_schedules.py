@@ -1,4 +1,4 @@
-"""Learning rates by round: torch's own schedulers, and where the rate is used."""
+"""Learning-rate schedules against torch, and their use in rounds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.execute import execute
 from thinwire.experiments.run_directory import RunFolder
+from thinwire.optimizers import Optimizer
 from thinwire.optimizers.lr_schedules import at_lr_schedule
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
@@ -37,7 +38,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("mine", "theirs"), PAIRS, ids=[repr(pair[0]) for pair in PAIRS])
-def test_twelve_rounds_have_the_rates_of_torch(mine, theirs):
+def test_twelve_rounds_have_the_learning_rates_of_torch(mine, theirs):
     opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     scheduler = theirs(opt)
     for version in range(12):
@@ -46,20 +47,20 @@ def test_twelve_rounds_have_the_rates_of_torch(mine, theirs):
         scheduler.step()
 
 
-def test_rates_keep_their_contract():
-    for rate in (
+def test_lr_schedules_fulfill_their_contract():
+    for schedule in (
         *(entry.make() for entry in entries("lr_schedule").values()),
         tw.ExponentialLR(0.1),
         tw.MultiStepLR(tuple(range(1, 40))),
     ):
-        check_lr_schedule(rate)
+        check_lr_schedule(schedule)
         for version in (0, 1, 100, 10**6):
-            assert rate.factor(version) <= 1
-            assert at_lr_schedule(tw.Adam(0.1), rate, version).lr == pytest.approx(0.1 * rate.factor(version))
+            assert schedule.factor(version) <= 1
+            assert at_lr_schedule(tw.Adam(0.1), schedule, version).lr == pytest.approx(0.1 * schedule.factor(version))
 
 
-def test_a_round_trains_with_the_rate_of_its_version():
-    """Two rounds with a rate that falls are two rounds with two optimisers."""
+def test_a_round_trains_with_the_learning_rate_of_its_version():
+    """Two rounds with a decreasing learning rate equal two rounds with two optimizers."""
     falling = Federation(tw.Method(client_opt=tw.SGD(0.4), lr_schedule=tw.ExponentialLR(0.25)))
     falling.round((0, 1))
     first = falling.server.public.coords
@@ -72,8 +73,8 @@ def test_a_round_trains_with_the_rate_of_its_version():
     assert same(fixed.server.public.coords, falling.server.public.coords)
 
 
-def test_scaffold_divides_by_the_rate_of_the_round():
-    """After one full-batch step c is the mean gradient, whatever the rate was."""
+def test_scaffold_divides_by_the_learning_rate_of_the_round():
+    """After one full-batch step c is the mean gradient, for any learning rate."""
     method = tw.Method(
         correction=tw.Scaffold(), client_weight=tw.Uniform(), client_opt=tw.SGD(0.2), lr_schedule=tw.WarmupLR(10)
     )
@@ -85,7 +86,7 @@ def test_scaffold_divides_by_the_rate_of_the_round():
     assert torch.allclose(flatten(after.shared), gradient, atol=1e-4)
 
 
-def test_the_server_has_a_rate_of_its_own():
+def test_the_server_has_its_own_lr_schedule():
     start, plain, slow = (
         Federation(m) for m in (tw.Method(), tw.Method(), tw.Method(server_lr_schedule=tw.WarmupLR(4)))
     )
@@ -97,18 +98,18 @@ def test_the_server_has_a_rate_of_its_own():
 
 
 @pytest.mark.parametrize("opt", [tw.SGD(0.2, momentum=0.9), tw.AdamW(0.01)], ids=repr)
-def test_vmap_and_loop_train_with_the_same_rates(opt):
+def test_vmap_and_loop_train_with_the_same_learning_rates(opt):
     method = tw.Method(client_opt=opt, lr_schedule=tw.WarmupLR(2, inner=tw.CosineLR(3)), correction=tw.Scaffold())
     losses = []
-    for how in ("vmap", "loop"):
+    for backend in ("vmap", "loop"):
         job = Job(digits_task(), method, rounds=3, cohort=3, local=Local(batch=8))
-        records = list(LocalEngine(backend=how).run(job))
+        records = list(LocalEngine(backend=backend).run(job))
         losses.append([record.loss for record in records])
-        assert [record.rate for record in records] == pytest.approx([opt.lr * f for f in (0.5, 0.75, 0.25)])
+        assert [record.lr for record in records] == pytest.approx([opt.lr * f for f in (0.5, 0.75, 0.25)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_rates_are_settings_like_any_other(tmp_path):
+def test_lr_schedules_can_be_configured_in_tables(tmp_path):
     table = {"kind": "warmup", "rounds": 3, "inner": {"kind": "multistep", "at": [4], "by": 0.5}}
     experiment = resolve(
         "fedavg", overrides={"method.lr_schedule": table, "method.server_lr_schedule.kind": "exponential", "rounds": 2}
@@ -118,10 +119,10 @@ def test_rates_are_settings_like_any_other(tmp_path):
     assert from_table(to_table(experiment)) == experiment
     execute(experiment, tmp_path / "run")
     history = RunFolder.open(tmp_path / "run").history()
-    assert [record.rate for record in history] == pytest.approx([0.1, 0.2])
+    assert [record.lr for record in history] == pytest.approx([0.1, 0.2])
 
 
-def test_bad_settings_are_refused():
+def test_invalid_settings_are_refused():
     for make in (
         lambda: tw.ExponentialLR(0.0),
         lambda: tw.ExponentialLR(1.5),
@@ -137,8 +138,8 @@ def test_bad_settings_are_refused():
             make()
 
 
-class _NoSetting:
-    """An optimiser whose rate cannot be set."""
+class _FixedLR(Optimizer):
+    """An optimizer without a field `lr`."""
 
     lr = 0.1
 
@@ -149,7 +150,7 @@ class _NoSetting:
         return {name: -0.1 * g for name, g in grads.items()}, state
 
 
-def test_an_optimiser_without_a_rate_is_refused():
-    Federation(tw.Method(client_opt=_NoSetting()))
+def test_an_lr_schedule_of_an_optimizer_without_the_field_lr_is_refused():
+    Federation(tw.Method(client_opt=_FixedLR()))
     with pytest.raises(IncompatibleParts, match="has no setting"):
-        Federation(tw.Method(client_opt=_NoSetting(), lr_schedule=tw.ExponentialLR()))
+        Federation(tw.Method(client_opt=_FixedLR(), lr_schedule=tw.ExponentialLR()))

@@ -1,4 +1,4 @@
-"""Penalties on the weights that coordinates make, and on coordinates."""
+"""L1, L2 and Jacobian penalties on weights and on coordinates."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def vector(run):
     return flatten(run.weights)
 
 
-def test_in_the_whole_space_l2_is_weight_decay():
+def test_in_the_full_space_l2_is_weight_decay():
     mine = train(penalty=tw.L1L2(l2=0.1))
     theirs = train(client_opt=tw.SGD(0.2, weight_decay=0.1))
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-6)
     assert not torch.allclose(vector(mine), vector(train()), atol=1e-4)
 
 
-def test_l1_pulls_every_weight_by_the_same_amount():
+def test_the_l1_gradient_is_the_sign_of_each_weight():
     weights = {"w": torch.tensor([2.0, -3.0, 0.5]), "b": torch.tensor([1.0])}
-    pulled = tw.L1L2(l1=0.25, layers=("w",)).gradient(lambda c: c, weights, {}, 0.1)
-    assert pulled["w"].tolist() == [0.25, -0.25, 0.25]
-    assert pulled["b"].tolist() == [0.0]
+    gradient = tw.L1L2(l1=0.25, layers=("w",)).gradient(lambda c: c, weights, {}, 0.1)
+    assert gradient["w"].tolist() == [0.25, -0.25, 0.25]
+    assert gradient["b"].tolist() == [0.0]
 
 
-def test_norms_of_a_projection_are_those_of_the_weights_it_makes():
+def test_the_penalty_of_a_projection_is_that_of_its_weights():
     space = tw.MAPO(k=4)
     base = {"w": Key(1).normal(10)}
     basis = space.basis(tw.Spec.of(base), Key(2), "cpu")
@@ -62,12 +62,12 @@ def test_norms_of_a_projection_are_those_of_the_weights_it_makes():
     assert torch.allclose(mine["model/b"], coords["model/b"].grad, atol=1e-6)
 
 
-def test_norms_of_chosen_coordinates_leave_the_others_alone():
-    """Factorized-FL's term: l1 on `mu`, whatever weights it makes; and the same by automatic differentiation."""
+def test_a_penalty_on_selected_coordinates_does_not_affect_others():
+    """The term of Factorized-FL, l1 on `mu`, against automatic differentiation."""
     base = {"fc.weight": torch.zeros(6, 5), "fc.bias": torch.zeros(6)}
     space = tw.FactorizedFL()
     coords = space.init(base, {}, Key(1))
-    coords["fc.weight/mu"][0, :2] = 0.0  # where the term has no derivative
+    coords["fc.weight/mu"][0, :2] = 0.0  # the term has no derivative here
     mine = tw.L1L2(l1=0.3, l2=0.2, coords=("*/mu",)).gradient(lambda c: space.expand(base, {}, c), coords, {}, 0.1)
     mu = coords["fc.weight/mu"].clone().requires_grad_()
     (0.3 * mu.abs().sum() + 0.1 * mu.square().sum()).backward()
@@ -87,33 +87,33 @@ def test_a_penalty_on_mu_makes_mu_sparse():
     assert small(tw.L1L2(l1=0.1, coords=("*/mu",))) > small(tw.NoPenalty()) + 0.1
 
 
-def test_in_the_whole_space_the_norm_of_coordinates_is_that_of_weights():
+def test_in_the_full_space_a_penalty_on_coordinates_equals_one_on_weights():
     mine, theirs = (train(penalty=tw.L1L2(l1=0.01, **on)) for on in ({"coords": ("*",)}, {"layers": ("*",)}))
     assert torch.equal(vector(mine), vector(theirs))
 
 
 def test_selectors_that_match_nothing_are_refused_before_training():
     weights = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
-    for penalty, says in (
+    for penalty, message in (
         (tw.L1L2(l1=0.1, coords=("*/mu",)), r"penalty: coords '\*/mu' matches no block; the blocks are 0.weight, "),
         (
             tw.L1L2(l1=0.1, layers=("head.*",)),
             r"penalty: layers 'head.\*' matches no block; the blocks are 0.weight, ",
         ),
     ):
-        with pytest.raises(ConfigError, match=says) as caught:
+        with pytest.raises(ConfigError, match=message) as caught:
             make_contract(tw.Method(penalty=penalty), weights, {}, Key(0))
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"on weights \(layers\) or on coordinates \(coords\), not on both"):
         tw.L1L2(l1=0.1, layers=("w",), coords=("w/mu",))
 
 
-def test_in_the_whole_space_the_jacobian_correction_corrects_nothing():
+def test_in_the_full_space_the_jacobian_penalty_changes_nothing():
     assert torch.allclose(vector(train(penalty=tw.Jacobian(10.0))), vector(train()), atol=1e-6)
 
 
 @pytest.mark.parametrize("squared", [False, True])
-def test_the_jacobian_correction_is_the_gradient_of_its_term(squared):
+def test_the_jacobian_penalty_is_the_gradient_of_its_term(squared):
     """Equation 9 of FedPara, by finite differences in float64."""
     x, y, pull = Key(1).normal(3, 2).double(), Key(2).normal(4, 2).double(), {"w": Key(3).normal(3, 4).double()}
     lr = 0.3
@@ -143,7 +143,7 @@ def test_the_jacobian_correction_is_the_gradient_of_its_term(squared):
     "penalty", [tw.L1L2(l1=1e-3, l2=1e-2), tw.L1L2(l1=1e-2, coords=("*",)), tw.Jacobian(1.0)], ids=repr
 )
 @pytest.mark.parametrize("space", [tw.FedPara(rank=2, activation="tanh"), tw.MAPO(k=8), tw.LoRA(rank=2)], ids=repr)
-def test_penalties_work_in_every_space_by_vmap_and_by_loop(penalty, space):
+def test_penalties_work_in_every_space_with_vmap_and_loop(penalty, space):
     a = train(space=space, penalty=penalty, backend="vmap")
     b = train(space=space, penalty=penalty, backend="loop")
     assert torch.allclose(vector(a), vector(b), atol=1e-5)
@@ -151,7 +151,7 @@ def test_penalties_work_in_every_space_by_vmap_and_by_loop(penalty, space):
     assert torch.allclose(vector(a), vector(train(space=space)), atol=1e-7) == linear
 
 
-def test_bad_strengths_are_refused():
+def test_invalid_strengths_are_refused():
     for make in (lambda: tw.L1L2(l1=-1), lambda: tw.L1L2(l2=float("nan")), lambda: tw.Jacobian(-0.1)):
         with pytest.raises(ConfigError, match="must be 0 or more"):
             make()

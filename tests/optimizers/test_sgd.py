@@ -1,4 +1,4 @@
-"""Gradient descent against the optimiser of torch."""
+"""SGD against torch."""
 
 import itertools
 
@@ -38,22 +38,22 @@ def test_five_steps_equal_those_of_torch(settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_sgd_keeps_the_contract_of_an_optimiser(settings):
+def test_sgd_fulfills_the_contract_of_an_optimizer(settings):
     check_optimizer(SGD(**settings))
 
 
-def test_plain_descent_keeps_no_state():
+def test_sgd_without_momentum_has_no_state():
     assert SGD(0.1).init({"w": torch.zeros(3)}) == {}
 
 
-def test_one_on_the_negated_mean_is_averaging():
+def test_a_step_of_one_on_the_negated_mean_is_averaging():
     mean = {"w": torch.tensor([0.3, -7.0])}
     change, _ = SGD(1.0).update({"w": -mean["w"]}, {}, {"w": torch.ones(2)})
     assert torch.equal(change["w"], mean["w"])
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"lr": 0.0}, "lr must be above 0"),
         ({"lr": -1.0}, "lr must be above 0"),
@@ -64,6 +64,6 @@ def test_one_on_the_negated_mean_is_averaging():
         ({"nesterov": True}, "nesterov needs momentum"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
         SGD(**settings)

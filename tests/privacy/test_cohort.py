@@ -1,4 +1,4 @@
-"""What released values say about who took part: what their likelihood says, and nothing more."""
+"""Tests of what released values reveal about the cohort: their likelihood, and nothing else."""
 
 import math
 from dataclasses import replace
@@ -24,21 +24,20 @@ TRUE, WRONG = (0, 1, 2), (0, 1, 3)
 
 
 def seen() -> tuple[torch.Tensor, dict[int, Tree]]:
-    """What a round of the first cohort broadcasts, and what each of four clients would have sent, as an attacker who
-    knows all of them does."""
+    """The broadcast of a round of the true cohort, and the updates of all four clients, which the attacker knows."""
     federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=PART, server_opt=tw.SGD(1.0)))
     contract, plan = federation.contract, plan_round(federation.contract, federation.server)
     for client in (0, 1, 2, 3):
         federation.download(client)
     up = {client: federation.upload(client) for client in (0, 1, 2, 3)}
-    said = {client: decode_upload(contract, plan, 0, client, data).code for client, data in up.items()}
+    updates = {client: decode_upload(contract, plan, 0, client, data).code for client, data in up.items()}
     federation.close(plan, {client: up[client] for client in TRUE})
     body = wire.unpack_body(federation.server.ledger.entries[-1], contract.schema)
-    return flatten(read_step(contract, body, 0, torch.device("cpu")).code), said
+    return flatten(read_step(contract, body, 0, torch.device("cpu")).code), updates
 
 
 def on_the_float_grid(released: torch.Tensor, cohort: list[Tree]) -> float:
-    """The share of released values that mean + spread g is, bit for bit, with a g that `Key.normal` can draw."""
+    """The fraction of released values that equal mean + spread g, bit for bit, for a g that `Key.normal` can draw."""
     mean = flatten(scale(weighted_mean([PART.accept(code) for code in cohort], [1.0] * 3), 1 / PART.clip))
     spread = PART.sigma / len(cohort)
     nearest = torch.round((released - mean).double() / (spread * NORMAL_SCALE))
@@ -48,37 +47,37 @@ def on_the_float_grid(released: torch.Tensor, cohort: list[Tree]) -> float:
     return float(found.double().mean())
 
 
-def test_bits_do_not_tell_the_true_cohort_from_another():
-    """Noise in floating-point numbers lies on a grid around the true mean: it explained all values, a wrong one few."""
-    released, said = seen()
-    true, wrong = (on_the_float_grid(released, [said[i] for i in cohort]) for cohort in (TRUE, WRONG))
-    assert abs(true - wrong) < 0.1, f"the true cohort explains {true:.0%} of the values, another one {wrong:.0%}"
+def test_bits_of_released_values_do_not_identify_the_cohort():
+    """Floating-point noise would lie on a grid around the true mean, which matches all values; another mean few."""
+    released, updates = seen()
+    true, wrong = (on_the_float_grid(released, [updates[i] for i in cohort]) for cohort in (TRUE, WRONG))
+    assert abs(true - wrong) < 0.1, f"the true cohort matches {true:.0%} of the values, another one {wrong:.0%}"
 
 
-def sum_of(cohort, said, lattice) -> np.ndarray:
+def sum_of(cohort, updates, lattice) -> np.ndarray:
     steps = lattice.most / PART.clip
-    return sum(onto_lattice(flatten(said[i]), steps, lattice.most).numpy() for i in cohort)
+    return sum(onto_lattice(flatten(updates[i]), steps, lattice.most).numpy() for i in cohort)
 
 
-def test_both_cohorts_explain_every_value_equally_well():
-    """Every value is one whole number; from either cohort's sum noise leads there, about as likely."""
-    released, said = seen()
+def test_both_cohorts_are_equally_likely():
+    """Each value is an integer that noise can reach from the sum of either cohort, with about equal likelihood."""
+    released, updates = seen()
     lattice = PART.lattice(3)
     unit = 3 * lattice.most
     total = np.rint(released.numpy().astype(np.float64) * unit)
-    assert np.array_equal((total / unit).astype(np.float32), released.numpy())  # a function of one whole number
-    true, wrong = (total - sum_of(cohort, said, lattice) for cohort in (TRUE, WRONG))
-    for noise in (true, wrong):  # nothing that a discrete Gaussian could not draw, in size or in spread
+    assert np.array_equal((total / unit).astype(np.float32), released.numpy())  # a function of one integer
+    true, wrong = (total - sum_of(cohort, updates, lattice) for cohort in (TRUE, WRONG))
+    for noise in (true, wrong):  # plausible for a discrete Gaussian, in magnitude and variance
         assert np.abs(noise).max() < 6 * math.sqrt(lattice.variance)
         assert (noise**2).mean() / lattice.variance == pytest.approx(1, abs=5 * math.sqrt(2 / len(noise)))
     ratio = float((wrong**2 - true**2).sum() / (2 * lattice.variance))
-    assert abs(ratio) <= epsilon(2 / PART.sigma, 1.0, 1, 1e-5)  # one client less, and another more: twice the clip
+    assert abs(ratio) <= epsilon(2 / PART.sigma, 1.0, 1, 1e-5)  # one client removed and another added: twice the clip
 
 
-def test_the_best_guess_is_as_good_as_the_noise_allows():
-    """Who compares likelihoods over many releases is right as often as under exact Gaussian noise, and no more."""
+def test_a_likelihood_attack_is_no_better_than_the_noise_allows():
+    """A likelihood ratio test over many releases is right as often as under exact Gaussian noise, and no more."""
     part = replace(PART, sigma=3.0)
-    codes = {i: {"w": Key(i).normal(40)} for i in (0, 1, 2, 3)}  # all are clipped
+    codes = {i: {"w": Key(i).normal(40)} for i in (0, 1, 2, 3)}  # all of them are clipped
     lattice, tries = part.lattice(3), 300
     sums = [sum_of(cohort, codes, lattice) for cohort in (TRUE, WRONG)]
     c = float(np.linalg.norm(sums[0] - sums[1])) / math.sqrt(lattice.variance)
@@ -92,8 +91,8 @@ def test_the_best_guess_is_as_good_as_the_noise_allows():
     assert right / tries == pytest.approx(allowed, abs=4 * math.sqrt(0.25 / tries))
 
 
-def test_what_is_released_is_a_function_of_the_sum():
-    """Two cohorts whose changes add up to the same are the same to the last bit, whoever said what, in any order."""
+def test_the_released_value_depends_on_the_sum_only():
+    """Two cohorts whose updates have the same sum give the same bits, in any order."""
     part, mean = tw.DP(clip=1.0, sigma=0.5), partial(weighted_mean, weights=[1.0, 1.0])
     step = 2.0**-24  # more than one step of the lattice
     one, two = ({"w": torch.tensor([a * step, b * step])} for a, b in ((1000.0, -3.0), (77.0, 50.0)))

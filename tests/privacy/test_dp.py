@@ -1,4 +1,4 @@
-"""Clipped changes and noise."""
+"""Tests of differential privacy with a trusted server."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ def uniform_mean(codes):
 
 
 @pytest.mark.parametrize("part", [tw.DP(), tw.DP(clip=1e-3, sigma=0.0), tw.DP(sigma=2.0, cohort=1000)], ids=repr)
-def test_keeps_the_contract_of_a_privacy_mechanism(part):
+def test_satisfies_the_privacy_contract(part):
     check_privacy(part)
 
 
@@ -39,21 +39,21 @@ def after(method, rounds=3):
 
 
 @pytest.mark.parametrize("up", [tw.Raw(), tw.TopK(0.25)])
-def test_without_noise_and_with_a_large_clip_it_is_fedadam(up):
+def test_without_noise_and_with_a_large_clip_it_equals_fedadam(up):
     plain = after(replace(PLAIN, up=up))
     private = after(replace(PLAIN, up=up, privacy=tw.DP(clip=1024.0, sigma=0.0)))  # a power of two: no rounding
-    # 1 / clip^2 of a tiny square may fall below the smallest number, where Adam has nothing to divide by
+    # 1 / clip^2 of a tiny square can underflow to zero, and Adam then divides by eps only
     near = torch.isclose(flatten(plain.server.public.coords), flatten(private.server.public.coords), atol=1e-6)
     assert float(near.float().mean()) > 0.999
 
 
-def test_no_client_counts_with_more_than_the_clip():
+def test_updates_are_clipped():
     part = tw.DP(clip=0.5, sigma=0.0)
     long = {"a": Key(1).normal(40, 3), "b": Key(2).normal(7)}
     assert flatten(part.accept(long)).norm().item() == pytest.approx(0.5, rel=1e-5)
     short = {name: block * 1e-3 for name, block in long.items()}
     assert same(part.accept(short), short)
-    # the mean of a real round, in units of the clip, is no longer than 1
+    # the mean of a real round, in units of the clip, has a norm of at most 1
     federation = Federation(tw.Method(client_weight=tw.Uniform(), privacy=tw.DP(clip=1e-3, sigma=0.0)))
     before = flatten(federation.server.public.coords)
     federation.round((0, 1))
@@ -61,16 +61,16 @@ def test_no_client_counts_with_more_than_the_clip():
 
 
 @pytest.mark.parametrize(("cohort", "spread"), [(0, 3.0 / 10), (1000, 3.0 / 1000)])
-def test_noise_is_that_of_the_cohort_that_is_played(cohort, spread):
-    part, silent = tw.DP(clip=2.0, sigma=3.0, cohort=cohort), [{"w": torch.zeros(200, 100)}] * 10
-    out = part.aggregate(silent, uniform_mean, 10, Key(5))["w"]
+def test_noise_is_that_of_the_simulated_cohort(cohort, spread):
+    part, zeros = tw.DP(clip=2.0, sigma=3.0, cohort=cohort), [{"w": torch.zeros(200, 100)}] * 10
+    out = part.aggregate(zeros, uniform_mean, 10, Key(5))["w"]
     assert out.std().item() == pytest.approx(spread, rel=0.03)
     assert abs(out.mean().item()) < 5 * spread / math.sqrt(out.numel())
-    assert not torch.equal(out, part.aggregate(silent, uniform_mean, 10, Key(6))["w"])
-    assert torch.equal(out, part.aggregate(silent, uniform_mean, 10, Key(5))["w"])
+    assert not torch.equal(out, part.aggregate(zeros, uniform_mean, 10, Key(6))["w"])
+    assert torch.equal(out, part.aggregate(zeros, uniform_mean, 10, Key(5))["w"])
 
 
-def test_what_is_released_is_the_clipped_mean_and_noise_on_the_lattice():
+def test_the_released_value_is_the_clipped_mean_plus_lattice_noise():
     part = tw.DP(clip=0.5, sigma=0.3)
     codes = [{"a": Key(i).normal(40, 3), "b": Key(i).normal(7) * 1e-4} for i in range(5)]
     exact = scale(uniform_mean([part.accept(code) for code in codes]), 1 / part.clip)
@@ -83,20 +83,20 @@ def test_what_is_released_is_the_clipped_mean_and_noise_on_the_lattice():
 
 @pytest.mark.parametrize("sigma", [1e-9, 0.01, 0.34, 1.0, 100.0, 1e5])
 @pytest.mark.parametrize("clients", [1, 3, 10_000])
-def test_noise_is_never_less_than_was_asked_for(sigma, clients):
-    """In steps of the lattice, exactly: variances are whole numbers, rounded up."""
+def test_the_noise_variance_is_never_below_the_setting(sigma, clients):
+    """In steps of the lattice, exactly: variances are integers, rounded up."""
     for cohort in (0, 5000):
         part = tw.DP(sigma=sigma, cohort=cohort)
         lattice = part.lattice(clients)
         wanted = (Fraction(sigma) * clients / (cohort or clients) * lattice.most) ** 2
         assert wanted <= lattice.variance < wanted + 1
-        assert clients * lattice.most + 12 * math.isqrt(lattice.variance) < 1 << 62  # no sum can leave 64 bits
+        assert clients * lattice.most + 12 * math.isqrt(lattice.variance) < 1 << 62  # no sum overflows 64 bits
 
 
-def test_one_client_of_huge_numbers_counts_with_the_clip():
-    part, quiet = tw.DP(clip=1.0, sigma=1e-3), {"w": torch.zeros(100)}
+def test_a_client_with_huge_values_is_clipped():
+    part, zeros = tw.DP(clip=1.0, sigma=1e-3), {"w": torch.zeros(100)}
     for huge in (1e10, 3e38):
-        out = part.aggregate([quiet, {"w": torch.full((100,), huge)}], uniform_mean, 2, Key(0))["w"]
+        out = part.aggregate([zeros, {"w": torch.full((100,), huge)}], uniform_mean, 2, Key(0))["w"]
         assert out.norm().item() == pytest.approx(0.5, abs=0.01)
 
 
@@ -105,18 +105,18 @@ def test_one_client_of_huge_numbers_counts_with_the_clip():
     [
         ({"client_weight": tw.BySamples()}, "Write client_weight = 'uniform'"),
         ({"upload": "weights"}, "Write upload = 'delta'"),
-        ({"correction": tw.Scaffold()}, "Take a correction that reports nothing"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Take a schedule that reports nothing"),
+        ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
+        ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
 )
-def test_nothing_reaches_the_server_beside_it(changes, words):
+def test_uploads_besides_the_update_are_refused(changes, words):
     with pytest.raises(IncompatibleParts, match=words):
         Federation(replace(PLAIN, privacy=tw.DP(), **changes))
     with pytest.raises(IncompatibleParts, match="without them"):
         Federation(replace(PLAIN, privacy=tw.DP()), digits_task(perceptron(norm=True)))
 
 
-def test_it_joins_other_methods():
+def test_dp_combines_with_other_methods():
     flasc = method_from(preset("methods", "flasc").table["method"])
     private = resolve("flasc+dp-fedadam", "digits").method
     assert private == replace(flasc, privacy=tw.DP(clip=0.1, sigma=0.34))
@@ -125,56 +125,56 @@ def test_it_joins_other_methods():
     assert math.isfinite(federation.losses[-1])
 
 
-def test_epsilon_is_the_accountants():
+def test_epsilon_equals_that_of_the_accountant():
     part = tw.DP(sigma=1.1)
-    told = part.epsilon(100, 10_000, 1000, 1e-5)
-    assert told == pytest.approx(1.7253, abs=1e-4)
-    assert tw.DP(sigma=1.1, cohort=100).epsilon(10, 10_000, 1000, 1e-5) == told
-    assert part.epsilon(100, 10_000, 2000, 1e-5) > told
+    known = part.epsilon(100, 10_000, 1000, 1e-5)
+    assert known == pytest.approx(1.7253, abs=1e-4)
+    assert tw.DP(sigma=1.1, cohort=100).epsilon(10, 10_000, 1000, 1e-5) == known
+    assert part.epsilon(100, 10_000, 2000, 1e-5) > known
     assert tw.DP(sigma=0.0).epsilon(100, 10_000, 1, 1e-5) == math.inf
-    assert tw.DP(sigma=1.1, population=10_000).epsilon(100, 100, 1000) == told
-    assert part.epsilon(100, 10_000, 1000, 1e-3) < told
+    assert tw.DP(sigma=1.1, population=10_000).epsilon(100, 100, 1000) == known
+    assert part.epsilon(100, 10_000, 1000, 1e-3) < known
     with pytest.raises(ConfigError, match=r"write for example privacy\.population = 1000"):
         tw.DP().epsilon(100, 99, 1, 1e-5)
 
 
-def test_epsilon_counts_only_the_clients_that_may_be_asked():
-    """About one client in four is in a tier that is asked: two of these hide a client less than two of all."""
+def test_epsilon_counts_participating_clients_only():
+    """About one client in four is in a participating tier: two of these give a larger epsilon than two of all."""
     experiment = resolve("highest-tier+dp-fedadam", "digits", {"cohort.size": 2, "method.privacy.sigma": 1.1})
     simulation = experiment.engine.prepare(build_job(experiment))
     asked = len(simulation.federation.eligible)
     assert 2 < asked < 10
     part = experiment.method.privacy
-    epsilon, why = simulation.federation.epsilon(200)
-    assert not why
+    epsilon, reason = simulation.federation.epsilon(200)
+    assert not reason
     assert epsilon == part.epsilon(2, asked, 200) > 3 * part.epsilon(2, 20, 200)
 
 
 @pytest.mark.parametrize("name", ["ffa-lora", "full", "flasc", "lora"])
-def test_epsilon_is_told_every_round_and_in_the_summary(name, tmp_path):
+def test_epsilon_is_reported_each_round_and_in_the_summary(name, tmp_path):
     small = {"rounds": 2, "cohort.size": 2, "local.epochs": 1, "method.privacy.sigma": 2.0}
     experiment = resolve(f"{name}+dp-fedadam", "digits", small)
-    told = []
-    summary = execute(experiment, tmp_path / "run", on_round=told.append)
-    by_hand = [experiment.method.privacy.epsilon(2, 20, rounds) for rounds in (1, 2)]
-    assert [record.epsilon for record in told] == by_hand
-    assert (summary["epsilon"], summary["delta"]) == (by_hand[-1], 1e-5)
+    records = []
+    summary = execute(experiment, tmp_path / "run", on_round=records.append)
+    expected = [experiment.method.privacy.epsilon(2, 20, rounds) for rounds in (1, 2)]
+    assert [record.epsilon for record in records] == expected
+    assert (summary["epsilon"], summary["delta"]) == (expected[-1], 1e-5)
     assert "epsilon_unknown" not in summary
-    assert by_hand[0] < by_hand[1]
+    assert expected[0] < expected[1]
 
 
-def test_where_epsilon_is_not_known_the_summary_says_why(tmp_path):
+def test_the_summary_gives_the_reason_if_epsilon_is_unknown(tmp_path):
     small = {"rounds": 1, "cohort.size": 2, "local.epochs": 1}
-    played = resolve("full+dp-fedadam", "digits", {**small, "method.privacy.cohort": 1000})
-    summary = execute(played, tmp_path / "played")
+    simulated = resolve("full+dp-fedadam", "digits", {**small, "method.privacy.cohort": 1000})
+    summary = execute(simulated, tmp_path / "simulated")
     assert summary["epsilon"] is None
     assert "privacy.population = 10000" in summary["epsilon_unknown"]
-    silent = resolve("full+dp-fedadam", "digits", {**small, "method.privacy.sigma": 0.0})
-    assert "adds no noise" in execute(silent, tmp_path / "silent")["epsilon_unknown"]
+    noiseless = resolve("full+dp-fedadam", "digits", {**small, "method.privacy.sigma": 0.0})
+    assert "adds no noise" in execute(noiseless, tmp_path / "noiseless")["epsilon_unknown"]
     assert "epsilon" not in execute(resolve("fedavg", "digits", small), tmp_path / "none")
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     for changes, words in (
         ({"clip": 0.0}, "clip"),
         ({"sigma": -1.0}, "sigma"),
@@ -183,5 +183,5 @@ def test_settings_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ConfigError, match=words):
             tw.DP(**changes)
-    with pytest.raises(ConfigError, match="the most that can be drawn"):
+    with pytest.raises(ConfigError, match="above the limit"):
         tw.DP(sigma=1e9).lattice(1)

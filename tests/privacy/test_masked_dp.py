@@ -1,4 +1,4 @@
-"""Differential privacy where the server sees a sum only: clients clip, round and add their share of the noise."""
+"""Tests of differential privacy with secure aggregation."""
 
 import math
 from dataclasses import replace
@@ -32,17 +32,17 @@ def secret(i, j):
 
 @pytest.mark.parametrize("sigma", [0.0, 0.05, 1.0, 50.0])
 @pytest.mark.parametrize("clients", [2, 17, 5000])
-def test_sums_fit_into_32_bits_and_have_the_noise_that_was_asked_for(sigma, clients):
+def test_sums_fit_into_32_bits_with_the_requested_noise(sigma, clients):
     part = tw.DP(sigma=sigma)
     lattice = part.masked_lattice(clients)
     assert clients * lattice.most + 12 * sigma * lattice.most <= 1 << 31
-    assert 2 * (clients + 12 * sigma) * lattice.most > 1 << 30  # and no bit is wasted but one
+    assert 2 * (clients + 12 * sigma) * lattice.most > 1 << 30  # at most one bit is unused
     assert clients * lattice.variance >= (sigma * lattice.most) ** 2
     assert clients * (lattice.variance - 1) < (sigma * lattice.most) ** 2 or not sigma
 
 
-def test_what_the_server_sees_is_the_sum_and_noise():
-    """Through real masks: the sum is exact, so the noise in it is the clients' discrete Gaussians, and nothing else."""
+def test_the_server_sees_the_sum_plus_noise():
+    """With real masks: the sum is exact, so its noise is the sum of the discrete Gaussians of the clients."""
     part, cohort = tw.DP(clip=0.5, sigma=0.7), (2, 5, 11, 40)
     values = {i: Key(i).normal(3000).numpy() for i in cohort}
     added = {i: part.add_to_sum(values[i], 4, Key(7).fold(i)) for i in cohort}
@@ -50,26 +50,26 @@ def test_what_the_server_sees_is_the_sum_and_noise():
     total, weight = reveal_sum(hidden, 3000)
     assert weight == 4
     assert np.array_equal(total, sum(added.values()))
-    lattice, quiet = part.masked_lattice(4), replace(part, sigma=0.0)
+    lattice, noiseless = part.masked_lattice(4), replace(part, sigma=0.0)
     scaled = {i: values[i].astype(np.float64) / np.linalg.norm(values[i].astype(np.float64)) for i in cohort}
     noise = total - lattice.most * sum(scaled.values())
     assert noise.std() == pytest.approx(math.sqrt(4 * lattice.variance), rel=0.05)
-    assert quiet.masked_lattice(4).variance == 0
+    assert noiseless.masked_lattice(4).variance == 0
     released = part.of_sum(total, 4)
     assert np.allclose(released * 4 * lattice.most, total)
 
 
 @pytest.mark.parametrize("huge", [1e3, 1e38])
-def test_no_client_adds_more_than_the_clip(huge):
+def test_masked_updates_are_clipped(huge):
     part = tw.DP(clip=0.1, sigma=0.0)
     z = part.add_to_sum(np.full(50, huge, np.float32), 10, Key(0))
     most = part.masked_lattice(10).most
-    assert 0.99 * most < math.sqrt(sum(int(number) ** 2 for number in z)) <= most
+    assert 0.99 * most < math.sqrt(sum(int(value) ** 2 for value in z)) <= most
 
 
 @pytest.mark.parametrize("up", [tw.Raw(), RandomK(0.3, shared=True)], ids=repr)
-def test_a_masked_round_is_the_open_one_but_for_the_noise(up):
-    """Without noise they release the same to a step of the lattice; with it, noise of the same size."""
+def test_a_masked_round_equals_an_unmasked_one_up_to_noise(up):
+    """Without noise both release the same up to a lattice step; with noise, noise of the same variance."""
     ends = {}
     for sigma in (0.0, 0.5):
         for secure in (False, True):
@@ -77,17 +77,17 @@ def test_a_masked_round_is_the_open_one_but_for_the_noise(up):
             federation = Federation(replace(METHOD, privacy=part, secure_aggregation=secure, up=up))
             federation.round((0, 1, 2))
             ends[sigma, secure] = flatten(federation.server.public.coords) - flatten(federation.first.coords)
-    if isinstance(up, tw.Raw):  # the open one clips what was decoded, the masked one what is sent
+    if isinstance(up, tw.Raw):  # the open round clips decoded updates, the masked one payloads
         assert torch.allclose(ends[0.0, False], ends[0.0, True], atol=1e-6)
-    said = ends[0.0, True] != 0
-    noise = {secure: (ends[0.5, secure] - ends[0.0, secure])[said] for secure in (False, True)}
+    sent = ends[0.0, True] != 0
+    noise = {secure: (ends[0.5, secure] - ends[0.0, secure])[sent] for secure in (False, True)}
     assert noise[True].std().item() > 0.9 * 0.5 / 3
     if isinstance(up, tw.Raw):
         assert noise[True].std().item() == pytest.approx(noise[False].std().item(), rel=0.2)
 
 
-def test_noise_of_a_client_may_come_from_a_key_of_its_own():
-    """By default from the seed, so that simulations can be repeated; a real client gives a key that it tells nobody."""
+def test_a_client_can_draw_its_noise_from_a_secret_key():
+    """By default from the seed, for reproducible simulations; a deployed client uses a secret key."""
     contract = Federation(replace(METHOD, privacy=tw.DP(sigma=1.0))).contract
     payload = np.zeros(contract.code.size, "<f4").tobytes()
 
@@ -98,15 +98,15 @@ def test_noise_of_a_client_may_come_from_a_key_of_its_own():
 
 
 @pytest.mark.parametrize(("sigma", "clients"), [(1e-9, 10), (0.1, 3_000_000), (1e12, 3)])
-def test_noise_that_does_not_fit_is_refused_before_training(sigma, clients):
-    with pytest.raises(ConfigError, match=r"have 32 bits.*Ask fewer clients.*secure = false") as error:
+def test_noise_that_does_not_fit_into_32_bits_is_refused_before_training(sigma, clients):
+    with pytest.raises(ConfigError, match=r"have 32 bits.*Sample fewer clients.*secure_aggregation = false") as error:
         tw.DP(sigma=sigma).check_clients(clients)
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="have 32 bits"):
         Job(digits_task(), replace(METHOD, privacy=tw.DP(sigma=1e-9)), cohort=3)
 
 
-def test_other_mechanisms_that_bound_clients_are_refused_under_masks():
+def test_bounding_mechanisms_without_masked_support_are_refused():
     class Bounding(Clip):
         bounds = True
 
@@ -117,7 +117,7 @@ def test_other_mechanisms_that_bound_clients_are_refused_under_masks():
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
-def test_the_engine_runs_it_in_any_chunks(chunk):
+def test_the_engine_runs_masked_dp_in_any_chunks(chunk):
     job = Job(digits_task(), replace(METHOD, privacy=tw.DP(clip=1.0, sigma=0.3)), rounds=2, cohort=4)
     simulation = LocalEngine(chunk=chunk, backend="loop").prepare(job)
     state = simulation.start()
@@ -127,7 +127,7 @@ def test_the_engine_runs_it_in_any_chunks(chunk):
     assert math.isfinite(record.loss)
 
 
-def test_the_preset_learns(tmp_path):
+def test_the_ddg_preset_learns(tmp_path):
     small = {"rounds": 6, "eval.every": 6, "local.epochs": 1, "cohort.size": 5, "engine.backend": "vmap"}
     small |= {"method.privacy.sigma": 0.1, "method.server_opt.lr": 0.03}
     masked = execute(resolve("ddg", "digits", small), tmp_path / "masked")

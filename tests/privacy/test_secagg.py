@@ -1,11 +1,11 @@
-"""Sums of which nobody sees the terms."""
+"""Tests of secure aggregation."""
 
 import numpy as np
 import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import SIZES, Federation, digits_task, perceptron
+from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Clip, Half, Turns
 from thinwire.aggregators import Uniform
 from thinwire.codecs import ByBlock, Chain, ErrorFeedback, Quantize, RandomK, Raw, TopK
@@ -20,7 +20,6 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.sketches import EvoFed
 
 COHORT = (2, 5, 11, 40)
-EVERYBODY = tuple(range(len(SIZES)))
 
 
 def secret(i, j):
@@ -31,7 +30,7 @@ def hidden(values, weights, version=3):
     return [hide(x, w, client, COHORT, version, secret) for x, w, client in zip(values, weights, COHORT, strict=True)]
 
 
-def test_the_sum_is_the_weighted_mean_to_half_a_step_each():
+def test_reveal_returns_the_weighted_mean_up_to_rounding():
     rng = np.random.default_rng(0)
     values, weights = rng.normal(size=(4, 1000)), (3, 50, 1, 17)
     mean = reveal(hidden(values, weights), 1000)
@@ -39,8 +38,8 @@ def test_the_sum_is_the_weighted_mean_to_half_a_step_each():
     assert np.abs(mean - exact).max() <= 4 * 0.5 / 2**16 / sum(weights) + 1e-12
 
 
-def test_a_message_alone_is_noise():
-    """Equal numbers look like uniform words: their bits are fair, and nothing of the numbers is left."""
+def test_a_single_message_is_uniformly_random():
+    """Masked equal values are uniform words: each bit is fair."""
     x = np.full(20_000, 0.25)
     one, two = hidden([x] * 4, (1,) * 4)[:2]
     for data in (one, two):
@@ -48,19 +47,19 @@ def test_a_message_alone_is_noise():
         assert abs(bits.mean() - 0.5) < 5 * 0.5 / len(bits) ** 0.5
         assert len(np.unique(np.frombuffer(data, "<u4"))) > 19_990
     later = hidden([x] * 4, (1,) * 4, version=4)[0]
-    assert (np.frombuffer(one, "<u4") != np.frombuffer(later, "<u4")).mean() > 0.999  # masks are not used twice
+    assert (np.frombuffer(one, "<u4") != np.frombuffer(later, "<u4")).mean() > 0.999  # masks are not reused
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
-def test_a_sum_without_somebody_is_refused(left):
+def test_a_sum_without_all_clients_is_refused(left):
     messages = hidden(np.ones((4, 10)), (1,) * 4)
     with pytest.raises(WireError, match="masks do not cancel"):
         reveal(messages[:left] + messages[left + 1 :], 10)
-    with pytest.raises(WireError, match="hidden numbers"):
+    with pytest.raises(WireError, match="masked values"):
         reveal([*messages[1:], messages[0][:-1]], 10)
 
 
-def test_numbers_that_would_leave_the_ring_are_refused():
+def test_values_that_overflow_the_ring_are_refused():
     with pytest.raises(Diverged, match="does not fit into 32 bits"):
         hide(np.array([40_000.0]), 1, 2, COHORT, 0, secret)
     most = ((1 << 31) - 1) // 4
@@ -83,19 +82,19 @@ def test_numbers_that_would_leave_the_ring_are_refused():
     ],
     ids=repr,
 )
-def test_a_secure_round_is_the_open_one_but_for_fixed_point(options):
+def test_a_secure_round_equals_an_open_one_up_to_rounding(options):
     plain, masked = Federation(Method(**options)), Federation(Method(**options, secure_aggregation=True))
     for cohort in ([0, 1, 2], [3, 5]):
         plain.round(cohort)
         up = masked.round(cohort)
         payload = plain.contract.up(0).size(plain.contract.code)
         assert all(hidden_size(payload // 4) < len(data) < hidden_size(payload // 4) + 40 for data in up.values())
-    # each number is off by half a step of 2^-16 a client at most, and the second round starts from there
+    # each value is off by at most half a step of 2^-16 per client, and the second round continues from there
     a, b = plain.server.public.coords, masked.server.public.coords
     assert all(torch.allclose(a[name], b[name], atol=1e-3, rtol=0) for name in a)
 
 
-def test_a_client_that_does_not_answer_stops_the_round():
+def test_a_missing_client_stops_the_round():
     federation = Federation(Method(secure_aggregation=True))
     plan = plan_round(federation.contract, federation.server)
     for client in (0, 1, 2):
@@ -109,7 +108,7 @@ def test_a_client_that_does_not_answer_stops_the_round():
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
-def test_the_engine_runs_it(chunk):
+def test_the_engine_runs_secure_aggregation(chunk):
     runs = []
     for secure in (False, True):
         job = Job(digits_task(), Method(secure_aggregation=secure), rounds=3, cohort=4)
@@ -130,42 +129,42 @@ class Doubled(tw.NoCorrection):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"up": TopK(0.1)}, 'Write up = "raw" or up = { kind = "randomk", shared = true }'),
         ({"up": RandomK(0.1)}, "shared = true"),
         ({"up": Quantize(8)}, 'Write up = "raw"'),
         ({"up": ErrorFeedback(TopK(0.1))}, 'Write up = "raw"'),
         ({"up": ByBlock()}, 'Write up = "raw"'),
-        ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Leave up out of the tiers"),
-        ({"correction": tw.Scaffold()}, "Take a correction that reports nothing"),
-        ({"correction": tw.FedNova()}, "Take a correction that reports nothing"),
+        ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Remove up from the tiers"),
+        ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
+        ({"correction": tw.FedNova()}, "Use a correction that reports nothing"),
         ({"correction": Doubled()}, "Take a correction that scales nothing"),
-        ({"schedule": Turns()}, "Take a schedule that reports nothing"),
-        ({"schedule": tw.FedLAMA(phi=2)}, "Take a schedule that reports nothing"),
+        ({"schedule": Turns()}, "Use a schedule that reports nothing"),
+        ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
     ids=repr,
 )
-def test_what_cannot_be_added_up_unseen_is_refused_before_training(options, says):
+def test_incompatible_parts_are_refused_before_training(options, message):
     with pytest.raises(IncompatibleParts) as error:
         Federation(Method(**options, secure_aggregation=True))
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_running_statistics_and_lonely_clients_are_refused():
+def test_running_statistics_and_single_clients_are_refused():
     with pytest.raises(IncompatibleParts, match="group norm"):
         Federation(Method(secure_aggregation=True), digits_task(perceptron(norm=True)))
-    with pytest.raises(ConfigError, match="cohort must be 2 or more"):
+    with pytest.raises(ConfigError, match="needs a cohort of 2 or more"):
         Job(digits_task(), Method(secure_aggregation=True), cohort=1)
     with pytest.raises(IncompatibleParts, match="two or more"):
         Federation(Method(secure_aggregation=True)).round([0])
 
 
-def test_a_file_may_ask_for_it():
+def test_secure_aggregation_can_be_set_in_a_file():
     experiment = resolve("mapo", overrides={"method.secure_aggregation": True})
     assert from_table(to_table(experiment)) == experiment
     facts, plain = check(experiment), check(resolve("mapo"))
-    assert facts["bytes_up_per_client"] == plain["bytes_up_per_client"] - 4 - 2 + 8  # no weight field; two words more
-    with pytest.raises(IncompatibleParts, match="cannot be added"):
+    assert facts["bytes_up_per_client"] == plain["bytes_up_per_client"] - 4 - 2 + 8  # no weight field, two more words
+    with pytest.raises(IncompatibleParts, match="cannot be summed"):
         check(resolve("sparse", overrides={"method.secure_aggregation": True}))

@@ -50,7 +50,7 @@ def test_the_way_over_the_past_is_the_shortest_that_there_is(rounds, every, limi
 def test_a_ledger_is_bounded_and_keeps_the_time_of_each_block(rounds, every, limit, length):
     ledger = filled(rounds, every, limit, 12, b"e" * length)
     for version in range(len(rounds) + 1):
-        assert ledger.touched(version) == frozenset().union(*(planned for _, planned in rounds[version:]))
+        assert ledger.synced_since(version) == frozenset().union(*(planned for _, planned in rounds[version:]))
     kept = sum(window.size for window in ledger.past) + sum(map(len, ledger.entries))
     newest = 9 if ledger.entries else max((window.size for window in ledger.past[-1:]), default=0)
     assert kept <= max(limit, 12 + newest)
@@ -90,5 +90,5 @@ def test_append_leaves_the_old_ledger_as_it_was():
 def test_a_client_that_is_up_to_date_misses_nothing(first):
     ledger = Ledger(first, first)
     assert ledger.since(first) == ledger.past_way(first) == ()
-    assert ledger.touched(first) == frozenset()
+    assert ledger.synced_since(first) == frozenset()
     assert ledger.past_way(first - 1) is None

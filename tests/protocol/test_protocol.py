@@ -426,7 +426,7 @@ def test_forget_drops_only_what_was_touched():
 def test_methods_without_memory_leave_clients_blank():
     federation = Federation(Method())
     federation.round((0, 1))
-    assert federation.states[0].blank
+    assert federation.states[0].is_empty
     assert federation.states[0].version == 0
 
 

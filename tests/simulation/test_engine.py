@@ -218,8 +218,7 @@ def test_methods_without_client_state_keep_no_tensors_per_client(name):
     stateful = {"scaffold", "private blocks", "codec state"}
     sampled = {i for state in states for i in state.cohort}
     assert set(states[-1].clients) == sampled
-    for state in states[-1].clients.values():
-        assert bool(state.unsent or state.correction or state.codec or state.opt) == (name in stateful)
+    assert all(state.is_empty == (name not in stateful) for state in states[-1].clients.values())
 
 
 def test_rounds_do_not_change_their_input_states():

@@ -1,4 +1,4 @@
-"""EvoFed: fitness of shared guesses."""
+"""EvoFed: fitness of shared random perturbations."""
 
 import math
 
@@ -21,8 +21,8 @@ COORDS = Spec.of(DELTA)
 D = COORDS.size
 
 
-def guesses(sketch: EvoFed, key: Key, coords: Spec = COORDS) -> torch.Tensor:
-    """(partitions, population / 2, numbers) by decoding one fitness at a time."""
+def perturbations(sketch: EvoFed, key: Key, coords: Spec = COORDS) -> torch.Tensor:
+    """(partitions, population / 2, values), by decoding one fitness value at a time."""
     pairs, rows = sketch.population // 2, []
     for part in range(sketch.partitions):
         for j in range(pairs):
@@ -43,34 +43,34 @@ def guesses(sketch: EvoFed, key: Key, coords: Spec = COORDS) -> torch.Tensor:
     ],
     ids=repr,
 )
-def test_keeps_the_contract_of_a_sketch(sketch):
+def test_evofed_fulfills_the_contract_of_a_sketch(sketch):
     check_sketch(sketch)
 
 
 @pytest.mark.parametrize("partitions", [1, 4, 41, 50])
-def test_fitness_is_the_negated_distance_to_each_guess_by_hand(partitions):
+def test_fitness_is_the_negated_distance_to_each_perturbation(partitions):
     sketch, key = EvoFed(10, 0.3, partitions, shaping="none"), Key(5)
     code = sketch.encode(DELTA, key)["fitness"]
-    z, delta = guesses(sketch, key), flatten(DELTA)
+    z, delta = perturbations(sketch, key), flatten(DELTA)
     e = math.ceil(D / partitions)
     for part in range(partitions):
         inside = slice(part * e, min(D, (part + 1) * e))
-        assert (z[part, :, : inside.start] == 0).all()  # a part's population moves that part only
+        assert (z[part, :, : inside.start] == 0).all()  # the population of a part changes only that part
         assert (z[part, :, inside.stop :] == 0).all()
         for sign, half in ((1, code[part, :5]), (-1, code[part, 5:])):
-            away = (0.3 * sign * z[part] - delta)[:, inside].norm(dim=1)
-            assert torch.allclose(half, -away, atol=1e-5)
+            distance = (0.3 * sign * z[part] - delta)[:, inside].norm(dim=1)
+            assert torch.allclose(half, -distance, atol=1e-5)
 
 
-def test_the_guesses_are_gaussian_and_new_in_every_round():
-    z = guesses(EvoFed(400), Key(3))[0]
+def test_perturbations_are_gaussian_and_differ_between_rounds():
+    z = perturbations(EvoFed(400), Key(3))[0]
     n = z.numel()
-    assert abs(float(z.mean())) < 5 / n**0.5  # five deviations
+    assert abs(float(z.mean())) < 5 / n**0.5  # five standard deviations
     assert abs(float(z.var()) - 1) < 5 * (2 / n) ** 0.5
-    assert not torch.equal(z, guesses(EvoFed(400), Key(4))[0])
+    assert not torch.equal(z, perturbations(EvoFed(400), Key(4))[0])
 
 
-def test_orthonormal_guesses_and_plain_squares_give_the_projection(monkeypatch):
+def test_orthonormal_perturbations_with_square_fitness_give_the_projection(monkeypatch):
     pairs = 6
     q, _ = torch.linalg.qr(Key(8).normal(D, pairs))
     monkeypatch.setattr(module, "_drawn", lambda key, sides, start, device: q.T.reshape(sides))
@@ -80,7 +80,7 @@ def test_orthonormal_guesses_and_plain_squares_give_the_projection(monkeypatch):
     assert torch.allclose(back * pairs, projection, atol=1e-5)  # (2 / n) sum z z' delta
 
 
-def test_plain_squares_are_right_on_average():
+def test_square_fitness_is_unbiased():
     sketch, delta = EvoFed(64, shaping="none", fitness="square"), flatten(DELTA)
     runs = 300
     made = torch.stack([flatten(sketch.decode(sketch.encode(DELTA, Key(i)), COORDS, Key(i))) for i in range(runs)])
@@ -91,7 +91,7 @@ def test_plain_squares_are_right_on_average():
 
 @pytest.mark.parametrize("shaping", ["rank", "zscore"])
 @pytest.mark.parametrize("partitions", [1, 5])
-def test_larger_means_closer_and_the_step_goes_towards_the_change(shaping, partitions):
+def test_larger_fitness_is_closer_and_the_decoded_update_has_a_positive_inner_product(shaping, partitions):
     sketch = EvoFed(64, partitions=partitions, shaping=shaping)
     plain = EvoFed(64, partitions=partitions, shaping="none").encode(DELTA, Key(1))["fitness"]
     shaped = sketch.encode(DELTA, Key(1))
@@ -107,12 +107,12 @@ def test_larger_means_closer_and_the_step_goes_towards_the_change(shaping, parti
 
 
 @pytest.mark.parametrize("shaping", ["rank", "zscore", "none"])
-def test_who_did_not_move_moves_nobody(shaping):
-    sketch, still = EvoFed(16, partitions=2, shaping=shaping), scale(DELTA, 0.0)
-    assert (flatten(sketch.decode(sketch.encode(still, Key(0)), COORDS, Key(0))) == 0).all()
+def test_a_zero_update_decodes_to_zero(shaping):
+    sketch, zero = EvoFed(16, partitions=2, shaping=shaping), scale(DELTA, 0.0)
+    assert (flatten(sketch.decode(sketch.encode(zero, Key(0)), COORDS, Key(0))) == 0).all()
 
 
-def test_differences_of_pairs_say_the_same_in_half_the_numbers():
+def test_paired_codes_give_the_same_update_with_half_the_values():
     full, half = EvoFed(32, partitions=3), EvoFed(32, partitions=3, paired=True)
     others = [scale(DELTA, 0.5), add(DELTA, DELTA), {"w": -DELTA["w"], "b": DELTA["b"]}]
     made = []
@@ -125,7 +125,7 @@ def test_differences_of_pairs_say_the_same_in_half_the_numbers():
 
 @pytest.mark.parametrize("block", [1, 7, 30, 200])
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_drawing_in_pieces_changes_nothing_but_rounding(monkeypatch, block, partitions):
+def test_results_do_not_depend_on_the_block_size_up_to_rounding(monkeypatch, block, partitions):
     sketch = EvoFed(12, partitions=partitions, shaping="none")
     whole = sketch.encode(DELTA, Key(1))
     back = sketch.decode(whole, COORDS, Key(1))
@@ -140,7 +140,7 @@ def test_drawing_in_pieces_changes_nothing_but_rounding(monkeypatch, block, part
     assert max(sizes) <= block
 
 
-def test_some_blocks_only():
+def test_codes_of_some_blocks():
     sketch, some = EvoFed(8), restrict(DELTA, ("b",))
     code = sketch.encode(some, Key(0))
     assert Spec.of(code) == sketch.spec(COORDS)
@@ -148,7 +148,7 @@ def test_some_blocks_only():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"population": 7}, "even"),
         ({"population": 0}, "even"),
@@ -158,12 +158,12 @@ def test_some_blocks_only():
         ({"fitness": "cosine"}, "distance, square"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
         EvoFed(**options)
 
 
-def test_clients_replay_the_fitness_to_the_servers_weights():
+def test_clients_decode_the_fitness_to_the_weights_of_the_server():
     federation = Federation(tw.Method(sketch=EvoFed(16, partitions=3), server_opt=tw.SGD(1.0)))
     for cohort in ([0, 1, 2], [3], [0, 4, 5]):
         messages = federation.round(cohort)
@@ -174,7 +174,7 @@ def test_clients_replay_the_fitness_to_the_servers_weights():
         assert same(federation.weights(federation.public[client]), federation.weights())
 
 
-def test_learns_the_digits_from_few_numbers():
+def test_evofed_learns_digits_with_small_uploads():
     x, y = digits()
     clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
     method = resolve("evofed", on="digits").method
@@ -187,6 +187,6 @@ def test_learns_the_digits_from_few_numbers():
         test=(x[-300:], y[-300:]),
         local=tw.Local(epochs=2, batch=16),
     )
-    # ten classes: guessing is right in 0.1 of the cases, and 0.19 is five deviations of 300 guesses above that
+    # ten classes: chance is 0.1, and 0.19 is five standard deviations of 300 samples above it
     assert run.accuracy > 0.19 + 0.2
     assert run.history[0].bytes_up < 8 * (128 * 4 + 40)

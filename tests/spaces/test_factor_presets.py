@@ -1,4 +1,4 @@
-"""Factorised and personal methods by name, through whole runs."""
+"""Factorized and personal methods by preset name, over whole runs."""
 
 import math
 from dataclasses import replace
@@ -20,11 +20,10 @@ from thinwire.experiments.toml import dumps, loads
 from thinwire.models.mlp import mlp
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
-from thinwire.spaces.base import in_use
 from thinwire.wire import message as wire
 
 PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "factorized-fl-u", "fedper", "local")
-# numbers that a client sends of the network for the digits (4,810 weights)
+# parameters that a client sends of the network for digits (4,810 weights)
 SENT = {
     "fedavg": 4810,
     "fedpara": 2 * 9 * 128 + 2 * 4 * 74 + 74,
@@ -50,7 +49,7 @@ def named(name: str) -> tw.Method:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_learns_the_digits(name, network):
+def test_preset_learns_digits(name, network):
     x, y = digits()
     clients = [(x[i : i + 60], y[i : i + 60]) for i in range(0, 480, 60)]
     run = tw.simulate(network, clients, name, rounds=8, test=(x[-300:], y[-300:]), local=tw.Local(epochs=4, batch=16))
@@ -58,7 +57,7 @@ def test_preset_learns_the_digits(name, network):
     assert all(map(math.isfinite, losses))
     assert losses[-1] < 0.75 * losses[0]
     assert run.trained_by == "vmap"
-    if name not in ("pfedpara", "factorized-fl-u", "fedper", "local"):  # what is evaluated is the server's model
+    if name not in ("pfedpara", "factorized-fl-u", "fedper", "local"):  # the server's model is evaluated
         assert run.accuracy > 0.6
     with torch.no_grad():  # a plain module with the composed weights
         outputs = run.model()(x[-300:])
@@ -68,7 +67,7 @@ def test_preset_learns_the_digits(name, network):
 
 
 @pytest.mark.parametrize("name", ["fedavg", *PRESETS])
-def test_bytes_are_four_a_number_plus_framing(name, network):
+def test_messages_have_four_bytes_for_each_value_plus_a_header(name, network):
     federation = Federation(named(name), digits_task(network))
     contract = federation.contract
     assert contract.sendable.size == SENT[name]
@@ -82,7 +81,7 @@ def test_bytes_are_four_a_number_plus_framing(name, network):
 
 
 @pytest.mark.parametrize("name", ["pfedpara", "factorized-fl-u", "fedper", "local"])
-def test_private_blocks_never_travel(name, network):
+def test_private_blocks_are_never_sent(name, network):
     federation = Federation(named(name), digits_task(network))
     private = federation.method.schedule.never(federation.contract.coords)
     assert private
@@ -98,7 +97,7 @@ def test_private_blocks_never_travel(name, network):
     assert federation.states[0].unsent.keys() == private
 
 
-def test_local_is_the_same_as_training_alone(network):
+def test_local_equals_training_without_federation(network):
     together, alone = (Federation(named("local"), digits_task(network)) for _ in range(2))
     for _ in range(2):
         together.round([0, 1, 2])
@@ -108,58 +107,58 @@ def test_local_is_the_same_as_training_alone(network):
     assert torch.equal(together.weights()["fc1.weight"], together.first.base["fc1.weight"])
 
 
-def test_sparse_rest_costs_its_numbers_and_is_the_rest_of_the_model_in_use(network):
-    """Comm = #u + #v + nnz(mu): positions come on top. What clients are sent is the model that is tested."""
+def test_sparse_residual_is_sent_by_value_and_equals_the_residual_of_the_evaluated_model(network):
+    """Comm = #u + #v + nnz(mu), plus positions. Clients download the model that is tested."""
 
     def sparse(value):
-        rest = tw.ByBlock((("*/mu", tw.Threshold(value)), ("*", tw.Raw())))
+        codec = tw.ByBlock((("*/mu", tw.Threshold(value)), ("*", tw.Raw())))
         penalty = tw.L1L2(l1=value, coords=("*/mu",))
         return tw.Method(
-            tw.FactorizedFL(prune=value), up=rest, down=rest, download="full", upload="weights", penalty=penalty
+            tw.FactorizedFL(prune=value), up=codec, down=codec, download="full", upload="weights", penalty=penalty
         )
 
     assert sparse(5e-4) == named("factorized-fl-sparse")
-    method = sparse(0.05)  # enough to be sparse after a few steps
+    method = sparse(0.05)  # large enough for sparsity after a few steps
     federation = Federation(method, digits_task(network))
     for _ in range(2):
-        said = federation.round([0, 1])
+        uploads = federation.round([0, 1])
     contract, server = federation.contract, federation.server
-    up, rest = contract.up(0), 4810 - 74
-    others = contract.sendable.size - rest
-    for client, data in said.items():
+    up, residuals = contract.up(0), 4810 - 74
+    others = contract.sendable.size - residuals
+    for client, data in uploads.items():
         body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
         got = up.decode(body.fields[wire.COORDS], contract.code, contract.peer(server.public.version - 1, client))
         mu = torch.cat([block.flatten() for name, block in got.items() if name.endswith("/mu")])
         sent = int(mu.count_nonzero())
-        assert 0 < sent < 0.9 * rest
+        assert 0 < sent < 0.9 * residuals
         assert mu[mu != 0].abs().min() >= 0.05
-        positions = math.log2(math.comb(rest, sent)) / 8
+        positions = math.log2(math.comb(residuals, sent)) / 8
         assert 0 <= len(data) - 4 * (others + sent) - positions < 64 + 0.05 * positions
     federation.download(2)
-    seen, own = federation.public[2], server.public.coords
-    assert any((block != 0).sum() < (own[name] != 0).sum() for name, block in seen.coords.items())
+    seen, full = federation.public[2], server.public.coords
+    assert any((block != 0).sum() < (full[name] != 0).sum() for name, block in seen.coords.items())
     basis = contract.basis(seen.version, "cpu")
-    assert same(federation.weights(seen), in_use(method.space, server.public.base, basis, own))
+    assert same(federation.weights(seen), method.space.evaluation_weights(server.public.base, basis, full))
 
 
-def test_own_models_are_tested_without_what_is_small(network):
-    """With a threshold above everything, no client has a rest: its model is the product of two vectors."""
+def test_client_models_are_tested_after_pruning(network):
+    """With a threshold above all values no residual is left: a client model is the product of two vectors."""
     x, y = digits()
     clients = Assignment(np.arange(200), np.arange(0, 201, 50))
-    left, own = validation_fraction(clients, 0.2, Key(0))
-    task = Task(network, Arrays(x[:200], y[:200]), left, client_tests=own)
-    shares = []
+    train, held_out = validation_fraction(clients, 0.2, Key(0))
+    task = Task(network, Arrays(x[:200], y[:200]), train, client_tests=held_out)
+    accuracies = []
     for prune in (0.0, 1e6):
         method = replace(named("factorized-fl-u"), space=tw.FactorizedFL(prune=prune))
         job = Job(task, method, rounds=2, cohort=4, local=tw.Local(epochs=16, batch=20))
         *_, last = LocalEngine().run(job)
         assert last.bytes_up < 4 * 4 * (SENT["factorized-fl-u"] + 8)
-        shares.append(last.client_accuracy)
-    assert shares[0] > 0.6
-    assert shares[1] < shares[0] - 0.2
+        accuracies.append(last.client_accuracy)
+    assert accuracies[0] > 0.6
+    assert accuracies[1] < accuracies[0] - 0.2
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "factorized-fl-sparse"])
-def test_experiment_survives_a_file(name):
+def test_experiment_is_unchanged_after_writing_and_reading(name):
     experiment = resolve(name, on="digits", overrides={"rounds": 2})
     assert from_table(loads(dumps(to_table(experiment)), "the file")) == experiment

@@ -1,4 +1,4 @@
-"""Weights as products of two low-rank ones, number by number."""
+"""FedPara: elementwise products of two low-rank weights."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ import thinwire as tw
 from tests.federation import Federation, digits_task, perceptron
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, all_finite, same, unstack
+from thinwire.core.tree import Tree, all_finite, same, stack, unstack
 from thinwire.errors import ConfigError
 from thinwire.models.cnn import cnn2
 from thinwire.models.lstm import lstm80
@@ -24,11 +24,11 @@ from thinwire.spaces.fedpara import fedpara_bounds, fedpara_rank, fedpara_size
 from thinwire.testing import check_space
 
 KEY = Key(3)
-CONVOLUTIONS = ("features.*",)  # of VGG16; the paper leaves its linear layers as they are
+CONVOLUTIONS = ("features.*",)  # of VGG16; linear layers stay dense in the paper
 
 
 def weights_of(make, **options) -> Tree:
-    """Only the shapes of a model's weights: no memory, no time."""
+    """The weights of a model on the meta device: shapes only."""
     with torch.device("meta"):
         return {name: p.detach() for name, p in make(**options).named_parameters()}
 
@@ -38,7 +38,7 @@ def size(space, weights: Tree) -> int:
 
 
 def composed(space, *shape: int) -> torch.Tensor:
-    base = {"w": torch.zeros(shape, dtype=torch.float64)}  # rounding has full rank: keep it far below the rest
+    base = {"w": torch.zeros(shape, dtype=torch.float64)}  # rounding has full rank: keep it small
     return space.expand(base, {}, space.init(base, {}, KEY))["w"]
 
 
@@ -56,25 +56,25 @@ def composed(space, *shape: int) -> torch.Tensor:
     ],
     ids=repr,
 )
-def test_keeps_the_contract_of_a_space(space):
+def test_fedpara_fulfills_the_contract_of_a_space(space):
     check_space(space, starts_at_base=False)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_takes_convolutions_of_any_dimension(dims):
+def test_convolutions_of_any_dimension_are_factorized(dims):
     weights = {"conv.weight": torch.zeros(6, 5, *(3,) * dims), "conv.bias": torch.ones(6)}
     check_space(tw.FedPara(rank=2), weights, starts_at_base=False)
     assert tw.FedPara(rank=2).init(weights, {}, KEY)["conv.weight/t1"].shape == (2, 2, *(3,) * dims)
 
 
-def test_names_of_the_coordinates():
+def test_coordinates_are_named_after_weights_and_factors():
     weights = {"conv.weight": torch.zeros(8, 8, 3, 3), "fc.weight": torch.zeros(8, 8), "fc.bias": torch.zeros(8)}
     names = list(tw.FedPara(rank=2).init(weights, {}, KEY))
     kernel = [f"conv.weight/{part}{j}" for j in "12" for part in "txy"]
     assert names == [*kernel, *(f"fc.weight/{part}{j}" for j in "12" for part in "xy"), "fc.bias"]
 
 
-def test_first_factors_depend_on_key_and_shapes_only_and_dense_weights_start_at_the_base():
+def test_initial_factors_depend_on_key_and_shapes_only_and_dense_weights_are_those_of_the_base():
     space = tw.FedPara(rank=2)
     one = {"fc.weight": torch.zeros(6, 4), "fc.bias": torch.ones(6)}
     two = {"fc.weight": torch.randn(6, 4), "fc.bias": torch.full((6,), 2.0)}
@@ -85,7 +85,7 @@ def test_first_factors_depend_on_key_and_shapes_only_and_dense_weights_start_at_
     assert not torch.equal(a["fc.weight/x1"][:4], a["fc.weight/y1"])
 
 
-def test_double_precision_stays_double():
+def test_factors_of_float64_weights_are_float64():
     base = {"w": torch.zeros(6, 4, dtype=torch.float64)}
     coords = tw.FedPara(rank=2).init(base, {}, KEY)
     assert {block.dtype for block in coords.values()} == {torch.float64}
@@ -95,18 +95,18 @@ def test_double_precision_stays_double():
 
 
 @pytest.mark.parametrize(("rank", "reached"), [(10, 100), (7, 49)])
-def test_rank_of_the_product_is_the_square(rank, reached):
+def test_rank_of_the_product_is_the_square_of_the_rank(rank, reached):
     w = composed(tw.FedPara(rank=rank), 100, 100)
     assert int(torch.linalg.matrix_rank(w)) == reached
 
 
-def test_full_rank_at_gamma_zero_where_low_rank_has_twice_the_rank_only():
+def test_gamma_zero_gives_full_rank():
     assert fedpara_rank((256, 256), 0.0) == 16
     assert int(torch.linalg.matrix_rank(composed(tw.FedPara(gamma=0.0), 256, 256))) == 256
 
 
 @pytest.mark.parametrize(("o", "i", "rank", "ranks"), [(24, 10, 4, (16, 10)), (30, 30, 3, (9, 9))])
-def test_unfoldings_of_a_kernel_have_at_most_the_squared_rank(o, i, rank, ranks):
+def test_unfoldings_of_a_kernel_have_at_most_the_square_of_the_rank(o, i, rank, ranks):
     w = composed(tw.FedPara(rank=rank), o, i, 3, 3)
     outs = int(torch.linalg.matrix_rank(w.reshape(o, -1)))
     ins = int(torch.linalg.matrix_rank(w.transpose(0, 1).reshape(i, -1)))
@@ -114,7 +114,7 @@ def test_unfoldings_of_a_kernel_have_at_most_the_squared_rank(o, i, rank, ranks)
     assert max(ranks) <= rank**2
 
 
-def test_bounds_are_the_least_and_the_largest_rank_by_trying_all():
+def test_bounds_equal_those_of_an_exhaustive_search():
     for shape in [(64, 3, 3, 3), (100, 30), (16, 8, 5, 5), (7, 9, 1, 1), (5, 6, 3), (12, 12)]:
         numel = torch.Size(shape).numel()
         least, most = fedpara_bounds(shape)
@@ -155,21 +155,21 @@ def test_size_of_resnet18_with_its_first_and_smallest_kernels_at_gamma_one(gamma
     assert sum(sizes) == built
 
 
-def test_size_of_the_memory_network_with_its_stacked_gates():
+def test_size_of_the_lstm_with_stacked_gates():
     weights, space = weights_of(lstm80), tw.FedPara(gamma=0.0, modules_to_save=("head.*",))
-    assert list(space.ranks(Spec.of(weights)).values()) == [3, 16, 16, 16]  # the embedding is left alone
+    assert list(space.ranks(Spec.of(weights)).values()) == [3, 16, 16, 16]  # the embedding stays dense
     assert size(space, weights) == 154368
     assert round(154368 / Spec.of(weights).size, 3) == 0.188
 
 
-def test_an_embedding_is_taken_apart_only_if_a_selector_means_it():
+def test_an_embedding_is_factorized_only_if_a_selector_names_it():
     spec = Spec.of(weights_of(lstm80))
     assert "embedding.weight" not in tw.FedPara().ranks(spec)
     assert list(tw.FedPara(gamma=0.5, target_modules=("embedding.*",)).ranks(spec)) == ["embedding.weight"]
 
 
 @pytest.mark.parametrize(("classes", "sent", "ratio"), [(62, 63646, 3.41), (10, 59570, 3.42)])
-def test_personal_half_of_two_linear_layers_stays_at_home(classes, sent, ratio):
+def test_personal_half_of_two_linear_layers_is_not_sent(classes, sent, ratio):
     method = tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=tw.AllBlocks(private=("*/[txy]2",)))
     weights = {name: p.detach() for name, p in two_fc(classes).named_parameters()}
     contract, _ = make_contract(method, weights, {}, KEY)
@@ -177,11 +177,11 @@ def test_personal_half_of_two_linear_layers_stays_at_home(classes, sent, ratio):
     assert round(Spec.of(weights).size / sent, 2) == ratio
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ["none", "tanh"])
-def test_composed_kernel_convolves_as_the_sum_in_the_paper(activation):
+def test_composed_kernel_equals_the_sum_in_the_paper(activation):
     space, base = tw.FedPara(rank=3, activation=activation), {"w": torch.zeros(6, 5, 3, 3)}
     coords = space.init(base, {}, KEY)
     halves = []
@@ -190,15 +190,15 @@ def test_composed_kernel_convolves_as_the_sum_in_the_paper(activation):
         halves.append(sum(t[a, b] * torch.outer(x[:, a], y[:, b])[..., None, None] for a in range(3) for b in range(3)))
     if activation == "tanh":
         halves = [half.tanh() for half in halves]
-    picture = KEY.fold("picture").normal(2, 5, 8, 8)
-    made = F.conv2d(picture, space.expand(base, {}, coords)["w"])
-    torch.testing.assert_close(made, F.conv2d(picture, halves[0] * halves[1]), rtol=1e-5, atol=1e-5)
+    image = KEY.fold("image").normal(2, 5, 8, 8)
+    made = F.conv2d(image, space.expand(base, {}, coords)["w"])
+    torch.testing.assert_close(made, F.conv2d(image, halves[0] * halves[1]), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_are_those_of_the_corrected_equation_six():
+def test_gradients_equal_the_corrected_equation_six():
     space, base = tw.FedPara(rank=3), {"w": torch.zeros(6, 5)}
     coords = space.init(base, {}, KEY)
-    j = KEY.fold("J").normal(6, 5)  # the gradient of the loss by W
+    j = KEY.fold("J").normal(6, 5)  # the gradient of the loss with respect to W
     x1, y1, x2, y2 = (coords[f"w/{part}"] for part in ("x1", "y1", "x2", "y2"))
     slopes = grad(lambda c: (space.expand(base, {}, c)["w"] * j).sum())(coords)
     j1, j2 = j * (x2 @ y2.T), j * (x1 @ y1.T)
@@ -206,103 +206,12 @@ def test_gradients_are_those_of_the_corrected_equation_six():
         torch.testing.assert_close(slopes[f"w/{name}"], expected)
 
 
-@pytest.mark.parametrize("shape", [(300, 200), (64, 48, 3, 3)])
-@pytest.mark.parametrize("personal", [False, True])
-def test_weights_start_at_their_usual_size(shape, personal):
-    w = composed(tw.FedPara(gamma=0.3, personal=personal, start="composed_he"), *shape)
-    usual = (2 / torch.Size(shape[1:]).numel()) ** 0.5
-    assert 0.8 < float(w.std()) / usual < 1.25
-
-
-LAYERS = {
-    "linear": (lambda: torch.nn.Linear(300, 200), "weight"),
-    "conv": (lambda: torch.nn.Conv2d(64, 96, 3), "weight"),
-    "input gates": (lambda: torch.nn.LSTM(64, 128), "weight_ih_l0"),
-    "state gates": (lambda: torch.nn.LSTM(64, 128), "weight_hh_l0"),
-}
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"activation": "tanh"}, {"personal": True}, {"rank": 8, "activation": "tanh"}, {"lowrank": True}],
-    ids=str,
-)
-@pytest.mark.parametrize("start", ["composed", "composed_he"])
-def test_composed_weights_start_at_the_size_that_is_said(layer, settings, start):
-    """Within four percent, of one draw: of the dense weight, or of He's rule, with and without tanh."""
-    make, name = LAYERS[layer]
-    torch.manual_seed(0)
-    base = {key: p.detach() for key, p in make().named_parameters()}
-    if settings.get("lowrank"):
-        space = tw.LowRank(start=start)
-    else:
-        space = tw.FedPara(start=start, **{"gamma": 0.2, **settings})
-    made = space.expand(base, {}, space.init(base, {}, KEY))[name]
-    goal = float(base[name].std()) if start == "composed" else (2 / base[name][0].numel()) ** 0.5
-    assert float(made.std()) == pytest.approx(goal, rel=0.04)
-
-
-@pytest.mark.parametrize("space", [tw.FedPara(rank=16, activation="tanh"), tw.LowRank()], ids=["tanh", "low"])
-def test_gates_of_recurrent_layers_start_where_dense_ones_do(space):
-    """Of a network that reads letters: He's rule would make the gates of eight inputs fourteen times as large."""
-    base = {key: p.detach() for key, p in torch.nn.LSTM(64, 256).named_parameters()}
-    made = space.expand(base, {}, space.init(base, {}, KEY))
-    for name in ("weight_ih_l0", "weight_hh_l0"):
-        assert float(made[name].std() / base[name].std()) == pytest.approx(1, rel=0.05)
-    letters = {key: p.detach() for key, p in torch.nn.LSTM(8, 256).named_parameters()}
-    made = tw.LowRank(rank=4).expand(letters, {}, tw.LowRank(rank=4).init(letters, {}, KEY))
-    assert float(made["weight_ih_l0"].std() / letters["weight_ih_l0"].std()) == pytest.approx(1, rel=0.1)
-
-
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("start", ["auto", "factor_he", "composed_he", "composed"])
-def test_low_rank_starts_as_fedpara_does(start, norms):
-    """One setting and one default for both: by factor where norms follow, else composed."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), *([torch.nn.GroupNorm(4, 64)] if norms else []))
-    base = {key: p.detach() for key, p in net.named_parameters()}
-    one, two = tw.FedPara(gamma=0.2, start=start), tw.LowRank(like_gamma=0.2, start=start)
-    a, b = (space.expand(base, {}, space.init(base, {}, KEY))["0.weight"] for space in (one, two))
-    goal = {"composed_he": (2 / (32 * 9)) ** 0.5, "composed": float(base["0.weight"].std())}
-    small = start == "factor_he" or (start == "auto" and norms)
-    for made, parts in ((a, 2), (b, 1)):
-        # by factor: core, X and Y by He's rule each, sqrt(8 R / (9 O I)) in all
-        rank = (one if parts == 2 else two).ranks(Spec.of(base))["0.weight"]
-        expected = (8 * rank / (9 * 64 * 32)) ** (parts / 2) if small else goal.get(start, goal["composed_he"])
-        assert float(made.std()) == pytest.approx(expected, rel=0.15)
-    assert tw.FedPara().start == tw.LowRank().start == "auto"
-    with pytest.raises(ConfigError, match="start must be one of auto, factor_he, composed_he, composed, not 'zero'"):
-        tw.LowRank(start="zero")
-
-
-def test_both_ends_find_the_same_first_size():
-    """The size of a dense weight is a sum of whole numbers: no order of adding changes it."""
-    from thinwire.spaces.factors import first_std
-
-    weight = torch.randn(64, 50, generator=torch.Generator().manual_seed(1)) * 0.037
-    sizes = {first_std("w", part, "composed") for part in (weight, weight.flip(0), weight.T.contiguous().T)}
-    assert len(sizes) == 1
-    assert sizes.pop() == pytest.approx(float(weight.double().std(correction=0)), rel=1e-5)
-
-
-def test_weights_start_small_by_factor_and_only_where_norms_follow():
-    kernel = {"conv.weight": torch.zeros(512, 512, 3, 3)}
-    normed = {**kernel, "norm.weight": torch.ones(512), "fc.weight": torch.zeros(300, 300)}
-    small, usual = 1.8e-4, 2.1e-2
-    space = tw.FedPara(gamma=0.1)
-    made = space.expand(normed, {}, space.init(normed, {}, KEY))
-    assert abs(float(made["conv.weight"].std()) / small - 1) < 0.1
-    assert abs(float(made["fc.weight"].std()) / (2 / 300) ** 0.5 - 1) < 0.25
-    assert abs(float(composed(space, 512, 512, 3, 3).std()) / usual - 1) < 0.25
-
-
-# -- in a round --------------------------------------------------------------------------------------------------------
+# -- rounds ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Switched(tw.FedPara):
-    """pFedPara whose personal half is zero, where its gradient is zero too: it stays there."""
+class ZeroPersonalHalf(tw.FedPara):
+    """pFedPara whose personal half is zero; its gradient is zero there, so it stays zero."""
 
     def init(self, base, basis, key):
         coords = super().init(base, basis, key)
@@ -310,20 +219,20 @@ class Switched(tw.FedPara):
 
 
 @dataclass(frozen=True)
-class Alike(tw.LowRank):
-    """Low rank from where pFedPara's common half starts."""
+class SharedHalf(tw.LowRank):
+    """Low rank with the initial factors of the shared half of pFedPara."""
 
     def init(self, base, basis, key):
         twin = tw.FedPara(rank=self.rank, personal=True).init(base, basis, key)
         return {name.removesuffix("1"): b for name, b in twin.items() if not name.endswith("2")}
 
 
-def test_personal_half_at_zero_is_low_rank_averaging():
+def test_pfedpara_with_a_zero_personal_half_equals_low_rank_averaging():
     task, rounds = digits_task(), 2
     one = Federation(
-        tw.Method(space=Switched(rank=4, personal=True), schedule=tw.AllBlocks(private=("*/[xy]2",))), task
+        tw.Method(space=ZeroPersonalHalf(rank=4, personal=True), schedule=tw.AllBlocks(private=("*/[xy]2",))), task
     )
-    two = Federation(tw.Method(space=Alike(rank=4)), task)
+    two = Federation(tw.Method(space=SharedHalf(rank=4)), task)
     for _ in range(rounds):
         one.round([0, 1, 2])
         two.round([0, 1, 2])
@@ -332,7 +241,7 @@ def test_personal_half_at_zero_is_low_rank_averaging():
     assert not torch.equal(one.weights()["0.weight"], one.weights(one.first)["0.weight"])
 
 
-def test_the_server_averages_factors_and_not_weights():
+def test_the_server_averages_factors_not_weights():
     federation = Federation(tw.Method(space=tw.FedPara(rank=3), client_weight=tw.Uniform()))
     ends = {}
     for client in (0, 1):
@@ -348,23 +257,21 @@ def test_the_server_averages_factors_and_not_weights():
     assert not torch.allclose(federation.weights()["0.weight"], mean, atol=1e-4)
 
 
-def test_private_factors_differ_between_clients_and_outlast_rounds_without_them():
+def test_private_factors_differ_between_clients_and_persist_over_rounds():
     schedule = tw.AllBlocks(private=("*/[txy]2",))
     federation = Federation(tw.Method(space=tw.FedPara(gamma=0.5, personal=True), schedule=schedule))
     federation.round([0, 1])
-    kept = {i: federation.states[i].unsent for i in (0, 1)}
-    assert set(kept[0]) == {f"{i}.weight/{part}2" for i in (0, 2) for part in "xy"}
-    assert not same(kept[0], kept[1])
+    private = {i: federation.states[i].unsent for i in (0, 1)}
+    assert set(private[0]) == {f"{i}.weight/{part}2" for i in (0, 2) for part in "xy"}
+    assert not same(private[0], private[1])
     federation.round([2, 3])
     federation.download(0)
-    assert same(federation.states[0].unsent, kept[0])
-    for name in kept[0]:  # the server never learns them
+    assert same(federation.states[0].unsent, private[0])
+    for name in private[0]:  # the server never receives them
         assert torch.equal(federation.server.public.coords[name], federation.first.coords[name])
 
 
-def test_together_and_one_after_another_agree_on_a_convolutional_network():
-    from thinwire.core.tree import stack
-
+def test_expand_under_vmap_equals_single_calls_for_a_convolutional_network():
     model = cnn2(size=8)
     base = {name: p.detach() for name, p in model.named_parameters()}
     space = tw.FedPara(activation="tanh")
@@ -376,51 +283,54 @@ def test_together_and_one_after_another_agree_on_a_convolutional_network():
     assert all_finite(together)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"gamma": -0.1}, "gamma must be a number from 0 to 1"),
         ({"gamma": 1.5}, "gamma must be a number from 0 to 1"),
         ({"gamma": None}, "gamma must be a number from 0 to 1"),
         ({"gamma": float("nan")}, "gamma must be a number from 0 to 1"),
-        ({"rank": -1}, "rank must be a whole number"),
-        ({"rank": 2.5}, "rank must be a whole number"),
+        ({"rank": -1}, "rank must be an integer"),
+        ({"rank": 2.5}, "rank must be an integer"),
         ({"activation": "relu"}, "activation must be one of none, tanh"),
         ({"start": "zero"}, "start must be one of auto"),
         ({"personal": True, "activation": "tanh"}, "without an activation"),
     ],
 )
-def test_settings_that_cannot_be(options, says):
-    with pytest.raises(ConfigError, match=says) as info:
+def test_invalid_settings_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message) as info:
         tw.FedPara(**options)
     assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize(
-    ("space", "says"),
+    ("space", "message"),
     [
-        (tw.FedPara(rank=11), r"rank = 11 is above the 10 that 2.weight \[10, 12\] can have"),
-        (tw.FedPara(target_modules=("conv*",)), "layers 'conv.' matches no block; the blocks are 0.weight, 2.weight"),
-        (tw.FedPara(modules_to_save=("head.*",)), "dense 'head.*' matches no block"),
-        (tw.FedPara(modules_to_save=("*",)), "leave no weight to take apart"),
+        (tw.FedPara(rank=11), r"rank = 11 is above 10, the largest rank of 2.weight \[10, 12\]"),
+        (
+            tw.FedPara(target_modules=("conv*",)),
+            "target_modules 'conv.' matches no block; the blocks are 0.weight, 2.weight",
+        ),
+        (tw.FedPara(modules_to_save=("head.*",)), "modules_to_save 'head.*' matches no block"),
+        (tw.FedPara(modules_to_save=("*",)), "leave no weight to factorize"),
     ],
     ids=repr,
 )
-def test_models_that_do_not_fit(space, says):
-    with pytest.raises(ConfigError, match=says):
+def test_models_that_do_not_fit_are_refused(space, message):
+    with pytest.raises(ConfigError, match=message):
         tw.simulate(perceptron(), [(torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64))], tw.Method(space=space))
 
 
-def test_a_model_without_matrices_is_refused_by_naming_its_weights():
+def test_a_model_without_matrices_is_refused():
     clients = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))]
     with pytest.raises(ConfigError, match=r"the weights are weight \[3\], bias \[3\]"):
         tw.simulate(nn.LayerNorm(3), clients, tw.Method(space=tw.FedPara()))
 
 
-def test_weights_that_no_rank_makes_smaller_stay_dense_and_a_model_of_such_is_refused():
+def test_weights_that_no_rank_makes_smaller_stay_dense_and_a_model_of_only_such_weights_is_refused():
     assert fedpara_rank((2, 64), 0.5) == 0
     weights = {"fc.weight": torch.zeros(32, 64), "head.weight": torch.ones(2, 64)}
     coords = tw.FedPara(gamma=0.5).init(weights, {}, KEY)

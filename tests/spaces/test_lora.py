@@ -1,4 +1,4 @@
-"""LoRA and its federated relatives."""
+"""LoRA: adapters, parameter counts and errors."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from thinwire.data.functional import Functional
 from torch import nn
 from torch.func import functional_call
 
 import thinwire as tw
-from tests.federation import Federation, digits_task, perceptron, same_public
+from tests.federation import Federation, perceptron
 from thinwire.core.key import Key
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree, same, scale, sub, weighted_mean
+from thinwire.core.tree import Tree, scale, sub, weighted_mean
 from thinwire.data.task import pool_clients
-from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.protocol import Method
+from thinwire.protocol.setup import make_contract
 from thinwire.runtime.sampler import Sampler
-from thinwire.schedules import AllBlocks
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
 from thinwire.testing import check_space
 from thinwire.training import Local
-from thinwire.training.functional import Functional
 
 PRESETS = ("lora", "ffa-lora", "fa-lora", "fedsa-lora", "fedloru")
-EVERYONE = range(6)
+ALL_CLIENTS = range(6)
 
 
 def random_coords(space: LoRA, base: Tree, basis: Tree, seed: int) -> Tree:
-    """Coordinates away from the start, where B is not zero."""
-    start = space.init(base, basis, Key(seed))
-    return {name: block + 0.3 * Key(seed).fold(name).normal(*block.shape) for name, block in start.items()}
+    """Coordinates with a B that is not zero."""
+    initial = space.init(base, basis, Key(seed))
+    return {name: block + 0.3 * Key(seed).fold(name).normal(*block.shape) for name, block in initial.items()}
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def random_coords(space: LoRA, base: Tree, basis: Tree, seed: int) -> Tree:
         LoRA(rank=2, fan_in_fan_out=("fc.weight",)),
     ],
 )
-def test_the_contract_of_spaces_is_kept(space):
+def test_lora_fulfills_the_contract_of_a_space(space):
     check_space(space)
 
 
-# -- what the correction is --------------------------------------------------------------------------------------------
+# -- the adapter -------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_a_is_kaiming_uniform_and_the_first_b_is_zero():
+def test_initial_a_is_kaiming_uniform_and_initial_b_is_zero():
     base = {"fc.weight": torch.zeros(40, 900)}
     coords = LoRA(rank=32).init(base, {}, Key(3))
     a = coords["fc.weight/a"]
@@ -72,28 +72,28 @@ def test_the_first_a_is_kaiming_uniform_and_the_first_b_is_zero():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("freeze_a", [False, True])
-def test_corrections_have_at_least_32_bits_and_weights_their_own_type(dtype, freeze_a):
+def test_coordinates_have_at_least_32_bits_and_weights_the_type_of_the_model(dtype, freeze_a):
     base = {"w": torch.ones(4, 6, dtype=dtype), "head": torch.ones(4, dtype=dtype)}
     space = LoRA(rank=2, freeze_a=freeze_a, modules_to_save=("head",))
     basis = space.basis(Spec.of(base), Key(0), None)
     coords = space.init(base, basis, Key(0))
-    own = torch.float64 if dtype == torch.float64 else torch.float32
-    assert {block.dtype for tree in (basis, coords) for block in tree.values()} == {own}
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    assert {block.dtype for tree in (basis, coords) for block in tree.values()} == {expected}
     assert {block.dtype for block in space.expand(base, basis, coords).values()} == {dtype}
-    patches = space.expand_unmerged(base, basis, coords)
-    assert {name: patches[name].dtype for name in base} == dict.fromkeys(base, dtype)
+    unmerged = space.expand_unmerged(base, basis, coords)
+    assert {name: unmerged[name].dtype for name in base} == dict.fromkeys(base, dtype)
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
-def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
-    """Twenty steps and the server's, each too small for eight bits, as by hand with factors in float32."""
+def test_small_steps_on_a_model_of_16_bits_are_not_lost(backend):
+    """Twenty client steps and one server step, each too small for bfloat16, against a loop with float32 factors."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).bfloat16()
     x, y = torch.randn(80, 6).bfloat16(), torch.arange(80) % 3
     method = Method(
         LoRA(rank=2, alpha=2.0, modules_to_save=("2.bias",)), client_opt=tw.SGD(2e-4), server_opt=tw.SGD(0.5)
     )
-    run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), backend=how)
+    run = tw.simulate(net, [(x, y)], method, rounds=1, local=Local(batch=4), test=(x, y), backend=backend)
     base = {name: p.detach() for name, p in net.named_parameters()}
     first = make_contract(method, base, {}, Key(0).fold("run"))[1].coords
     mine = {name: block.clone().requires_grad_() for name, block in first.items()}
@@ -120,10 +120,10 @@ def test_small_steps_on_a_model_of_16_bits_are_not_lost(how):
 
 @pytest.mark.parametrize("freeze_a", [False, True])
 @pytest.mark.parametrize("layer", ["linear", "conv", "grouped", "embedding", "conv1d of gpt-2"])
-def test_merged_weights_do_what_an_adapter_beside_the_layer_does(layer, freeze_a):
+def test_merged_weights_equal_a_layer_with_an_unmerged_adapter(layer, freeze_a):
     torch.manual_seed(0)
-    turned = layer == "conv1d of gpt-2"
-    space = LoRA(rank=3, alpha=5.0, freeze_a=freeze_a, fan_in_fan_out=("weight",) if turned else ())
+    transposed = layer == "conv1d of gpt-2"
+    space = LoRA(rank=3, alpha=5.0, freeze_a=freeze_a, fan_in_fan_out=("weight",) if transposed else ())
     s = 5.0 / 3
     module: nn.Module
     if layer == "linear":
@@ -150,12 +150,12 @@ def test_merged_weights_do_what_an_adapter_beside_the_layer_does(layer, freeze_a
     coords = random_coords(space, base, basis, 2)
     both = {**basis, **coords}
     merged = functional_call(module, space.expand(base, basis, coords), (x,))
-    beside = module(x) + s * adapter(x, both["weight/a"], both["weight/b"])
-    torch.testing.assert_close(merged, beside, rtol=1e-5, atol=1e-5)
+    unmerged = module(x) + s * adapter(x, both["weight/a"], both["weight/b"])
+    torch.testing.assert_close(merged, unmerged, rtol=1e-5, atol=1e-5)
     assert (merged - module(x)).abs().max() > 0.1
 
 
-def test_a_step_of_frozen_a_is_the_gradient_projected_on_its_rows():
+def test_a_step_with_frozen_a_projects_the_gradient_on_the_rows_of_a():
     """One full-batch step of SGD on B alone:  W <- W0 - lr s^2 G A^T A."""
     space = LoRA(rank=4, alpha=6.0, freeze_a=True)
     method = Method(space, client_opt=tw.SGD(0.2))
@@ -179,7 +179,7 @@ def test_a_step_of_frozen_a_is_the_gradient_projected_on_its_rows():
 
 
 @pytest.mark.parametrize("freeze_a", [False, True])
-def test_averaging_is_exact_only_where_a_is_frozen(freeze_a):
+def test_averaging_is_exact_only_if_a_is_frozen(freeze_a):
     space = LoRA(rank=3, freeze_a=freeze_a)
     base = Functional.of(perceptron()).weights()
     basis = space.basis(Spec.of(base), Key(1), None)
@@ -191,7 +191,7 @@ def test_averaging_is_exact_only_where_a_is_frozen(freeze_a):
     assert gap < 1e-6 * size if freeze_a else gap > 1e-2 * size
 
 
-# -- how many numbers --------------------------------------------------------------------------------------------------
+# -- parameter counts --------------------------------------------------------------------------------------------------
 
 
 def trained(space: LoRA, spec: Spec) -> int:
@@ -209,7 +209,7 @@ def transformer(attention: dict[str, tuple[int, int]]) -> Spec:
     return Spec((*blocks, Block("head.weight", (10, 768)), Block("head.bias", (10,))))
 
 
-def test_rank_16_on_two_attention_matrices_of_vit_trains_the_published_count():
+def test_rank_16_on_two_attention_matrices_of_vit_has_the_published_number_of_parameters():
     vit = transformer(dict.fromkeys(("query", "key", "value"), (768, 768)))
     query_value = ("*.query.weight", "*.value.weight")
     assert trained(LoRA(rank=16, target_modules=query_value), vit) == 589_824
@@ -217,134 +217,21 @@ def test_rank_16_on_two_attention_matrices_of_vit_trains_the_published_count():
     assert trained(LoRA(rank=16, target_modules=("*.attn.*",)), vit) == 884_736
 
 
-def test_rank_16_on_the_fused_attention_matrix_of_gpt2_trains_the_published_count():
+def test_rank_16_on_the_fused_attention_matrix_of_gpt2_has_the_published_number_of_parameters():
     gpt2 = transformer({"c_attn": (768, 2304)})
     fused = LoRA(rank=16, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",))
     assert trained(fused, gpt2) == 589_824
     shapes = Spec.of(fused.init(gpt2.shapes(), {}, Key(0))).restrict({"h.0.attn.c_attn.weight/a"})
-    assert shapes.blocks[0].shape == (16, 768)  # A meets the input
+    assert shapes.blocks[0].shape == (16, 768)  # A is applied to the input
     frozen = LoRA(rank=16, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",), freeze_a=True)
     assert trained(frozen, gpt2) == 12 * 16 * 2304
 
 
-# -- FedLoRU: merge and begin anew -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("freeze_a", [False, True])
-def test_a_merge_moves_the_base_and_leaves_the_model_as_it_is(freeze_a):
-    kept = Federation(Method(LoRA(rank=4, freeze_a=freeze_a)))
-    merged = Federation(Method(LoRA(rank=4, freeze_a=freeze_a, redraw_every=2)))
-    for _ in range(2):
-        kept.round(EVERYONE)
-        merged.round(EVERYONE)
-    before, after = kept.server.public, merged.server.public
-    assert same(kept.weights(), merged.weights())  # the same two rounds, and then the merge: not a bit changed
-    assert same(before.base, kept.first.base)
-    assert not torch.equal(after.base["0.weight"], before.base["0.weight"])
-    assert torch.equal(after.base["0.bias"], before.base["0.bias"])  # frozen
-    assert before.coords["0.weight/b"].any()
-    assert not after.coords["0.weight/b"].any()
-    if not freeze_a:
-        assert not torch.equal(after.coords["0.weight/a"], merged.first.coords["0.weight/a"])
-    merged.round(EVERYONE)
-    moved = sub(merged.weights(), merged.first.base)["0.weight"]
-    assert torch.linalg.matrix_rank(moved) > 4  # what one correction could not do
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "space",
-    [
-        LoRA(rank=4, redraw_every=1),
-        LoRA(rank=4, redraw_every=2, modules_to_save=("2.*",)),
-        LoRA(rank=4, redraw_every=3, freeze_a=True),
-        LoRA(rank=4, freeze_a=True),
-    ],
-)
-def test_a_client_that_missed_rounds_replays_to_the_bits_of_the_server(space):
-    fed = Federation(Method(space, client_opt=tw.SGD(0.1)))
-    for number in range(7):
-        fed.round([0, 1] if number % 2 else [1, 2, 3])
-        if number in (2, 4):
-            fed.download(4)
-            assert same_public(fed.public[4], fed.server.public)
-    for client in EVERYONE:
-        fed.download(client)
-        assert same_public(fed.public[client], fed.server.public)
-
-
-def test_a_private_factor_cannot_be_merged():
-    with pytest.raises(IncompatibleParts, match="redraw_every = 0"):
-        Federation(Method(LoRA(rank=4, redraw_every=1), schedule=AllBlocks(private=("*/b",))))
-
-
-# -- who sends what ----------------------------------------------------------------------------------------------------
-
-
-def test_fedsa_shares_a_and_never_sends_b():
-    space = LoRA(rank=4)
-    fed = Federation(Method(space, schedule=AllBlocks(private=("*/b",)), client_opt=tw.SGD(0.1)))
-    for _ in range(3):
-        up = fed.round([0, 1, 2])
-    a_bytes = fed.contract.coords.restrict({"0.weight/a", "2.weight/a"}).nbytes
-    assert {len(message) - a_bytes for message in up.values()} < set(range(60))  # header, plan and the client's weight
-    public = fed.server.public.coords
-    assert not public["0.weight/b"].any()
-    assert not torch.equal(public["0.weight/a"], fed.first.coords["0.weight/a"])
-    mine = [fed.states[i].unsent for i in (0, 1)]
-    assert set(mine[0]) == {"0.weight/b", "2.weight/b"}
-    assert mine[0]["0.weight/b"].any()
-    assert not torch.equal(mine[0]["0.weight/b"], mine[1]["0.weight/b"])
-    assert not fed.states[5].unsent  # never asked
-
-
-@pytest.mark.parametrize("head", ["sent", "kept", "frozen"])
-def test_a_head_is_trained_and_sent_or_trained_and_kept_or_frozen(head):
-    space = LoRA(rank=4, target_modules=("0.weight",), modules_to_save=() if head == "frozen" else ("2.*",))
-    fed = Federation(Method(space, schedule=AllBlocks(private=("2.*",) if head == "kept" else ())))
-    for _ in range(2):
-        up = fed.round([0, 1])
-    adapter, whole = 4 * (64 + 12) * 4, (12 * 10 + 10) * 4
-    sent = adapter + (whole if head == "sent" else 0)
-    assert {len(message) - sent for message in up.values()} < set(range(60))
-    before, after, held = fed.first.base, fed.weights(), fed.states[0].unsent
-    assert torch.equal(after["2.weight"], before["2.weight"]) == (head != "sent")
-    assert torch.equal(after["0.bias"], before["0.bias"])
-    assert set(held) == ({"2.weight", "2.bias"} if head == "kept" else set())
-    assert all(block.any() for block in held.values())
-
-
-def test_together_and_one_by_one_train_the_same():
-    x, y = digits_task().train.gather(torch.arange(60))
-    clients = [(x[i::3], y[i::3]) for i in range(3)]
-    method = Method(LoRA(rank=4, modules_to_save=("2.bias",)), client_opt=tw.SGD(0.1))
-    runs = [tw.simulate(perceptron(), clients, method, rounds=3, backend=how) for how in ("vmap", "loop")]
-    for name, block in runs[0].weights.items():
-        torch.testing.assert_close(block, runs[1].weights[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_train_the_digits_to_a_falling_loss(name):
-    job = build_job(resolve(name, on="digits", overrides={"rounds": 10, "eval.every": 10}))
-    losses = [record.loss for record in LocalEngine().run(job)]
-    assert all(math.isfinite(loss) for loss in losses)
-    assert losses[-1] < 0.95 * losses[0]
-
-
-def test_presets_fit_the_small_models():
-    from thinwire.models import build
-
-    for model in ("mlp", "two-fc", "cnn2", "cnn-cifar", "femnist-cnn", "resnet20", "vgg16-gn", "lstm-shakespeare"):
-        with torch.device("meta"):
-            spec = Spec.of(dict(build(model).named_parameters()))
-        for name in PRESETS:
-            resolve(name).method.space.check(spec)
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"rank": 0}, "rank must be 1 or more, not 0"),
         ({"rank": -3}, "rank must be 1 or more"),
@@ -352,19 +239,19 @@ def test_presets_fit_the_small_models():
         ({"alpha": -1.0}, "alpha must be above 0"),
         ({"alpha": math.nan}, "alpha must be above 0"),
         ({"redraw_every": -1}, "redraw_every must be 0"),
-        ({"layers": ()}, "layers selects nothing"),
-        ({"rank": 11}, "rank 11 is above 10, the largest that '2.weight', a matrix of 10 x 12"),
-        ({"layers": ("attn*",)}, "layers 'attn*' matches no block; the blocks are 0.weight, 2.weight"),
-        ({"layers": ("*.bias",)}, "layers '*.bias' matches no block"),
-        ({"dense": ("classifier.*",)}, "dense 'classifier.*' matches no block"),
-        ({"dense": ("*",)}, "leaves no matrix"),
-        ({"transposed": ("c_attn",)}, "transposed 'c_attn' matches no block"),
+        ({"target_modules": ()}, "target_modules selects nothing"),
+        ({"rank": 11}, "rank 11 is above 10, the largest rank of '2.weight', a matrix of 10 x 12"),
+        ({"target_modules": ("attn*",)}, "target_modules 'attn*' matches no block; the blocks are 0.weight, 2.weight"),
+        ({"target_modules": ("*.bias",)}, "target_modules '*.bias' matches no block"),
+        ({"modules_to_save": ("classifier.*",)}, "modules_to_save 'classifier.*' matches no block"),
+        ({"modules_to_save": ("*",)}, "leaves no matrix"),
+        ({"fan_in_fan_out": ("c_attn",)}, "fan_in_fan_out 'c_attn' matches no block"),
     ],
 )
-def test_bad_settings_are_one_clear_line(options, says):
+def test_invalid_settings_are_refused_in_one_line(options, message):
     with pytest.raises(ConfigError) as error:
         LoRA(**options).check(Spec.of(Functional.of(perceptron()).weights()))
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -373,12 +260,12 @@ def test_a_model_without_a_matrix_is_refused():
         LoRA().check(Spec.of({"bias": torch.zeros(3)}))
 
 
-def test_a_rank_above_the_layer_is_refused_before_a_run_starts():
+def test_a_rank_above_that_of_a_layer_is_refused_before_the_run_starts():
     with pytest.raises(ConfigError, match="rank 16 is above 10"):
         LocalEngine().prepare(build_job(resolve("lora", overrides={"method.space.rank": 16})))
 
 
-def test_scaling_alpha_scales_the_correction():
+def test_the_adapter_is_proportional_to_alpha():
     base = Functional.of(perceptron()).weights()
     coords = random_coords(LoRA(rank=4), base, {}, 0)
     one, two = (sub(LoRA(rank=4, alpha=alpha).expand(base, {}, coords), base) for alpha in (4.0, 8.0))

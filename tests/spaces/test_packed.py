@@ -1,4 +1,4 @@
-"""Signs that are looked up give what signs that are multiplied give."""
+"""Products with random signs by table lookup equal matrix products."""
 
 import pytest
 import torch
@@ -16,19 +16,19 @@ def test_lookups_equal_products(p, e) -> None:
     assert torch.allclose(packed.project(g, key, p, e, 0.25), 0.25 * g @ a.T, atol=1e-5 * e)
 
 
-def test_the_number_of_threads_does_not_show() -> None:
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
     key, b, g, threads = Key(5), Key(1).normal(100), Key(2).normal(5000), torch.get_num_threads()
     made = []
     try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
+        for n in (1, 3):
+            torch.set_num_threads(n)
             made.append((packed.expand(b, key, 100, 5000, 1.0), packed.project(g, key, 100, 5000, 1.0)))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
 
 
-def test_large_matrices_of_signs_are_looked_up_and_can_be_differentiated() -> None:
+def test_products_with_large_sign_matrices_are_differentiable() -> None:
     p, e, key = 48, 1 << 17, Key(3)
     assert p * e >= generated.BLOCK
     b = Key(1).normal(p).requires_grad_()

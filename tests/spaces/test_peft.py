@@ -1,4 +1,4 @@
-"""Models that Hugging Face peft has wrapped work as they are: what it marks as trainable is what travels."""
+"""Models wrapped by Hugging Face peft: the parameters that peft trains are sent, and LoRA equals peft."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = 50
 
 
 def bare(name: str) -> torch.nn.Module:
-    """A tiny model for two classes, the same every time; nothing is downloaded."""
+    """A tiny model with fixed weights for two classes; nothing is downloaded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if name == "gpt2":
@@ -54,13 +54,13 @@ def wrapped(name: str) -> torch.nn.Module:
 
 
 def sentences(n: int, seed: int) -> tuple[Tree, torch.Tensor]:
-    """Random words; the class says whether the last is from the second half of the dictionary."""
+    """Random words; the class is whether the last word is in the second half of the vocabulary."""
     words = 2 + tw.Key(seed).integers(n * 8, WORDS - 2).view(n, 8)
     return {"input_ids": words, "attention_mask": torch.ones_like(words)}, (words[:, -1] >= WORDS // 2).long()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_a_wrapped_model_trains_its_adapters_and_saves_as_peft_saves(name, tmp_path):
+def test_a_wrapped_model_trains_its_adapters_and_is_saved_by_peft(name, tmp_path):
     model, clients = wrapped(name), [sentences(12, i) for i in range(3)]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     up: list[int] = []
@@ -92,7 +92,7 @@ def test_a_wrapped_model_trains_its_adapters_and_saves_as_peft_saves(name, tmp_p
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_the_space_makes_of_two_factors_what_peft_makes(name):
+def test_lora_makes_the_same_weights_as_peft(name):
     model, plain = wrapped(name), bare(name)
     base = {key: p.detach() for key, p in plain.named_parameters()}
     if name == "gpt2":
@@ -114,7 +114,7 @@ def test_the_space_makes_of_two_factors_what_peft_makes(name):
         assert (ours - plain(**inputs).logits).abs().max() > 1e-3
 
 
-def test_a_model_that_peft_did_not_touch_trains_in_the_space():
+def test_a_model_without_peft_trains_in_the_lora_space():
     plain = copy.deepcopy(bare("gpt2"))
     space = LoRA(
         rank=4, target_modules=("*c_attn.weight",), fan_in_fan_out=("*c_attn.weight",), modules_to_save=("score.*",)

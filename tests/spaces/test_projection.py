@@ -1,4 +1,4 @@
-"""MAPA, MAPAX and MAPO: the identities that hold exactly, and the ones that hold on average."""
+"""MAPA, MAPAX and MAPO: exact identities, and identities in expectation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SGD = tw.SGD
 
 def clients(n=6, rows=20, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(3, 5, generator=generator)
+    center = torch.randn(3, 5, generator=generator)
     out = []
     for i in range(n):
         y = torch.randint(0, 3, (rows + 3 * i,), generator=generator)
-        out.append((centre[y] + 0.5 * torch.randn(len(y), 5, generator=generator), y))
+        out.append((center[y] + 0.5 * torch.randn(len(y), 5, generator=generator), y))
     return out
 
 
@@ -59,13 +59,13 @@ SPACES = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_every_projection_keeps_the_promises_of_a_space(space):
+def test_projections_fulfill_the_contract_of_a_space(space):
     check_space(space)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
-def test_mapax_of_one_segment_is_mapa_and_of_one_direction_is_mapo(entries, layout):
+def test_mapax_with_one_segment_is_mapa_and_with_one_direction_is_mapo(entries, layout):
     common = {"entries": entries, "layout": layout}
     for general, special in (
         (tw.MAPAX(k=1, p=4, **common), tw.MAPA(p=4, **common)),
@@ -73,19 +73,19 @@ def test_mapax_of_one_segment_is_mapa_and_of_one_direction_is_mapo(entries, layo
     ):
         a, b = train(general), train(special)
         assert same(a.weights, b.weights)
-        # messages differ by the schema only: the same number of bytes
+        # messages differ only in the schema: the same number of bytes
         assert [r.bytes_up for r in a.history] == [r.bytes_up for r in b.history]
 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_as_many_segments_as_weights_is_fedavg(entries, momentum):
+def test_a_segment_for_each_weight_is_fedavg(entries, momentum):
     mine = train(tw.MAPO(k=D, entries=entries), lr=0.1, momentum=momentum)
     theirs = train(tw.Full(), lr=0.1, momentum=momentum)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
 
-def test_as_many_segments_as_weights_with_unscaled_gaussians_is_fedavg_with_a_random_rate():
+def test_a_segment_for_each_weight_with_an_unscaled_gaussian_is_fedavg_with_a_random_learning_rate():
     mine = train(tw.MAPO(k=D, entries="gaussian", normalise="none"), lr=0.1, rounds=1)
     basis = tw.MAPO(k=D, entries="gaussian", normalise="none").basis(
         Spec.of(dict(model().named_parameters())), Key(0).fold("run").fold("frame", 0), "cpu"
@@ -97,7 +97,7 @@ def test_as_many_segments_as_weights_with_unscaled_gaussians_is_fedavg_with_a_ra
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_square_orthonormal_frame_is_fedavg(momentum):
+def test_a_square_orthonormal_basis_is_fedavg(momentum):
     e = -(-D // 7)
     mine = train(tw.MAPAX(k=7, p=e, normalise="orthonormal"), lr=0.1, momentum=momentum)
     theirs = train(tw.Full(), lr=0.1, momentum=momentum)
@@ -105,20 +105,20 @@ def test_a_square_orthonormal_frame_is_fedavg(momentum):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_averaging_numbers_is_averaging_updates(space):
+def test_averaging_coordinates_is_averaging_updates(space):
     base = dict(model().named_parameters())
     base = {name: block.detach() for name, block in base.items()}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
     shape = space.init(base, basis, Key(0))["model/b"].shape
     several = [Key(i).normal(*shape) for i in range(4)]
     shares = (0.1, 0.2, 0.3, 0.4)
-    together = flatten(space.expand(base, basis, {"model/b": sum(p * b for p, b in zip(shares, several, strict=True))}))
-    apart = sum(p * flatten(space.expand(base, basis, {"model/b": b})) for p, b in zip(shares, several, strict=True))
-    assert torch.allclose(together, apart, atol=1e-5)
+    of_mean = flatten(space.expand(base, basis, {"model/b": sum(p * b for p, b in zip(shares, several, strict=True))}))
+    mean_of = sum(p * flatten(space.expand(base, basis, {"model/b": b})) for p, b in zip(shares, several, strict=True))
+    assert torch.allclose(of_mean, mean_of, atol=1e-5)
 
 
 @pytest.mark.parametrize("space", [tw.MAPO(k=8), tw.MAPA(p=6), tw.MAPAX(k=5, p=3, layout="contiguous")], ids=repr)
-def test_one_full_batch_step_everywhere_is_a_projected_gradient_step(space):
+def test_one_full_batch_step_of_all_clients_is_a_projected_gradient_step(space):
     method = tw.Method(space=space, client_opt=SGD(0.7))
     run = tw.simulate(model(), clients(), method, rounds=1, local=tw.Local(batch=0))
     inputs, targets = (torch.cat(part) for part in zip(*clients(), strict=True))
@@ -135,7 +135,7 @@ def test_one_full_batch_step_everywhere_is_a_projected_gradient_step(space):
 
 
 @pytest.mark.parametrize(("k", "p"), [(1, 12), (12, 1), (4, 3)])
-def test_the_projection_error_has_the_mean_that_theory_says(k, p):
+def test_the_projection_error_has_its_theoretical_mean(k, p):
     """E |x - P x|^2 / |x|^2 = 1 - k p / d; for one segment also Var = 2 p (d - p) / (d^2 (d + 2))."""
     d = 60
     x = Key(99).normal(d).double()
@@ -153,13 +153,13 @@ def test_the_projection_error_has_the_mean_that_theory_says(k, p):
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
 @pytest.mark.parametrize(("d", "k"), [(57, 10), (57, 40), (57, 56), (57, 57), (60, 10), (11_274, 8_192)])
-def test_segments_are_equal_to_one_and_every_number_moves_something(layout, d, k):
+def test_segment_lengths_differ_by_at_most_one_and_every_coordinate_has_an_effect(layout, d, k):
     space, base = tw.MAPO(k=k, layout=layout), {"w": torch.zeros(d)}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
     assert space.sizes(d) == (k, 1, -(-d // k))
-    # each weight moves by the number of its segment, up to the sign
-    numbers = torch.arange(1.0, k + 1)[:, None]
-    moved = space.expand(base, basis, {"model/b": numbers})["w"].abs() * space.sizes(d).e ** 0.5
+    # each weight moves by the index of its segment, up to the sign
+    indices = torch.arange(1.0, k + 1)[:, None]
+    moved = space.expand(base, basis, {"model/b": indices})["w"].abs() * space.sizes(d).e ** 0.5
     counts = torch.bincount((moved.round().long() - 1), minlength=k)
     assert counts.tolist().count(0) == 0
     assert int(counts.max() - counts.min()) <= 1
@@ -167,7 +167,7 @@ def test_segments_are_equal_to_one_and_every_number_moves_something(layout, d, k
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "permuted"])
-def test_segments_that_divide_the_model_are_its_rows(layout):
+def test_segments_of_equal_length_are_the_rows_of_b_a(layout):
     space, base = tw.MAPAX(k=6, p=2, layout=layout), {"w": torch.zeros(60)}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
     b = Key(1).normal(6, 2)
@@ -177,27 +177,27 @@ def test_segments_that_divide_the_model_are_its_rows(layout):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_no_update_leaves_the_model_as_it_is_bit_for_bit(space):
+def test_initial_coordinates_make_the_base_bit_for_bit(space):
     base = {name: p.detach() for name, p in model().named_parameters()}
     basis = space.basis(Spec.of(base), Key(3), "cpu")
     assert same(space.expand(base, basis, space.init(base, basis, Key(0))), base)
 
 
-def test_scaling_the_frame_by_c_scales_the_rate_by_c_squared():
+def test_scaling_the_basis_by_c_scales_the_learning_rate_by_c_squared():
     e = -(-D // 8)
     unscaled = train(tw.MAPO(k=8, normalise="none"), lr=0.5 / e, momentum=0.9)
     scaled = train(tw.MAPO(k=8, normalise="row"), lr=0.5, momentum=0.9)
     assert torch.allclose(vector(unscaled), vector(scaled), atol=1e-5)
 
 
-def test_frames_are_drawn_anew_as_often_as_asked():
+def test_the_basis_is_redrawn_after_the_given_number_of_rounds():
     spec = Spec.of({"w": torch.zeros(D)})
     for every, expected in ((1, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (0, [0, 0, 0, 0])):
         space = tw.MAPO(k=4, redraw_every=every)
         contract, _ = _agree(space)
         bases = [contract.basis(version, "cpu")["a"] for version in range(4)]
-        numbers = [next(i for i, f in enumerate(bases) if torch.equal(f, basis)) for basis in bases]
-        assert [numbers.index(n) for n in numbers] == [expected.index(n) for n in expected]
+        indices = [next(i for i, f in enumerate(bases) if torch.equal(f, basis)) for basis in bases]
+        assert [indices.index(n) for n in indices] == [expected.index(n) for n in expected]
         assert torch.equal(space.basis(spec, Key(1), "cpu")["a"], space.basis(spec, Key(1), "cpu")["a"])
 
 
@@ -208,8 +208,8 @@ def _agree(space):
     return make_contract(tw.Method(space=space), weights, {}, Key(0))
 
 
-def test_mapax_by_columns_is_low_rank_adaptation_with_a_fixed_factor():
-    """One matrix W of d1 x d2, cut by columns: U = B A is a rank-p change with a shared, fixed A."""
+def test_mapax_by_columns_is_lora_with_a_fixed_factor():
+    """One matrix W of d1 x d2, divided into columns: U = B A is a rank-p update with a shared, fixed A."""
     d1, d2, p = 6, 4, 2
     space = tw.MAPAX(k=d2, p=p, layout="strided")  # segment j holds the weights j, j + d2, ...: column j
     base = {"w": torch.zeros(d1, d2)}
@@ -221,7 +221,7 @@ def test_mapax_by_columns_is_low_rank_adaptation_with_a_fixed_factor():
 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
-def test_a_frame_that_is_never_stored_gives_the_same_training(monkeypatch, entries):
+def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, entries):
     space = tw.MAPA(p=6, entries=entries, normalise="none")
     stored = train(space, lr=0.01)
     monkeypatch.setattr(projection, "STORED", 0)
@@ -234,7 +234,7 @@ def test_a_frame_that_is_never_stored_gives_the_same_training(monkeypatch, entri
 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
-def test_rows_have_length_one(entries):
+def test_rows_have_norm_one(entries):
     basis = tw.MAPAX(k=3, p=4, entries=entries).basis(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
     assert torch.allclose(basis["a"].norm(dim=1), torch.ones(4), atol=1e-6)
     q = tw.MAPAX(k=3, p=4, entries=entries, normalise="orthonormal").basis(
@@ -245,13 +245,13 @@ def test_rows_have_length_one(entries):
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("block", [100, 1 << 22])
-def test_rows_that_are_drawn_as_they_are_multiplied_have_the_length_of_stored_ones(monkeypatch, entries, block):
+def test_generated_rows_have_the_norm_of_stored_ones(monkeypatch, entries, block):
     space, base = tw.MAPA(p=6, entries=entries), {"w": torch.zeros(301)}
-    spec, numbers = Spec.of(base), {"model/b": torch.eye(6)[:, None]}
+    spec, units = Spec.of(base), torch.eye(6)[:, None]
     stored = space.basis(spec, Key(4), "cpu")
 
     def rows(basis):
-        return torch.stack([space.expand(base, basis, {"model/b": b})["w"] for b in numbers["model/b"]])
+        return torch.stack([space.expand(base, basis, {"model/b": b})["w"] for b in units])
 
     expected = rows(stored)
     monkeypatch.setattr(projection, "STORED", 0)
@@ -262,7 +262,7 @@ def test_rows_that_are_drawn_as_they_are_multiplied_have_the_length_of_stored_on
     torch.testing.assert_close(rows(basis), expected, rtol=1e-6, atol=1e-8)
 
 
-def test_training_in_a_drawn_gaussian_frame_is_training_in_a_stored_one(monkeypatch):
+def test_training_in_a_generated_gaussian_basis_equals_training_in_a_stored_one(monkeypatch):
     space = tw.MAPAX(k=3, p=4, entries="gaussian")
     stored = train(space)
     monkeypatch.setattr(projection, "STORED", 0)
@@ -270,18 +270,18 @@ def test_training_in_a_drawn_gaussian_frame_is_training_in_a_stored_one(monkeypa
         assert torch.allclose(vector(stored), vector(train(space, backend=backend)), atol=1e-5)
 
 
-def test_a_message_is_k_numbers_and_its_frame():
+def test_a_message_is_k_p_values_and_a_header():
     run = train(tw.MAPO(k=8), rounds=2, cohort=3)
     assert all(record.bytes_up <= 3 * (4 * 8 + 64) for record in run.history)
     run = train(tw.MAPAX(k=5, p=3), rounds=1, cohort=3)
     assert run.bytes_up <= 3 * (4 * 15 + 64)
 
 
-def test_a_client_that_missed_rounds_of_one_frame_downloads_one_vector():
-    frozen = train(tw.MAPO(k=8, redraw_every=0), rounds=30, cohort=1)
-    fresh = train(tw.MAPO(k=8, redraw_every=1), rounds=30, cohort=1)
-    assert frozen.bytes_catchup <= 30 * 8  # a state is some bytes longer than one entry, however much was missed
-    assert fresh.bytes_catchup > 10 * frozen.bytes_catchup
+def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
+    fixed = train(tw.MAPO(k=8, redraw_every=0), rounds=30, cohort=1)
+    redrawn = train(tw.MAPO(k=8, redraw_every=1), rounds=30, cohort=1)
+    assert fixed.bytes_catchup <= 30 * 8  # a state is some bytes longer than one ledger entry
+    assert redrawn.bytes_catchup > 10 * fixed.bytes_catchup
 
 
 @pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
@@ -295,7 +295,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("space", "says"),
+    ("space", "message"),
     [
         (lambda: tw.MAPO(k=0), "k must be from 1 to the number of weights, 57, not 0"),
         (lambda: tw.MAPO(k=58), "k must be from 1 to the number of weights, 57, not 58"),
@@ -309,7 +309,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
         (lambda: tw.MAPO(k=4, redraw_every=-1), "redraw_every must be 0"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_in_one_line(space, says):
-    with pytest.raises(ConfigError, match=says) as error:
+def test_invalid_sizes_are_refused_in_one_line(space, message):
+    with pytest.raises(ConfigError, match=message) as error:
         train(space())
     assert "\n" not in str(error.value)

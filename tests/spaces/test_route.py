@@ -18,7 +18,7 @@ from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.parts import build, describe
 from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Method
-from thinwire.spaces import MAPO, Frozen, Full, LoRA, Route
+from thinwire.spaces import MAPO, Frozen, Full, LoRA, Route, Space
 from thinwire.spaces.route import Rule
 from thinwire.testing import check_space
 
@@ -26,16 +26,13 @@ MIXED = Route((("conv*", LoRA(rank=2)), (("fc.*", "head.*"), Full()), ("*", Froz
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A space of one number that belongs to no single weight, and a random direction for each."""
+class Shift(Space):
+    """One coordinate for all weights, along a random direction."""
 
     redraw_every: int = 0
 
-    def check(self, spec: Spec) -> None:
-        pass
-
     def basis(self, spec: Spec, key: Key, device) -> Tree:
-        return {"way": key.normal(spec.size, device=device)}
+        return {"direction": key.normal(spec.size, device=device)}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         return {"model/b": torch.zeros(1)}
@@ -43,8 +40,8 @@ class Shift:
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         out, at = {}, 0
         for name, w in base.items():
-            way = basis["way"][at : at + w.numel()].view(w.shape)
-            out[name], at = w + coords["model/b"] * way, at + w.numel()
+            direction = basis["direction"][at : at + w.numel()].view(w.shape)
+            out[name], at = w + coords["model/b"] * direction, at + w.numel()
         return out
 
 
@@ -61,18 +58,18 @@ class Shift:
         Route((("fc.*", Shift()), ("conv*", Shift()), ("*", Route((("head.*", Full()), ("*", Frozen())))))),
     ],
 )
-def test_the_contract_of_spaces_is_kept(space):
+def test_routes_fulfill_the_contract_of_a_space(space):
     check_space(space)
 
 
-def test_a_space_that_does_not_start_at_the_base_may_stand_in_a_route():
+def test_a_route_may_contain_a_space_that_does_not_start_at_the_base():
     check_space(Route((("fc.*", Product()), ("*", Full()))), starts_at_base=False)
 
 
-# -- who has which block -----------------------------------------------------------------------------------------------
+# -- assignment of blocks ----------------------------------------------------------------------------------------------
 
 
-def test_the_first_rule_that_matches_has_the_block():
+def test_the_first_rule_that_matches_a_block_applies():
     base = {"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 4), "b.bias": torch.ones(4)}
     space = Route((("b.bias", Full()), ("b.*", LoRA(rank=1)), ("*", Frozen())))
     assert list(space.init(base, {}, Key(0))) == ["b.bias", "b.weight/a", "b.weight/b"]
@@ -80,7 +77,7 @@ def test_the_first_rule_that_matches_has_the_block():
 
 
 @pytest.mark.parametrize("inner", [LoRA(rank=4), LoRA(rank=4, freeze_a=True, redraw_every=2), Drift(k=4), Full()])
-def test_a_route_of_one_rule_is_the_space_itself(inner):
+def test_a_route_of_one_rule_equals_its_space(inner):
     alone, routed = Federation(Method(inner)), Federation(Method(Route((("*", inner),))))
     for _ in range(3):
         alone.round([0, 2, 3])
@@ -89,7 +86,7 @@ def test_a_route_of_one_rule_is_the_space_itself(inner):
     assert same(alone.server.public.coords, routed.server.public.coords)
 
 
-def test_a_route_says_what_lora_with_dense_weights_says():
+def test_a_route_of_lora_and_full_equals_lora_with_modules_to_save():
     one = LoRA(rank=4, target_modules=("0.weight",), modules_to_save=("2.*",))
     other = Route((("0.weight", LoRA(rank=4)), ("2.*", Full()), ("*", Frozen())))
     runs = [Federation(Method(space)) for space in (one, other)]
@@ -99,7 +96,7 @@ def test_a_route_says_what_lora_with_dense_weights_says():
     assert same(runs[0].weights(), runs[1].weights())
 
 
-def test_coordinates_of_no_single_weight_do_not_meet():
+def test_coordinates_of_no_single_weight_have_different_names_in_each_rule():
     base = {"a": torch.zeros(5), "b": torch.zeros(5)}
     space = Route((("a", Shift()), ("b", Shift())))
     basis = space.basis(Spec.of(base), Key(0), None)
@@ -109,17 +106,17 @@ def test_coordinates_of_no_single_weight_do_not_meet():
     assert made["a"].any()
     assert not made["b"].any()
     both = space.expand(base, basis, {name: torch.ones(1) for name in coords})
-    assert not torch.equal(both["a"], both["b"])  # a direction each
+    assert not torch.equal(both["a"], both["b"])  # different directions
 
 
-def test_only_what_is_trained_travels():
+def test_only_trained_blocks_are_sent():
     fed = Federation(Method(Route((("0.weight", LoRA(rank=4)), ("*", Frozen())))))
     up = fed.round([0, 1])
     assert {len(message) - 4 * (64 + 12) * 4 for message in up.values()} < set(range(60))
     assert torch.equal(fed.weights()["2.weight"], fed.first.base["2.weight"])
 
 
-def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_server():
+def test_a_client_that_missed_merges_of_a_route_gets_the_public_state_of_the_server():
     rules = (("0.weight", LoRA(rank=4, redraw_every=2)), ("2.weight", MAPO(k=4, redraw_every=2)), ("*", Full()))
     fed = Federation(Method(Route(rules), client_opt=tw.SGD(0.1)))
     for _ in range(5):
@@ -129,11 +126,11 @@ def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_serve
     assert not torch.equal(fed.server.public.base["0.weight"], fed.first.base["0.weight"])
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Route(()), "at least one rule"),
         (lambda: Route((("*",),)), "a pair of selectors and a space"),
@@ -142,20 +139,20 @@ def test_a_client_that_missed_merges_of_a_route_replays_to_the_bits_of_the_serve
         (lambda: Route((("a", LoRA(redraw_every=1)), ("b", LoRA()))), "never; all spaces of a Route"),
         (lambda: Route((("a", LoRA()), ("b", Drift(redraw_every=3)))), "merges after 3 rounds"),
         (lambda: Route((("fc.*", Full()),)), "no rule of the route matches 'conv.weight'"),
-        (lambda: Route((("*", Full()), ("fc.*", LoRA(2)))), "put it before them"),
+        (lambda: Route((("*", Full()), ("fc.*", LoRA(2)))), "put it before earlier rules"),
         (lambda: Route((("attn*", LoRA(2)), ("*", Frozen()))), "rule 'attn*' matches no block"),
         (lambda: Route((("conv.*", LoRA(9)), ("*", Frozen()))), "rank 9 is above 4"),
     ],
 )
-def test_bad_routes_are_one_clear_line(make, says):
+def test_invalid_routes_are_refused_in_one_line(make, message):
     spec = Spec.of({"conv.weight": torch.zeros(4, 2, 3, 3), "fc.weight": torch.zeros(6, 4), "fc.bias": torch.zeros(6)})
     with pytest.raises(ConfigError) as error:
         make().check(spec)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_last_rule_for_the_rest_may_find_nothing_left():
+def test_the_rule_for_all_blocks_may_match_no_remaining_block():
     spec = Spec.of({"fc.weight": torch.zeros(6, 4)})
     Route((("fc.*", LoRA(2)), ("*", Frozen()))).check(spec)
 
@@ -166,7 +163,7 @@ def test_a_method_that_trains_nothing_is_refused(space):
         Federation(Method(space))
 
 
-# -- as a table --------------------------------------------------------------------------------------------------------
+# -- configuration files -----------------------------------------------------------------------------------------------
 
 TABLE = {
     "kind": "route",
@@ -177,7 +174,7 @@ TABLE = {
 }
 
 
-def test_a_route_survives_a_file():
+def test_a_route_is_unchanged_after_writing_and_reading():
     space = build("space", TABLE, "method.space")
     inner = Route((("*.bias", Full()), ("*", Frozen())))
     assert space == Route((("fc1*", LoRA(rank=4)), ("*", inner)))
@@ -189,13 +186,13 @@ def test_a_route_survives_a_file():
     assert again.digest() == experiment.digest()
 
 
-def test_pairs_and_rules_are_the_same_route():
+def test_pairs_and_rules_make_equal_routes():
     assert Route((("*", Full()),)) == Route((Rule(("*",), Full()),)) == Route(((("*",), Full()),))
     assert repr(Route((("*", Full()),))) == repr(Route())
 
 
 @pytest.mark.parametrize(
-    ("rules", "says"),
+    ("rules", "message"),
     [
         ([{"on": ["*"], "space": {"kind": "lora", "rnk": 4}}], "'rank'"),
         ([{"on": ["*"], "space": "lorra"}], "'lora'"),
@@ -205,8 +202,8 @@ def test_pairs_and_rules_are_the_same_route():
         (["*"], "method.space.rules must be"),
     ],
 )
-def test_a_bad_table_says_where_and_what(rules, says):
+def test_errors_of_a_table_name_place_and_reason(rules, message):
     with pytest.raises((ConfigError, UnknownName)) as error:
         resolve("fedavg", overrides={"method.space": {"kind": "route", "rules": rules}})
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)

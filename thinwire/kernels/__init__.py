@@ -1,1 +1,1 @@
-"""Compute kernels: convolutions, group norms, random projections, low-rank products; Triton on a GPU, numpy and torch on a CPU."""
+"""Compute kernels: convolution, group norm, random projection, low-rank products; Triton, numpy and torch."""

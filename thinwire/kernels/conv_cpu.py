@@ -1,11 +1,10 @@
-"""Convolutions of one client on a CPU, with gradients that are a convolution and a product of matrices themselves:
+"""Convolutions of one client on a CPU without oneDNN, with faster gradients than torch's.
 
-    out = conv(x, kernel);    by x: conv(grad, kernel turned round);    by kernel: grad^T columns(x)
+    out = conv(x, kernel);    by x: conv(grad, flipped kernel);    by kernel: grad^T columns(x)
 
-where `columns` has every patch of the pictures as a row. The numbers are torch's to rounding. Its forward kernels are
-good; but its gradients, without oneDNN, lay out the patches of one picture after the other and add them up again, and
-take up to five times as long as the convolution. `by_columns` makes a model's layers train this way wherever oneDNN is
-left out; in all other cases they do what they always did.
+`columns` has one row per patch of the images. The results differ from torch's by rounding only. torch's forward kernels
+are fast; but without oneDNN its gradients unfold and fold one image at a time and take up to five times as long as the
+convolution. `by_columns` replaces the layers of a model; with oneDNN, and in all other cases, they behave as before.
 
 >>> x, kernel = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 5, 5, requires_grad=True)
 >>> grad, = torch.autograd.grad(convolve_alone(x, kernel, None, (1, 1), (2, 2)).square().sum(), kernel)
@@ -23,16 +22,16 @@ from torch import Tensor, nn
 from torch.overrides import has_torch_function_unary
 
 Pair: TypeAlias = tuple[int, int]
-LAST = torch.channels_last  # the order in which products make pictures
+LAST = torch.channels_last  # the memory format of the results of matrix products
 
-FEW = 16  # with fewer channels a product with the columns takes no longer than torch's forward kernels do
-SHORT = 16  # numbers that lie side by side in a patch: fewer are not worth copying as such
-PIECE = 1 << 20  # numbers in columns that are laid out at a time: they stay in the cache
-KEPT = 1 << 22  # numbers in columns that are kept from the forward pass, at most
+FEW = 16  # with fewer channels a product with the columns is as fast as torch's forward kernels
+SHORT = 16  # contiguous values of a patch: shorter runs are slow to copy
+PIECE = 1 << 20  # values of columns that are computed at a time: they stay in the cache
+KEPT = 1 << 22  # the most values of columns that are saved for the backward pass
 
 
 def by_columns(module: nn.Module) -> bool:
-    """Give the convolutions of a module, and its pooling, the gradients below; whether there are any."""
+    """Replace the convolution and pooling layers of a module in place; returns whether it has convolutions."""
     found = False
     for layer in module.modules():
         if type(layer) is nn.Conv2d and layer.groups == 1 and layer.dilation == (1, 1):
@@ -44,28 +43,28 @@ def by_columns(module: nn.Module) -> bool:
 
 
 def convolve_alone(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """The convolution of pictures (n, channels, height, width) with a kernel (out, channels, height, width)."""
-    return _Alone.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call, no-any-return]
+    """The convolution of images (n, channels, height, width) with a kernel (out, channels, height, width)."""
+    return _ConvolveAlone.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def patches(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """All patches of pictures (..., channels, height, width): (..., rows, columns, *size, channels), not laid out."""
-    x = x.movedim(-3, -1)  # channels last: the patches then consist of long runs
+    """A view of all patches of images (..., channels, height, width): (..., rows, columns, *size, channels)."""
+    x = x.movedim(-3, -1)  # channels last: long contiguous runs in each patch
     if any(padding):
         x = torch.constant_pad_nd(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    *batch_dim_first, h, w, i = x.shape
+    *batch, h, w, i = x.shape
     *steps, down, right, channel = x.stride()
     grid = ((h - size[0]) // stride[0] + 1, (w - size[1]) // stride[1] + 1)
-    # one view in the place of two calls of unfold: with small models every call counts
+    # one view instead of two calls of unfold: for small models each call counts
     return x.as_strided(
-        (*batch_dim_first, *grid, *size, i),
+        (*batch, *grid, *size, i),
         (*steps, down * stride[0], right * stride[1], down, right, channel),
         x.storage_offset(),
     )
 
 
 def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """All patches of pictures (n, channels, height, width) as the rows of a matrix, laid out the faster way."""
+    """A matrix with all patches of images (n, channels, height, width) as rows, in the faster memory order."""
     view = patches(x, size, stride, padding)
     width = size[0] * size[1] * x.shape[1]
     if size[1] * x.shape[1] >= SHORT:
@@ -74,57 +73,57 @@ def columns(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
 
 
 def _rows(grad: Tensor) -> Tensor:
-    """(n, o, oh, ow) -> (n oh ow, o), as columns have their rows."""
+    """(n, o, oh, ow) -> (n oh ow, o), in the order of the rows of `columns`."""
     return grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
 
 
 def _convolution(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """torch's own."""
+    """The convolution of torch."""
     return torch.convolution(x, kernel, bias, stride, padding, (1, 1), False, (0, 0), 1)
 
 
 def _suited(x: Tensor) -> bool:
-    """Whether this is training of one client, in full precision, on a CPU without oneDNN."""
+    """Whether one client is trained in full precision on a CPU without oneDNN."""
     if x.device.type != "cpu" or x.dim() != 4 or not torch.is_grad_enabled() or torch.backends.mkldnn.enabled:
         return False
     if x.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
         return False
-    # vmap has rules of its own, and modes (such as `correct`) want to see torch's functions
+    # vmap needs batching rules, and function modes (such as `corrected`) need to see the functions of torch
     return not torch._C._are_functorch_transforms_active() and not has_torch_function_unary(x)
 
 
 class Conv2d(nn.Conv2d):
-    """As its parent, with gradients by columns."""
+    """nn.Conv2d with gradients by columns."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution."""
+        """Convolve the images."""
         if not _suited(x):
             return super().forward(x)
         return convolve_alone(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[arg-type]
 
 
 class AvgPool2d(nn.AvgPool2d):
-    """As its parent; the gradient comes in the order of the pictures."""
+    """nn.AvgPool2d whose gradient has the memory format of its output."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Means."""
-        return _in_order(super().forward(x))
+        """Average over windows."""
+        return _matched(super().forward(x))
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """As its parent; the gradient comes in the order of the pictures."""
+    """nn.MaxPool2d whose gradient has the memory format of its output."""
 
     def forward(self, x: Tensor) -> Any:
-        """Maxima."""
+        """Maximum over windows."""
         out = super().forward(x)
-        return out if self.return_indices else _in_order(out)
+        return out if self.return_indices else _matched(out)
 
 
 _POOLS: dict[type[nn.Module], type[nn.Module]] = {nn.AvgPool2d: AvgPool2d, nn.MaxPool2d: MaxPool2d}
 
 
-def _in_order(out: Tensor) -> Tensor:
-    """The same pictures; if they are channels last, so will their gradient be, for where orders meet torch is slow."""
+def _matched(out: Tensor) -> Tensor:
+    """The same images; their gradient gets the same memory format, because mixed formats are slow in torch."""
     if _suited(out) and out.requires_grad and out.is_contiguous(memory_format=LAST):
         out.register_hook(_channels_last)  # type: ignore[no-untyped-call]
     return out
@@ -134,13 +133,13 @@ def _channels_last(grad: Tensor) -> Tensor:
     return grad.contiguous(memory_format=LAST)
 
 
-class _Alone(torch.autograd.Function):
-    """The convolution; where it is a product, the columns are kept for the gradient."""
+class _ConvolveAlone(torch.autograd.Function):
+    """The convolution. If it is computed as a product, the columns are saved for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         o, i, kh, kw = kernel.shape
-        ctx.stride, ctx.padding, laid = stride, padding, None
+        ctx.stride, ctx.padding, saved = stride, padding, None
         height, width = (
             (side + 2 * pad - length) // step + 1
             for side, pad, length, step in zip(x.shape[2:], padding, (kh, kw), stride, strict=True)
@@ -148,46 +147,46 @@ class _Alone(torch.autograd.Function):
         if i >= FEW or len(x) * height * width * kh * kw * i > KEPT:
             out = _convolution(x, kernel, bias, stride, padding).contiguous(memory_format=LAST)
         else:
-            laid = columns(x, (kh, kw), stride, padding)
+            saved = columns(x, (kh, kw), stride, padding)
             flat = kernel.permute(2, 3, 1, 0).reshape(-1, o)
-            rows = laid @ flat if bias is None else torch.addmm(bias, laid, flat)
+            rows = saved @ flat if bias is None else torch.addmm(bias, saved, flat)
             out = rows.view(len(x), height, width, o).permute(0, 3, 1, 2)
-        ctx.save_for_backward(x, kernel, laid)
+        ctx.save_for_backward(x, kernel, saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
-        x, kernel, laid = ctx.saved_tensors
+        x, kernel, saved = ctx.saved_tensors
         o, i, kh, kw = kernel.shape
         where = ctx.stride, ctx.padding
         need_x, need_kernel, need_bias = ctx.needs_input_grad[:3]
         by_kernel = None
         if need_kernel:
-            if laid is None or torch.is_grad_enabled():  # a gradient of the gradient must find its way to x
+            if saved is None or torch.is_grad_enabled():  # a second derivative needs the graph from x
                 by_kernel = _kernel_gradient(grad, x, (kh, kw), *where)
             else:
-                by_kernel = _rows(grad).mT @ laid
+                by_kernel = _rows(grad).mT @ saved
             by_kernel = by_kernel.view(o, kh, kw, i).permute(0, 3, 1, 2)
         by_x = _input_gradient(grad, x, kernel, *where) if need_x else None
         return by_x, by_kernel, grad.sum((0, 2, 3)) if need_bias else None, None, None
 
 
 def _kernel_gradient(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """(o, kh kw i), from as many pictures at a time as fit."""
+    """The gradient with respect to the kernel, (o, kh kw i), a few images at a time."""
     width = size[0] * size[1] * x.shape[1]
-    pictures = max(1, PIECE // (grad.shape[2] * grad.shape[3] * width))
+    images = max(1, PIECE // (grad.shape[2] * grad.shape[3] * width))
     total = grad.new_zeros(grad.shape[1], width)
-    for g, part in zip(torch.split(grad, pictures), torch.split(x, pictures), strict=True):
+    for g, part in zip(torch.split(grad, images), torch.split(x, images), strict=True):
         total = torch.addmm(total, _rows(g).mT, columns(part, size, stride, padding))
     return total
 
 
 def _input_gradient(grad: Tensor, x: Tensor, kernel: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient by the pictures: for steps of one pixel a convolution with the kernel turned round."""
+    """The gradient with respect to the images: for stride 1, a convolution with the flipped kernel."""
     ph, pw = (size - 1 - pad for size, pad in zip(kernel.shape[2:], padding, strict=True))
     if stride == (1, 1) and min(ph, pw) >= 0:
         by_x = _convolution(grad, kernel.flip(2, 3).transpose(0, 1), None, stride, (ph, pw))
         return by_x.contiguous(memory_format=LAST) if x.stride(1) == 1 else by_x
     no, only_x = ((1, 1), False, (0, 0), 1), (True, False, False)
-    made = torch.ops.aten.convolution_backward(grad, x, kernel, None, stride, padding, *no, only_x)
-    return made[0]  # type: ignore[no-any-return]
+    gradients = torch.ops.aten.convolution_backward(grad, x, kernel, None, stride, padding, *no, only_x)
+    return gradients[0]  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""Convolutions of many clients on a GPU, each with weights of its own: the patches are never written down.
+"""Triton kernels for the convolutions of many clients, each with its own kernel, without storing patches.
 
-A convolution is a product of a matrix of patches with the kernel. `convolve` lays the patches out in memory, 25 times
-the picture for 5x5 kernels; here every block of the product fetches the pixels that it needs. Written in Triton,
-imported only where there is a GPU and triton is installed; `convolve` has the same functions without it.
+A convolution is a product of a matrix of patches with the kernel. im2col (`conv_im2col.py`) stores the patches, which
+for 5x5 kernels are 25 times as large as the images; here each block of the product loads the pixels that it needs.
+Imported only if there is a GPU and triton is installed.
 
-All data has a client axis first and is laid out channels last. Sums are made in float32 and in a fixed order: the same
-bits every time.
+All tensors have a leading client axis and are channels last. Sums are computed in float32 in a fixed order, so results
+are reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
-# float32 by tensor cores: each factor is split into two of 11 bits and three of the four products are made, which is as
-# exact as float32 to the last two bits and several times faster than multiplying without tensor cores.
+# float32 on tensor cores: each factor is split into two of 11 bits, and three of the four products are computed. This
+# is as accurate as float32 up to the last two bits, and several times faster than without tensor cores.
 EXACT = "tf32x3"
-PROGRAMS = 512  # blocks that keep a large GPU busy; a constant, so that sums do not depend on which GPU it is
+PROGRAMS = 512  # programs that occupy a large GPU; a constant, so that sums do not depend on the GPU
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _multiply_patches(
     out,
     rows,
     x_client,
-    x_picture,
+    x_image,
     x_row,
     x_column,
     x_channel,
@@ -58,10 +58,10 @@ def _multiply_patches(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Forward: out[u, o] = sum over taps and channels of x[u stride - padding + on_message, i] kernel[o, on_message, i].
+    """Forward: out[u, o] = sum over taps and channels of x[u stride - padding + tap, i] kernel[o, tap, i].
 
-    BACK: x is the gradient, out that by the input. Pixels of the input are taken by their remainder after division by
-    the stride, the phase: all pixels of a phase meet the same taps, every stride-th.
+    BACK: x is the gradient of the output, out that of the input. Pixels of the input are grouped by phase, which is
+    their position modulo the stride: all pixels of a phase use the same taps, every stride-th.
     """
     TH: tl.constexpr = (KH + SH - 1) // SH if BACK else KH
     TW: tl.constexpr = (KW + SW - 1) // SW if BACK else KW
@@ -72,7 +72,7 @@ def _multiply_patches(
     o = tl.program_id(1) * BN + tl.arange(0, BN)
     v = m % WIDTH
     u = (m // WIDTH) % HEIGHT
-    picture = m // (WIDTH * HEIGHT)
+    image = m // (WIDTH * HEIGHT)
     if BACK:
         ph = phase // SW
         pw = phase % SW
@@ -89,22 +89,22 @@ def _multiply_patches(
         to_row = u
         to_column = v
         live = m < rows
-    place = x + client * x_client + (picture * x_picture + row * x_row + column * x_column)
+    source = x + client * x_client + (image * x_image + row * x_row + column * x_column)
     kernel += client * (OUTER * KH * KW * INNER)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(0, TH * TW * INNER, BK):
-        if INNER % BK == 0:  # one on_message in this block
-            on_message = k // INNER
-            i = tl.max_contiguous(tl.multiple_of(k % INNER + tl.arange(0, BK), BK), BK)  # so that loads are long
-            th = on_message // TW
-            tw = on_message % TW
+        if INNER % BK == 0:  # one tap in this block
+            tap = k // INNER
+            i = tl.max_contiguous(tl.multiple_of(k % INNER + tl.arange(0, BK), BK), BK)  # for wide loads
+            th = tap // TW
+            tw = tap % TW
             down = th
             right = tw
         else:
-            on_message = (k + tl.arange(0, BK)) // INNER
+            tap = (k + tl.arange(0, BK)) // INNER
             i = (k + tl.arange(0, BK)) % INNER
-            th = on_message // TW
-            tw = on_message % TW
+            th = tap // TW
+            tw = tap % TW
             down = th[None, :]
             right = tw[None, :]
         if BACK:
@@ -120,7 +120,7 @@ def _multiply_patches(
             kh = th
             kw = tw
         inside = live[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
-        a = tl.load(place[:, None] + step[None, :], mask=inside, other=0.0)
+        a = tl.load(source[:, None] + step[None, :], mask=inside, other=0.0)
         from_kernel = kernel + (kh * KW + kw) * INNER + i
         known = (o < OUTER)[None, :]
         if INNER % BK != 0:
@@ -131,9 +131,9 @@ def _multiply_patches(
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias + client * OUTER + o, mask=o < OUTER, other=0.0).to(tl.float32)[None, :]
-    pictures = rows // (HEIGHT * WIDTH)
-    pixel = (picture * Y_HEIGHT + to_row) * Y_WIDTH + to_column
-    out += client * pictures * Y_HEIGHT * Y_WIDTH * OUTER
+    images = rows // (HEIGHT * WIDTH)
+    pixel = (image * Y_HEIGHT + to_row) * Y_WIDTH + to_column
+    out += client * images * Y_HEIGHT * Y_WIDTH * OUTER
     tl.store(out + pixel[:, None] * OUTER + o[None, :], total, mask=live[:, None] & (o < OUTER)[None, :])
 
 
@@ -143,10 +143,10 @@ def _multiply_by_patches(
     grad,
     out,
     rows,
-    share,
+    chunk,
     parts,
     x_client,
-    x_picture,
+    x_image,
     x_row,
     x_column,
     x_channel,
@@ -168,34 +168,34 @@ def _multiply_by_patches(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One part of the gradient by the kernel: out[o, on_message, i] = sum over some pixels of grad[u, o] x[patch(u), on_message, i].
+    """One part of the kernel gradient: out[o, tap, i] = sum over some pixels of grad[u, o] x[patch(u), tap, i].
 
-    With ONES the patches have one more number, a one: its column is the gradient by the bias.
+    With ONES each patch has one more value, a one: its column is the bias gradient.
     """
     COLUMNS: tl.constexpr = KH * KW * INNER
     client = (tl.program_id(2) // parts).to(tl.int64)
     part = tl.program_id(2) % parts
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     o = tl.program_id(1) * BM + tl.arange(0, BM)
-    if INNER % BN == 0:  # one on_message in this block
-        on_message = tl.program_id(0) * BN // INNER
+    if INNER % BN == 0:  # one tap in this block
+        tap = tl.program_id(0) * BN // INNER
         i = tl.max_contiguous(tl.multiple_of((tl.program_id(0) * BN) % INNER + tl.arange(0, BN), BN), BN)
-        th = on_message // KW
-        tw = on_message % KW
+        th = tap // KW
+        tw = tap % KW
         down = th
         right = tw
     else:
-        on_message = k // INNER
+        tap = k // INNER
         i = k % INNER
-        th = on_message // KW
-        tw = on_message % KW
+        th = tap // KW
+        tw = tap % KW
         down = th[None, :]
         right = tw[None, :]
     step = i * x_channel + th * x_row + tw * x_column
     x += client * x_client
     grad += client * rows * OUTER
-    begin = part * share
-    end = tl.minimum(begin + share, rows)
+    begin = part * chunk
+    end = tl.minimum(begin + chunk, rows)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for at in range(begin, end, BK):
         m = at + tl.arange(0, BK)
@@ -208,8 +208,8 @@ def _multiply_by_patches(
         inside = (m < end)[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
         if INNER % BN != 0:
             inside = inside & (k < COLUMNS)[None, :]
-        place = (m // (WIDTH * HEIGHT)) * x_picture + row * x_row + column * x_column
-        b = tl.load(x + (place[:, None] + step[None, :]), mask=inside, other=0.0)
+        source = (m // (WIDTH * HEIGHT)) * x_image + row * x_row + column * x_column
+        b = tl.load(x + (source[:, None] + step[None, :]), mask=inside, other=0.0)
         if ONES:
             b = tl.where((k == COLUMNS)[None, :], 1.0, b).to(x.dtype.element_ty)
         a = tl.load(grad + m[:, None] * OUTER + o[None, :], mask=(m < end)[:, None] & (o < OUTER)[None, :], other=0.0)
@@ -230,7 +230,7 @@ def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, paddin
 
 
 def input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The gradient by pictures of this size."""
+    """The gradient with respect to images of this size."""
     phase = (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
     return _multiply(grad, kernel.permute(0, 2, 3, 4, 1), None, phase, size, stride, padding, True)
 
@@ -238,7 +238,7 @@ def input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, paddi
 def kernel_gradient(
     grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients by a kernel of this size and by the bias, an empty one if there is none."""
+    """The gradients with respect to a kernel of this size and to the bias; the second is empty without a bias."""
     c, n, o, oh, ow = grad.shape
     i = x.shape[2]
     kh, kw = size
@@ -248,17 +248,18 @@ def kernel_gradient(
     ones = bias and columns % block.n != 0
     blocks = -(-(columns + ones) // block.n), -(-o // block.m)
     parts = max(1, min(-(-PROGRAMS // (blocks[0] * blocks[1] * c)), rows // (8 * block.k)))
-    share = -(-rows // (parts * block.k)) * block.k
-    parts = -(-rows // share)
-    made = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
+    chunk = -(-rows // (parts * block.k)) * block.k
+    parts = -(-rows // chunk)
+    partial = torch.empty((c, parts, o, columns + ones), dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _multiply_by_patches[(*blocks, c * parts)](
-            *(x, grad, made, rows, share, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw, *stride, *padding),
+            *(x, grad, partial, rows, chunk, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw),
+            *(*stride, *padding),
             *(int(ones), _precision(x), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,
         )
-    total = made.sum(1) if parts > 1 else made[:, 0]
+    total = partial.sum(1) if parts > 1 else partial[:, 0]
     by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(grad.dtype)  # type: ignore[no-untyped-call]
     if not bias:
         return by_kernel, by_kernel.new_empty(c, 0)
@@ -268,7 +269,7 @@ def kernel_gradient(
 def _multiply(
     x: Tensor, kernel: Tensor, bias: Tensor | None, grid: Pair, size: Pair, stride: Pair, padding: Pair, back: bool
 ) -> Tensor:
-    """The first kernel, on kernels (c, outer, kh, kw, inner) and `grid` pixels a picture and phase."""
+    """Launch `_multiply_patches` for kernels (c, outer, kh, kw, inner) and `grid` pixels per image and phase."""
     c, n, inner = x.shape[:3]
     outer, kh, kw = kernel.shape[1:4]
     x, kernel = _last(x), kernel.contiguous()
@@ -288,7 +289,7 @@ def _multiply(
 
 
 class Block(NamedTuple):
-    """What one program makes: m x n numbers, from k products of each at a time; its warps; loads on their way."""
+    """The tile of one program: m x n results, k products at a time; its number of warps and pipeline stages."""
 
     m: int
     n: int
@@ -298,7 +299,7 @@ class Block(NamedTuple):
 
 
 def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kind: torch.dtype) -> Block:
-    """A block for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
+    """The tile for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
     n = _power(outer, 16, 128)
     many = groups * -(-outer // n)
     m = next((m for m in (128, 64) if -(-rows // m) * many >= PROGRAMS), 32)
@@ -308,21 +309,21 @@ def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kin
 
 
 def gradient_block(outer: int, inner: int, columns: int, kind: torch.dtype) -> Block:
-    """A block for the gradient by `outer` kernels with `columns` numbers each."""
+    """The tile for the gradient with respect to `outer` kernels of `columns` values each."""
     m = _power(outer, 16, 128)
     n = _divisor(inner, 128) if inner % 32 == 0 else _power(columns, 16, 128)
     return Block(m, n, 64 if kind == torch.bfloat16 else 32, 8 if m * n >= 1 << 14 else 4, 3)
 
 
 def _last(x: Tensor) -> Tensor:
-    """The same numbers with channels last, unless they are so few that it does not matter."""
+    """The same tensor with channels last, unless it has few channels."""
     if x.shape[2] < 8 or x.stride(2) == 1:
         return x
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
-    """Those of clients, pictures, rows, columns and channels."""
+    """The strides of clients, images, rows, columns and channels."""
     return tuple(x.stride(axis) for axis in (0, 1, 3, 4, 2))
 
 
@@ -332,10 +333,10 @@ def _precision(x: Tensor) -> str:
 
 
 def _power(value: int, least: int, most: int) -> int:
-    """The next power of two, within bounds."""
+    """The next power of two, clamped to a range."""
     return min(max(1 << (value - 1).bit_length(), least), most)
 
 
 def _divisor(value: int, most: int) -> int:
-    """The largest power of two that divides it, at most so large."""
+    """The largest power of two that divides a value, up to a limit."""
     return min(value & -value, most)

@@ -1,4 +1,4 @@
-"""Group norms of many clients at once, in one kernel each way on a GPU with triton (`norm_kernels`)."""
+"""Group norm of many clients at once, with one Triton kernel per direction (`group_norm_triton.py`)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from thinwire.kernels.support import has_triton
 
 
 def suits(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether our kernels do this norm: pictures, a power of two of channels and groups, a weight and a bias."""
+    """Whether the Triton kernels support this norm: images, powers of two of channels and groups, weight and bias."""
     channels = x.shape[1] if x.dim() > 2 else 0
     powers = channels & (channels - 1) == groups & (groups - 1) == 0 < channels
-    kinds = x.dtype in (torch.float32, torch.bfloat16)
-    return powers and kinds and weight is not None and bias is not None and has_triton(x.device)
+    dtypes = x.dtype in (torch.float32, torch.bfloat16)
+    return powers and dtypes and weight is not None and bias is not None and has_triton(x.device)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The norm of pictures (n, channels, ...) over groups of channels; sums in float32, numbers as they came."""
+    """Group norm of images (n, channels, ...); sums in float32, the result in the dtype of the input."""
     return _GroupNorm.apply(x, groups, weight, bias, eps)[0]  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _kernels() -> Any:
-    from thinwire.kernels import group_norm_triton as norm_kernels
+    from thinwire.kernels import group_norm_triton
 
-    return norm_kernels
+    return group_norm_triton
 
 
 class _GroupNorm(torch.autograd.Function):
-    """The norm; mean and scale of each group come along, for the gradient."""
+    """The norm. Mean and scale of each group are further outputs, saved for the gradient."""
 
     @staticmethod
     def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,12 +62,12 @@ class _GroupNorm(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients by input, weight and bias."""
+    """The gradients with respect to input, weight and bias."""
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, groups: int, weight: Tensor, means: Tensor, scales: Tensor) -> tuple:
-        made = _kernels().gradients(grad[None], x[None], groups, weight[None], means[None], scales[None])
-        return tuple(block[0] for block in made)
+        gradients = _kernels().gradients(grad[None], x[None], groups, weight[None], means[None], scales[None])
+        return tuple(block[0] for block in gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

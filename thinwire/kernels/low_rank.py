@@ -1,10 +1,9 @@
-"""Low-rank corrections applied while a model computes, so that the corrected matrices are never built.
+"""Unmerged low-rank adapters: they are applied during the forward pass, so that W0 + B A is never built.
 
     linear(x, W0 + B A, bias)  =  linear(x, W0, bias) + (x A^T) B^T
 
-The weights come with their corrections beside them (`spaces.beside`). Inside `corrected(...)` a product with such a
-weight adds the correction's own; any other function that meets it is given W0 + B A, so the outcome is always that of
-the built matrix, up to rounding.
+Inside `corrected(...)`, a linear layer of an adapted weight adds the product of the adapter. All other functions
+receive W0 + B A, so the result always equals that of the merged matrix, up to rounding. See `spaces/unmerged.py`.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from torch.overrides import TorchFunctionMode
 
 Correction = tuple[Tensor, Tensor, bool]  # A, B, and whether the matrix is stored as inputs x outputs
 
-# Facts about a tensor that a correction does not change.
-_FACTS = frozenset(
+# Attributes of a tensor that an adapter does not change.
+_ATTRIBUTES = frozenset(
     getattr(Tensor, name).__get__ for name in ("dtype", "device", "shape", "ndim", "requires_grad", "is_cuda", "layout")
 )
 
 
 class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like a function
-    """A context in which some weights count as corrected.
+    """A context in which some weights have an unmerged adapter.
 
     Args:
-        weights: the weights, by name.
-        corrections: by name, the corrections of some of them.
+        weights: the weights by name.
+        corrections: the adapters of some of them by name: A, B, and whether the weight is stored as inputs x outputs.
 
     >>> w, a, b = torch.ones(2, 3), torch.ones(1, 3), torch.tensor([[0.0], [1.0]])
     >>> with corrected({"w": w}, {"w": (a, b, False)}):
@@ -44,55 +43,55 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
         self._built: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every call of a torch function inside the context."""
+        """Add the adapter in linear layers; merge it for all other functions."""
         kwargs = kwargs or {}
-        if func is F.linear and len(args) > 1 and not self._met(args[:1]) and (found := self._of.get(id(args[1]))):
-            a, b, turned = found[1]
-            if not turned:
+        if func is F.linear and len(args) > 1 and not self._adapted(args[:1]) and (found := self._of.get(id(args[1]))):
+            a, b, transposed = found[1]
+            if not transposed:
                 return _added(func(*args, **kwargs), args[0], a, b)
         if func is torch.addmm and len(args) == 3 and not kwargs and (found := self._of.get(id(args[2]))):
-            a, b, turned = found[1]
-            if turned and not self._met(args[:2]):
+            a, b, transposed = found[1]
+            if transposed and not self._adapted(args[:2]):
                 return _added(func(*args), args[1], a, b)
-        if func not in _FACTS and (self._met(args) or self._met(kwargs.values())):
-            args = [self._whole(value) for value in args]
-            kwargs = {name: self._whole(value) for name, value in kwargs.items()}
+        if func not in _ATTRIBUTES and (self._adapted(args) or self._adapted(kwargs.values())):
+            args = [self._merged(value) for value in args]
+            kwargs = {name: self._merged(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _met(self, values: Any) -> bool:
+    def _adapted(self, values: Any) -> bool:
         return any(
             id(value) in self._of or (isinstance(value, list | tuple) and any(id(one) in self._of for one in value))
             for value in values
         )
 
-    def _whole(self, value: Any) -> Any:
-        """The built matrix for a corrected weight, also in a list; anything else as it is."""
+    def _merged(self, value: Any) -> Any:
+        """The merged matrix of an adapted weight, also inside a list; other values unchanged."""
         if type(value) in (list, tuple):
-            return type(value)(self._whole(one) for one in value)
+            return type(value)(self._merged(one) for one in value)
         if id(value) not in self._of:
             return value
-        if not _runs_once():
+        if not _cacheable():
             return self._build(value)
         if id(value) not in self._built:
             self._built[id(value)] = self._build(value)
         return self._built[id(value)]
 
     def _build(self, value: Tensor) -> Tensor:
-        weight, (a, b, turned) = self._of[id(value)]
+        weight, (a, b, transposed) = self._of[id(value)]
         with torch.autocast(weight.device.type, enabled=False):
             change = b @ a
-            return (weight + (change.mT if turned else change.reshape(weight.shape))).to(weight.dtype)
+            return (weight + (change.mT if transposed else change.reshape(weight.shape))).to(weight.dtype)
 
 
 def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """out + (x A^T) B^T in the type of the output; the correction is computed in its own type, as peft does."""
+    """out + (x A^T) B^T in the dtype of the output; the adapter is computed in its own dtype, as in peft."""
     if not torch.is_autocast_enabled(x.device.type):
         x = x.to(a.dtype)
     return (out + F.linear(F.linear(x, a), b)).to(out.dtype)
 
 
-def _runs_once() -> bool:
-    """Whether this is no layer under gradient checkpointing, which must build the same tensors when it runs again."""
+def _cacheable() -> bool:
+    """Whether merged matrices can be cached: not under gradient checkpointing, which must recompute all tensors."""
     if torch._C._are_functorch_transforms_active():
         return True
     again = torch._C._current_graph_task_id() != -1  # in a backward pass

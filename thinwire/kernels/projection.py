@@ -1,10 +1,10 @@
-"""Products with a random matrix that is never stored: it is drawn from its key, block by block, as it is multiplied.
+"""Products with a random matrix that is never stored: blocks of it are drawn from its key during the product.
 
     forward   U = B A          backward   dB = dU A^T          A: p x e from a key;  memory O(block + k e + k p)
 
-Entry (i, j) of A is number i e + j of the key's stream, so any block can be drawn at any time, and the result does not
-depend on how the rows are cut. On a CPU signs are looked up sixteen at a time (`packed`); on a GPU entries are drawn
-inside the kernel that multiplies (`fused`), if there is triton.
+Entry (i, j) of A is value i e + j of the stream of the key, so any block can be drawn at any time, and A does not
+depend on the blocking. On a CPU, products with signs use lookup tables (`projection_cpu.py`); on a GPU with triton,
+entries are drawn inside the kernel of the product (`projection_triton.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ BLOCK = 1 << 22  # entries drawn at a time: 16 MiB of float32
 
 
 def key_words(key: Key, device: Device) -> Tensor:
-    """A key as two numbers, where a product on that device reads them."""
-    place = torch.device(device or "cpu")
-    return torch.tensor([key.value & 0xFFFFFFFF, key.value >> 32], device=place if has_triton(place) else "cpu")
+    """A key as two words of 32 bits, on the device where the product reads them."""
+    device = torch.device(device or "cpu")
+    return torch.tensor([key.value & 0xFFFFFFFF, key.value >> 32], device=device if has_triton(device) else "cpu")
 
 
 def draw_rows(key: Key, first: int, rows: int, e: int, entries: str, scale: float, device: Device) -> Tensor:
@@ -34,20 +34,20 @@ def draw_rows(key: Key, first: int, rows: int, e: int, entries: str, scale: floa
     return draw(rows, e, start=first * e, device=device).mul_(scale)
 
 
-def square_sums(whole: Tensor) -> list[int]:
-    """Exact sums of squares of each row of whole numbers below 2**21 in size, in pieces that fit into 64 bits.
+def square_sums(integers: Tensor) -> list[int]:
+    """Exact sums of squares of each row of integers below 2**21 in magnitude, in parts that fit into 64 bits.
 
     >>> square_sums(torch.tensor([[3, 4], [0, -1]]))
     [25, 1]
     """
-    pieces = torch.stack([(piece * piece).sum(1) for piece in torch.split(whole, 1 << 20, dim=1)])
+    pieces = torch.stack([(piece * piece).sum(1) for piece in torch.split(integers, 1 << 20, dim=1)])
     return [sum(row) for row in pieces.T.tolist()]
 
 
 def unit_scales(key: Key, p: int, e: int, device: Device) -> Tensor:
-    """What each row of a drawn Gaussian matrix of p x e is multiplied by to have length one, (p,) in float32.
+    """The factors that normalize the rows of a Gaussian matrix of p x e to length one, (p,) in float32.
 
-    Squares are summed as whole numbers, so that scales have the same bits on every machine.
+    Squares are summed as integers, so that the factors have the same bits on all platforms.
 
     >>> scales = unit_scales(Key(1), 3, 50, None)
     >>> (Key(1).normal(3, 50) * scales[:, None]).norm(dim=1).tolist()
@@ -56,16 +56,16 @@ def unit_scales(key: Key, p: int, e: int, device: Device) -> Tensor:
     sums: list[int] = []
     for first, rows in _blocks(p, e):
         totals = [0] * rows
-        for at in range(0, e, BLOCK):  # a row that is longer than a block stands alone in it, and is cut
+        for at in range(0, e, BLOCK):  # a row that is longer than a block is split
             width = min(BLOCK, e - at)
-            whole = key.normal_integers(rows, width, start=first * e + at, device=device)
-            totals = [a + b for a, b in zip(totals, square_sums(whole), strict=True)]
+            integers = key.normal_integers(rows, width, start=first * e + at, device=device)
+            totals = [a + b for a, b in zip(totals, square_sums(integers), strict=True)]
         sums += totals
     return torch.tensor([1 / (math.sqrt(n) * NORMAL_SCALE) for n in sums], dtype=torch.float32, device=device or "cpu")
 
 
 def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
-    """B A for a matrix A of p x e that is drawn as it is needed.
+    """B A for a random matrix A of p x e that is drawn during the product.
 
     Args:
         b: (..., k, p).
@@ -73,7 +73,7 @@ def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, sca
         p: rows of A.
         e: columns of A.
         entries: "sign" or "gaussian".
-        scale: what every entry is multiplied by.
+        scale: the factor of all entries.
 
     >>> b, key = torch.randn(2, 3), Key(5)
     >>> torch.allclose(multiply_generated(b, key_words(key, None), 3, 7, "sign", 1.0), b @ key.signs(3, 7), atol=1e-6)
@@ -84,16 +84,16 @@ def multiply_generated(b: Tensor, key: Tensor, p: int, e: int, entries: str, sca
 
 
 def _fused(vectors: Tensor, key: Tensor) -> Any:
-    """The module that draws and multiplies at once, where it can."""
+    """The module of Triton kernels, or None where they cannot run."""
     if vectors.dtype != torch.float32 or key.device != vectors.device or not has_triton(vectors.device):
         return None
-    from thinwire.kernels import projection_triton as fused
+    from thinwire.kernels import projection_triton
 
-    return fused
+    return projection_triton
 
 
 def _packed(vectors: Tensor, p: int, e: int, entries: str) -> bool:
-    """Whether signs are worth being looked up sixteen at a time."""
+    """Whether the lookup tables of `projection_cpu.py` are faster."""
     return entries == "sign" and vectors.device.type == "cpu" and vectors.dtype == torch.float32 and p * e >= BLOCK
 
 
@@ -123,19 +123,19 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
-        ctx.of = inputs[2:]
+        ctx.matrix = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return (_Project.apply(grad, *ctx.saved_tensors, *ctx.of), None, None, None, None, None)  # type: ignore[no-untyped-call]
+        return (_Project.apply(grad, *ctx.saved_tensors, *ctx.matrix), None, None, None, None, None)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, b: Tensor, *of: Any) -> tuple[Tensor, int]:
-        return _Multiply.apply(b.movedim(in_dims[0], 0), *of), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: tuple, b: Tensor, *matrix: Any) -> tuple[Tensor, int]:
+        return _Multiply.apply(b.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]
 
 
 class _Project(torch.autograd.Function):
-    """The other direction, G A^T; its own gradient is the first one again."""
+    """G A^T, the gradient of `_Multiply`; its own gradient is `_Multiply`."""
 
     @staticmethod
     def forward(g: Tensor, words: Tensor, p: int, e: int, entries: str, scale: float) -> Tensor:
@@ -153,12 +153,12 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
-        ctx.of = inputs[2:]
+        ctx.matrix = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return (_Multiply.apply(grad, *ctx.saved_tensors, *ctx.of), None, None, None, None, None)  # type: ignore[no-untyped-call]
+        return (_Multiply.apply(grad, *ctx.saved_tensors, *ctx.matrix), None, None, None, None, None)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, g: Tensor, *of: Any) -> tuple[Tensor, int]:
-        return _Project.apply(g.movedim(in_dims[0], 0), *of), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: tuple, g: Tensor, *matrix: Any) -> tuple[Tensor, int]:
+        return _Project.apply(g.movedim(in_dims[0], 0), *matrix), 0  # type: ignore[no-untyped-call]

@@ -1,12 +1,12 @@
-"""Products with a matrix of random signs on a CPU, sixteen rows at a time; the matrix is drawn and never stored.
+"""Products with a matrix of random signs on a CPU by lookup tables; the matrix is drawn and never stored.
 
-The signs of sixteen rows in one column are a number below 2^16, so a column costs one look into a table in the place of
-sixteen products:
+The signs of sixteen rows in one column are a code of 16 bits, so that one table lookup replaces sixteen products:
 
     B A:     out_j = sum over stripes of T[c_j],   T[c] = sum_r +-b_r, the signs as the bits of c
     G A^T:   H[c] = sum of g_j where c_j = c,      out_r = sum_c +-H[c]
 
-where c_j is column j of a stripe of sixteen rows. Entry (i, j) is bit i e + j of the key's stream, as everywhere.
+where c_j is the code of column j of a stripe of sixteen rows. Entry (i, j) is bit i e + j of the stream of the key, as
+in `Key.signs`.
 
 >>> import torch
 >>> from thinwire.core.key import Key
@@ -30,8 +30,8 @@ from thinwire.core.key import Key
 from thinwire.core.threads import each
 
 ROWS = 16
-PARTS = 4  # sums over stripes are made in so many parts, whatever the number of threads: the same bits everywhere
-# to transpose a square of sixteen by sixteen bits: of each line the bits that stay while those above them leave it
+PARTS = 4  # partial sums over stripes; a constant, so that results do not depend on the number of threads
+# masks for the transposition of a 16 x 16 bit matrix: the bits of each line that stay, by block size
 _STAY = {8: 0x00FF00FF00FF00FF, 4: 0x0F0F0F0F0F0F0F0F, 2: 0x3333333333333333, 1: 0x5555555555555555}
 
 
@@ -48,16 +48,16 @@ def expand(b: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
         return out
 
     first, *others = _parts(part, p, e)
-    made = sum(others, first).transpose(0, 2, 1).reshape(len(vectors), -1)[:, :e]
-    return torch.from_numpy(np.ascontiguousarray(made)).view(*b.shape[:-1], e)
+    total = sum(others, first).transpose(0, 2, 1).reshape(len(vectors), -1)[:, :e]
+    return torch.from_numpy(np.ascontiguousarray(total)).view(*b.shape[:-1], e)
 
 
 def project(g: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
     """G A^T, for vectors G of (..., e)."""
     width = -(-e // 64) * 4
-    vectors = np.zeros((g.numel() // e, width * ROWS))  # float64, as bincount adds
+    vectors = np.zeros((g.numel() // e, width * ROWS))  # float64, as np.bincount sums
     vectors[:, :e] = _as_numpy(g, e)
-    vectors = vectors.reshape(-1, width, ROWS).transpose(0, 2, 1).reshape(len(vectors), -1)  # as the codes come
+    vectors = vectors.reshape(-1, width, ROWS).transpose(0, 2, 1).reshape(len(vectors), -1)  # in the order of the codes
 
     def part(stripes: range) -> np.ndarray:
         out = []
@@ -67,12 +67,12 @@ def project(g: Tensor, key: Key, p: int, e: int, scale: float) -> Tensor:
             sums = np.stack([np.bincount(codes, vector, 1 << ROWS) for vector in vectors]).reshape(-1, 256, 256)
             halves = [
                 sums.sum(axis) @ _signs() for axis in (1, 2)
-            ]  # a row's sign is one bit: of the low or the high byte
+            ]  # the sign of a row is one bit of the low or of the high byte
             out.append(np.concatenate(halves, 1)[:, :rows])
         return np.concatenate(out, 1) if out else np.zeros((len(vectors), 0))
 
-    made = np.concatenate(_parts(part, p, e), 1) * scale
-    return torch.from_numpy(made.astype(np.float32)).view(*g.shape[:-1], p)
+    sums = np.concatenate(_parts(part, p, e), 1) * scale
+    return torch.from_numpy(sums.astype(np.float32)).view(*g.shape[:-1], p)
 
 
 def _as_numpy(vectors: Tensor, size: int) -> np.ndarray:
@@ -81,17 +81,17 @@ def _as_numpy(vectors: Tensor, size: int) -> np.ndarray:
 
 
 def _parts(part: Callable[[range], np.ndarray], p: int, e: int) -> list[np.ndarray]:
-    """The results of the parts in order, some made side by side."""
+    """The results of all parts in order, computed in parallel."""
     stripes = range(0, p, ROWS)
     count = -(-len(stripes) // PARTS)
-    shares = [stripes[at : at + count] for at in range(0, len(stripes), count)]
-    return each(part, shares, size=count * ROWS * e // 8)
+    parts = [stripes[at : at + count] for at in range(0, len(stripes), count)]
+    return each(part, parts, size=count * ROWS * e // 8)
 
 
 def _codes(key: Key, first: int, rows: int, e: int) -> np.ndarray:
-    """For each column the signs of up to sixteen rows as the bits of a number, 1 for plus; what is behind e is noise.
+    """For each column, the signs of up to sixteen rows as the bits of a code, 1 for plus; codes beyond e are arbitrary.
 
-    They are made 64 columns at a time and come in an order that costs nothing: column 16 m + r is number (r, m).
+    They are computed 64 columns at a time, in the order that needs no reordering: column 16 m + r is entry (r, m).
     """
     start, end, width = first * e, (first + rows) * e, -(-e // 64)
     base = start // 64
@@ -108,9 +108,9 @@ def _codes(key: Key, first: int, rows: int, e: int) -> np.ndarray:
 
 
 def _transposed(lines: np.ndarray) -> np.ndarray:
-    """Squares of 16 by 16 bits, sixteen lines below one another, rows and columns exchanged; writes into its argument.
+    """Transpose matrices of 16 x 16 bits, stored as sixteen lines, in place.
 
-    Hacker's Delight, 7-3: squares of half the size change places, then in each of them the same, down to single bits.
+    Hacker's Delight, 7-3: swap the off-diagonal blocks, then recurse into each block, down to single bits.
     """
     half, width = ROWS // 2, lines.shape[1]
     swap = np.empty((half, width), lines.dtype)
@@ -127,7 +127,7 @@ def _transposed(lines: np.ndarray) -> np.ndarray:
 
 
 def _table(values: np.ndarray) -> np.ndarray:
-    """For every choice of signs their sum with these values; missing values count nothing."""
+    """For each code, the sum of the values with its signs; missing values are zero."""
     low, high = (_signs() @ np.pad(half, (0, 8 - len(half))) for half in (values[:8], values[8:]))
     table: np.ndarray = np.add.outer(high, low).astype(np.float32).reshape(-1)
     return table
@@ -135,6 +135,6 @@ def _table(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _signs() -> np.ndarray:
-    """All choices of eight signs, one a row: bit r of the row's number, 1 for plus."""
+    """All combinations of eight signs, one per row: bit r of the row index, 1 for plus."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return bits.astype(np.float64) * 2 - 1

@@ -1,11 +1,11 @@
-"""Products with a matrix that is drawn inside the very kernel that multiplies with it, on a GPU.
+"""Triton kernels for products with a random matrix that is drawn inside the kernel.
 
-`generated` draws blocks of the matrix into memory and multiplies; here every block of the product draws what it needs
-of it, in registers, bit for bit those of `Key`. Many vectors cost hardly more than one, as tensor cores multiply.
-Written in Triton, imported only where there is a GPU and triton is installed.
+`projection.py` without triton draws blocks of the matrix into memory; here each block of the product draws its entries
+in registers, with the same bits as `Key`. Tensor cores make many vectors nearly as fast as one. Imported only if there
+is a GPU and triton is installed.
 
-Sums are made in float32 and in a fixed order: the same bits every time. Factors are split into parts short enough for
-tensor cores, so that nothing of them is lost: signs are exact in 8 bits, a float32 is three numbers of 8 bits.
+Sums are computed in float32 in a fixed order, so results are reproducible bit for bit. Factors are split into parts
+that tensor cores multiply exactly: signs fit into 8 bits, and a float32 is the sum of three values of 8 bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from thinwire.core.key import NORMAL_SCALE
 
-PARTS = 128  # pieces of a sum over columns; a constant, so that sums do not depend on which GPU it is
-Block = tuple[int, int, int]  # rows and columns drawn at a time, and by how many warps
+PARTS = 128  # partial sums over columns; a constant, so that sums do not depend on the GPU
+Block = tuple[int, int, int]  # rows and columns drawn at a time, and the number of warps
 BLOCKS: dict[str, Block] = {"sign": (128, 128, 4), "gaussian": (32, 128, 4)}
 
 
@@ -45,8 +45,8 @@ def _philox(block, k0, k1):
 
 @triton.jit
 def _draw_signs(i, j, e, k0, k1, KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
-    """Entries of rows i and of columns j to j + BJ."""
-    start = i * e + j  # a row begins anywhere in a block of 128 signs, so 128 columns need two blocks
+    """The entries of rows i and columns j to j + BJ."""
+    start = i * e + j  # a row starts anywhere in a block of 128 signs, so 128 columns need two blocks
     r = (start & 127).to(tl.uint32)[:, None]
     block = (start >> 7)[:, None] + tl.arange(0, BJ // 128)[None, :]
     x0, x1, x2, x3 = _philox(block, k0, k1)
@@ -78,7 +78,7 @@ def _draw_signs(i, j, e, k0, k1, KIND: tl.constexpr, BI: tl.constexpr, BJ: tl.co
 
 @triton.jit
 def _normal(u, v):
-    """The whole number behind a normal one, as float32."""
+    """The integer of a normal value before scaling, as float32."""
     u = u - ((u >> 1) & 0x55555555)
     u = (u & 0x33333333) + ((u >> 2) & 0x33333333)
     u = (u + (u >> 4)) & 0x0F0F0F0F
@@ -88,17 +88,17 @@ def _normal(u, v):
 
 @triton.jit
 def _draw_normals(i, j, e, k0, k1, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
-    """Whole numbers behind the entries of rows i and of columns j to j + BJ, as float32."""
+    """The entries of rows i and columns j to j + BJ before scaling, as float32."""
     start = (i * e + j)[:, None]
-    if EVEN:  # both numbers of a block lie in one row
+    if EVEN:  # both values of a Philox block are in one row
         x0, x1, x2, x3 = _philox((start >> 1) + tl.arange(0, BJ // 2)[None, :], k0, k1)
-        made = tl.reshape(tl.join(_normal(x0, x1), _normal(x2, x3)), (BI, BJ))
+        drawn = tl.reshape(tl.join(_normal(x0, x1), _normal(x2, x3)), (BI, BJ))
     else:
         n = start + tl.arange(0, BJ)[None, :]
         x0, x1, x2, x3 = _philox(n >> 1, k0, k1)
         second = (n & 1) != 0
-        made = _normal(tl.where(second, x2, x0), tl.where(second, x3, x1))
-    return made
+        drawn = _normal(tl.where(second, x2, x0), tl.where(second, x3, x1))
+    return drawn
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _expand(
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):
-    """B (pieces, vectors, p) times A: rows of a block are all pieces of some vectors."""
+    """B (pieces, vectors, p) times A; the rows of a tile are all pieces of some vectors."""
     k0 = tl.load(key).to(tl.uint32)
     k1 = tl.load(key + 1).to(tl.uint32)
     j = tl.program_id(0) * BJ
@@ -127,19 +127,19 @@ def _expand(
     total = tl.zeros((BC, BJ), dtype=tl.float32)
     for first in range(0, p, BI):
         i = first + tl.arange(0, BI)
-        place = (piece * vectors + vector)[:, None] * p + i[None, :]
-        a = tl.load(b + place, mask=known[:, None] & (i < p)[None, :], other=0.0)
+        offset = (piece * vectors + vector)[:, None] * p + i[None, :]
+        a = tl.load(b + offset, mask=known[:, None] & (i < p)[None, :], other=0.0)
         if SIGNS:
-            made = _draw_signs(i.to(tl.int64), j, e, k0, k1, b.dtype.element_ty, BI, BJ)
-            total = tl.dot(a, made, total)
+            drawn = _draw_signs(i.to(tl.int64), j, e, k0, k1, b.dtype.element_ty, BI, BJ)
+            total = tl.dot(a, drawn, total)
         else:
-            made = _draw_normals(i.to(tl.int64), j, e, k0, k1, EVEN, BI, BJ)
-            total = tl.dot(a, made, total, input_precision="tf32x3")
+            drawn = _draw_normals(i.to(tl.int64), j, e, k0, k1, EVEN, BI, BJ)
+            total = tl.dot(a, drawn, total, input_precision="tf32x3")
     whole = tl.sum(tl.reshape(total, (PIECES, BC // PIECES, BJ)), 0)
     vector = tl.program_id(1) * (BC // PIECES) + tl.arange(0, BC // PIECES)
     column = j + tl.arange(0, BJ)
-    place = vector.to(tl.int64)[:, None] * e + column[None, :]
-    tl.store(out + place, whole * scale, mask=(vector < vectors)[:, None] & (column < e)[None, :])
+    offset = vector.to(tl.int64)[:, None] * e + column[None, :]
+    tl.store(out + offset, whole * scale, mask=(vector < vectors)[:, None] & (column < e)[None, :])
 
 
 @triton.jit
@@ -150,7 +150,7 @@ def _project(
     vectors,
     p,
     e,
-    share,
+    columns_per_part,
     scale,
     SIGNS: tl.constexpr,
     PIECES: tl.constexpr,
@@ -159,29 +159,29 @@ def _project(
     BI: tl.constexpr,
     BJ: tl.constexpr,
 ):
-    """G (pieces, vectors, e) times A transposed, summed over a share of the columns."""
+    """G (pieces, vectors, e) times A^T, summed over one part of the columns."""
     k0 = tl.load(key).to(tl.uint32)
     k1 = tl.load(key + 1).to(tl.uint32)
     i = tl.program_id(0) * BI + tl.arange(0, BI)
     piece = tl.arange(0, BC) // (BC // PIECES)
     vector = tl.program_id(2) * (BC // PIECES) + tl.arange(0, BC) % (BC // PIECES)
     known = (vector < vectors) & (piece < 3)
-    begin = tl.program_id(1) * share
+    begin = tl.program_id(1) * columns_per_part
     total = tl.zeros((BC, BI), dtype=tl.float32)
-    for j in range(begin, tl.minimum(begin + share, e), BJ):
+    for j in range(begin, tl.minimum(begin + columns_per_part, e), BJ):
         column = j + tl.arange(0, BJ)
-        place = (piece * vectors + vector).to(tl.int64)[:, None] * e + column[None, :]
-        a = tl.load(g + place, mask=known[:, None] & (column < e)[None, :], other=0.0)
+        offset = (piece * vectors + vector).to(tl.int64)[:, None] * e + column[None, :]
+        a = tl.load(g + offset, mask=known[:, None] & (column < e)[None, :], other=0.0)
         if SIGNS:
-            made = _draw_signs(i.to(tl.int64), j, e, k0, k1, g.dtype.element_ty, BI, BJ)
-            total = tl.dot(a, tl.trans(made), total)
+            drawn = _draw_signs(i.to(tl.int64), j, e, k0, k1, g.dtype.element_ty, BI, BJ)
+            total = tl.dot(a, tl.trans(drawn), total)
         else:
-            made = _draw_normals(i.to(tl.int64), j, e, k0, k1, EVEN, BI, BJ)
-            total = tl.dot(a, tl.trans(made), total, input_precision="tf32x3")
+            drawn = _draw_normals(i.to(tl.int64), j, e, k0, k1, EVEN, BI, BJ)
+            total = tl.dot(a, tl.trans(drawn), total, input_precision="tf32x3")
     whole = tl.sum(tl.reshape(total, (PIECES, BC // PIECES, BI)), 0)
     vector = tl.program_id(2) * (BC // PIECES) + tl.arange(0, BC // PIECES)
-    place = (tl.program_id(1) * vectors + vector)[:, None] * p + i[None, :]
-    tl.store(out + place, whole * scale, mask=(vector < vectors)[:, None] & (i < p)[None, :])
+    offset = (tl.program_id(1) * vectors + vector)[:, None] * p + i[None, :]
+    tl.store(out + offset, whole * scale, mask=(vector < vectors)[:, None] & (i < p)[None, :])
 
 
 def expand(b: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float, block: Block | None = None) -> Tensor:
@@ -207,29 +207,29 @@ def project(g: Tensor, key: Tensor, p: int, e: int, entries: str, scale: float, 
     vectors = len(flat)
     factors, signs, pieces, bc = _prepare(flat, entries)
     bi, bj, warps = block or BLOCKS[entries]
-    share = -(-e // (PARTS * bj)) * bj
-    parts = -(-e // share)
-    made = flat.new_empty(parts, vectors, p)
+    columns_per_part = -(-e // (PARTS * bj)) * bj
+    parts = -(-e // columns_per_part)
+    partial = flat.new_empty(parts, vectors, p)
     factor = scale if signs else scale * NORMAL_SCALE
     with torch.cuda.device_of(flat):
         _project[(-(-p // bi), parts, -(-vectors * pieces // bc))](
-            *(factors, key, made, vectors, p, e, share, factor, signs, pieces, e % 2 == 0, bc, bi, bj),
+            *(factors, key, partial, vectors, p, e, columns_per_part, factor, signs, pieces, e % 2 == 0, bc, bi, bj),
             num_warps=warps,
             num_stages=1,
         )
-    return made.sum(0).view(*g.shape[:-1], p)
+    return partial.sum(0).view(*g.shape[:-1], p)
 
 
 def _prepare(flat: Tensor, entries: str) -> tuple[Tensor, bool, int, int]:
-    """Vectors as tensor cores take them, whether signs are drawn, places for pieces of a vector, rows of a block."""
+    """The vectors as factors for tensor cores, whether entries are signs, pieces per vector, and rows of a tile."""
     signs = entries == "sign"
-    pieces = 4 if signs else 1  # of four places three are used: blocks have 16, 32 or 64 rows
+    pieces = 4 if signs else 1  # three of four are used: tiles have 16, 32 or 64 rows
     bc = next((b for b in (16, 32) if len(flat) * pieces <= b), 64)
     return _split(flat) if signs else flat.contiguous(), signs, pieces, bc
 
 
 def _split(flat: Tensor) -> Tensor:
-    """Three numbers of 8 bits whose sum is the float32."""
+    """Split float32 into three values of 8 bits whose sum is exact."""
     kind = torch.bfloat16 if flat.is_cuda else torch.float32  # triton's interpreter cannot multiply bfloat16
     out = torch.empty((3, *flat.shape), dtype=kind, device=flat.device)
     out[0] = flat

@@ -1,4 +1,4 @@
-"""The smallest kernel: run once, to see whether Triton works. Imported by `gpu` alone, as it needs the package."""
+"""A minimal Triton kernel, run once to check that Triton works. Imported by `support.py` only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _write_one(x):
 
 
 def run_one(device: torch.device) -> bool:
-    """Whether a one arrives."""
+    """Whether the kernel writes a one."""
     x = torch.zeros(1, device=device)
     with torch.cuda.device(device):
         _write_one[(1,)](x)

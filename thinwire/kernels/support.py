@@ -1,6 +1,6 @@
-"""Whether kernels of our own can be compiled and run on a device.
+"""Whether Triton kernels can be compiled and run on a device.
 
-They are written in Triton, which comes with torch's packages for CUDA; nothing needs it, everything has a way without.
+Triton is part of the CUDA builds of torch. It is optional: all operations have an implementation without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @lru_cache(maxsize=16)
 def has_triton(device: torch.device) -> bool:
-    """Whether a small kernel does what it should there; asked once a process and device.
+    """Whether a minimal kernel runs on this device; checked once per process and device.
 
     >>> has_triton(torch.device("cpu"))
     False
@@ -23,7 +23,7 @@ def has_triton(device: torch.device) -> bool:
     try:
         from thinwire.kernels.smoke_test import run_one
 
-        with ThreadPoolExecutor(1) as apart:  # whoever asks may be inside vmap, where numbers are not what they seem
-            return apart.submit(run_one, device).result()
-    except Exception:  # triton, or the C compiler that it needs, is not there
+        with ThreadPoolExecutor(1) as pool:  # in another thread: the caller may be inside vmap, where values are traced
+            return pool.submit(run_one, device).result()
+    except Exception:  # triton, or the C compiler that it needs, is not installed
         return False

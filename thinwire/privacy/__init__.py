@@ -1,4 +1,4 @@
-"""Layer 1. What may leave a client."""
+"""Privacy mechanisms: differential privacy, and secure aggregation by pairwise masks."""
 
 from thinwire.privacy.base import MaskedPrivacy as MaskedPrivacy
 from thinwire.privacy.base import NoPrivacy as NoPrivacy

@@ -1,6 +1,6 @@
-"""What may leave a client: the contract of a privacy mechanism, and the one that lets everything pass.
+"""The contract of a privacy mechanism, and the mechanism without any privacy: `NoPrivacy`.
 
-It acts between sketch and codec, on all numbers that leave the client together.
+A mechanism acts between sketch and codec, on all values of an update together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from thinwire.core.tree import Tree
 
 
 class Privacy(Protocol):
-    """Bounds what one client can say, and blurs what the server releases."""
+    """Bounds the influence of each client, and adds noise to the aggregate.
+
+    A mechanism subclasses this contract and implements `bound` and `aggregate`; the other members have defaults.
+    `thinwire.testing.check_privacy` checks it.
+
+    `bound` runs on the client and `aggregate` on the server. Not secure aggregation, which hides the update of each
+    client from the server but does not bound or perturb the aggregate; both can be combined, see `masked`.
+    """
 
     @property
     def active(self) -> bool:
@@ -35,46 +42,58 @@ class Privacy(Protocol):
         return None
 
     def bound(self, code: Tree, key: Key) -> Tree:
-        """On the client: clip, and perhaps add noise."""
+        """On the client: clip the update, and add noise if the mechanism is local."""
         ...
 
     def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
-        """On the server: what is made public of what the clients said.
+        """On the server: the aggregate that is released.
 
         Args:
-            codes: one tree for each client, as it was decoded; under masked sums their mean alone.
-            mean: puts trees together as the method does.
-            clients: how many clients there are in it.
-            key: where noise comes from.
+            codes: one decoded update for each client; with secure aggregation, only their mean.
+            mean: aggregates trees as the method does.
+            clients: the number of clients in the aggregate.
+            key: the key of the noise.
         """
         ...
 
     def spent(self, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
-        """The epsilon after these rounds, or None and the reason; None if the mechanism makes no such promise."""
+        """The epsilon after these rounds, or None and the reason; None if the mechanism gives no guarantee.
+
+        Args:
+            clients: clients per round.
+            population: all clients that can be sampled.
+            rounds: the number of rounds so far.
+        """
         return None
 
 
 @runtime_checkable
 class MaskedPrivacy(Protocol):
-    """A mechanism that also works where the server sees a sum only: clients bound and blur what they add to it."""
+    """A mechanism for secure aggregation, where the server sees the sum only: clients clip and add noise themselves."""
 
     def check_clients(self, clients: int) -> None:
-        """Raise a ConfigError if sums of so many clients cannot be made."""
+        """Raise a ConfigError if the sum of so many clients is not supported."""
         ...
 
     def add_to_sum(self, x: np.ndarray, clients: int, key: Key) -> np.ndarray:
-        """On the client: the whole numbers (int64) that it adds to the sum of so many clients, for its numbers x."""
+        """On the client: the integers (int64) that it adds to the sum of so many clients, from its values x."""
         ...
 
     def of_sum(self, total: np.ndarray, clients: int) -> np.ndarray:
-        """On the server: what is made public of that sum, as float64."""
+        """On the server: the aggregate that is released, as float64, from the sum."""
         ...
 
 
 @register("privacy", "none")
 @dataclass(frozen=True)
 class NoPrivacy(Privacy):
-    """Send what was computed, release what was averaged."""
+    """No privacy: updates are sent and their mean is released unchanged.
+
+    >>> from thinwire.core.key import Key
+    >>> import torch
+    >>> NoPrivacy().bound({"w": torch.ones(2)}, Key(0))["w"].tolist()
+    [1.0, 1.0]
+    """
 
     @property
     def active(self) -> bool:
@@ -82,11 +101,11 @@ class NoPrivacy(Privacy):
         return False
 
     def bound(self, code: Tree, key: Key) -> Tree:
-        """Unchanged."""
+        """The update, unchanged."""
         return code
 
     def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
-        """Their mean."""
+        """The mean of the updates."""
         return mean(codes)
 
 

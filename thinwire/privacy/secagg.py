@@ -1,11 +1,10 @@
-"""Sums of which nobody sees the terms: numbers as whole words, hidden by masks that cancel (secure aggregation).
+"""Secure aggregation: the server sees the sum of the updates only. Pairwise masks hide each update and cancel.
 
     y_i = q_i + sum_(j > i) m_ij - sum_(j < i) m_ji   mod 2^32,     sum_i y_i = sum_i q_i   mod 2^32
     q = round(x 2^16),     m_ij = SHAKE-256(secret of i and j, round)
 
-One message alone is uniformly random to whoever does not know the secrets. Paper: Bonawitz et al., CCS 2017, without
-its key agreement and its recovery of clients that drop out: secrets of pairs are given, and a sum that lacks a client
-is refused.
+Without the secrets, a single message is uniformly random. Paper: Bonawitz et al., CCS 2017, without its key agreement
+and without its recovery of dropped clients: the secrets of pairs are given, and a sum without all clients is refused.
 
 >>> secret = lambda i, j: bytes([i, j])
 >>> one = hide(np.array([0.5, -1.0]), 2, 0, (0, 1), 7, secret)
@@ -24,41 +23,41 @@ import numpy as np
 
 from thinwire.errors import Diverged, WireError
 
-Secret: TypeAlias = Callable[[int, int], bytes]  # what the clients i < j share, and nobody else knows
+Secret: TypeAlias = Callable[[int, int], bytes]  # the shared secret of clients i < j
 
 _SCALE = 1 << 16
-_EXTRA = 2  # words after the numbers: the client's weight, and 1, so that a sum without somebody is noticed
+_EXTRA = 2  # words after the values: the weight of the client, and 1, to detect a missing client
 
 
 def hidden_size(count: int) -> int:
-    """How many bytes that many numbers take."""
+    """The size in bytes of `count` masked values."""
     return 4 * (count + _EXTRA)
 
 
 def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version: int, secret: Secret) -> bytes:
-    """A client's numbers, times its weight, and the weight itself, under its masks.
+    """Mask the values of a client, times its weight, and the weight itself. See `reveal`.
 
     Args:
-        x: (n,) real numbers.
-        weight: how much the client counts in the mean, a whole number.
-        client: its number.
-        cohort: the numbers of all clients that will be added up, itself among them.
-        version: the version from which they trained; masks are never used twice.
+        x: (n,) floating-point values.
+        weight: the weight of the client in the mean, an integer.
+        client: its id.
+        cohort: the ids of all clients of the sum, including this one.
+        version: the version from which they trained; masks are never reused.
         secret: the secret of each pair.
     """
-    most = ((1 << 31) - 1) // len(cohort)  # so that no sum can leave the ring
+    most = ((1 << 31) - 1) // len(cohort)  # so that no sum overflows the ring
     words = np.append(np.rint(x.astype(np.float64) * (weight * _SCALE)), [weight, 1])
     if float(np.abs(words).max()) > most:
         raise Diverged(
-            f"client {client} has a number of size {np.abs(x).max(initial=0):.3g} and counts {weight}; the sum of "
-            f"{len(cohort)} such clients does not fit into 32 bits. Count clients alike (client_weight = 'uniform'), or "
-            "try a smaller rate"
+            f"client {client} has a value of magnitude {np.abs(x).max(initial=0):.3g} and weight {weight}; the sum of "
+            f"{len(cohort)} such clients does not fit into 32 bits. Write client_weight = 'uniform', or a smaller "
+            "learning rate"
         )
     return hide_words(words.astype(np.int64), client, cohort, version, secret)
 
 
 def hide_words(words: np.ndarray, client: int, cohort: Sequence[int], version: int, secret: Secret) -> bytes:
-    """Whole numbers (int64) under a client's masks: the numbers that are added up, its weight, and 1."""
+    """Mask integers (int64) of a client: its values, its weight, and 1. See `reveal_sum`."""
     total = words.astype(np.uint32)
     for other in cohort:
         if other != client:
@@ -68,24 +67,26 @@ def hide_words(words: np.ndarray, client: int, cohort: Sequence[int], version: i
 
 
 def reveal(messages: Iterable[bytes | memoryview], count: int) -> np.ndarray:
-    """The weighted mean of what all clients of a cohort hid, as float64; one message less and nothing is revealed."""
+    """The weighted mean of a cohort, as float64, from the masked messages of all its clients. The inverse of `hide`."""
     total, weight = reveal_sum(messages, count)
     mean: np.ndarray = total / (weight * float(_SCALE))
     return mean
 
 
 def reveal_sum(messages: Iterable[bytes | memoryview], count: int) -> tuple[np.ndarray, int]:
-    """The sum of whole numbers that all clients of a cohort hid, as int32, and that of their weights."""
-    total, said = np.zeros(count + _EXTRA, np.uint32), 0
+    """The sum of the integers of a cohort, as int32, and of its weights, from the masked messages of all clients."""
+    total, received = np.zeros(count + _EXTRA, np.uint32), 0
     for data in messages:
         if len(data) != hidden_size(count):
-            raise WireError(f"expected {hidden_size(count)} bytes of hidden numbers, got {len(data)}")
+            raise WireError(f"expected {hidden_size(count)} bytes of masked values, got {len(data)}")
         total += np.frombuffer(data, "<u4")
-        said += 1
-        del data  # before the next one is read: all of them may be large
+        received += 1
+        del data  # free it before the next is read: messages can be large
     weight, clients = (int(word) for word in total[count:])
-    if clients != said or not weight:
-        raise WireError("the masks do not cancel: a client of the cohort is missing, or said something else; ask again")
+    if clients != received or not weight:
+        raise WireError(
+            "the masks do not cancel: a client of the cohort is missing or its message is invalid; repeat the round"
+        )
     return total[:count].view(np.int32), weight
 
 

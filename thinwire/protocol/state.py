@@ -56,3 +56,8 @@ class ClientState:
     correction: Tree = field(default_factory=dict)
     codec: Tree = field(default_factory=dict)
     opt: State = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept besides the version."""
+        return not (self.unsent or self.correction or self.codec or self.opt)

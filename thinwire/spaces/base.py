@@ -25,10 +25,8 @@ class Space(Protocol):
     methods have a default. Fields of the dataclass need a default value too: `redraw_every: int = 1`.
     """
 
-    @property
-    def redraw_every(self) -> int:
-        """Rounds after which the coordinates are merged into the base and a new basis is drawn; 0 means never."""
-        return 0
+    redraw_every: int = 0
+    """Rounds after which the coordinates are merged into the base and a new basis is drawn; 0 means never."""
 
     @property
     def unaffected_by_merging(self) -> bool:

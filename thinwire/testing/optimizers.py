@@ -120,7 +120,7 @@ def check_correction(correction: Correction) -> None:
         shared = repeatable("init_shared", lambda: correction.init_shared(coords[0]))
         server = repeatable("init_server", lambda: correction.init_server(coords[0]))
     client_states, shared_states = (
-        [nudge(tree, KEY.fold("memory", i), 0.5) for i in range(3)] for tree in (mine, shared)
+        [nudge(tree, KEY.fold("state", i), 0.5) for i in range(3)] for tree in (mine, shared)
     )
     _check_corrected_gradient(correction, coords, client_states, shared_states[0])
     report = _check_finish(correction, coords[0], client_states[0], shared_states[0])

@@ -1,4 +1,4 @@
-"""Means that a few liars cannot move far, and a plain one that anybody can."""
+"""Weighted mean, trimmed mean, median and bounds, with and without a Byzantine client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.protocol.setup import make_contract, plan_round
 from thinwire.wire import message as wire
 
 ROBUST = [tw.TrimmedMean(0.34), tw.Median()]
-EVERYONE = range(6)
+ALL_CLIENTS = range(6)
 
 
 def random_trees(count: int):
@@ -23,18 +23,18 @@ def random_trees(count: int):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
 @pytest.mark.parametrize("aggregator", [tw.WeightedMean(), *ROBUST, tw.Bounded(norm=100.0, weight=10.0)])
-def test_a_mean_of_equals_is_what_they_say_and_order_does_not_matter(mean, count):
+def test_equal_trees_give_that_tree_and_the_order_does_not_matter(aggregator, count):
     trees = random_trees(count)
-    same = mean.of([trees[0]] * count, [1.0] * count)
+    same = aggregator.of([trees[0]] * count, [1.0] * count)
     for name in same:
         torch.testing.assert_close(same[name], trees[0][name])
-    there, back = mean.of(trees, [1.0] * count), mean.of(trees[::-1], [1.0] * count)
-    for name in there:
-        torch.testing.assert_close(there[name], back[name])
-    assert mean.of([{}] * count, [1.0] * count) == {}
+    forward, backward = aggregator.of(trees, [1.0] * count), aggregator.of(trees[::-1], [1.0] * count)
+    for name in forward:
+        torch.testing.assert_close(forward[name], backward[name])
+    assert aggregator.of([{}] * count, [1.0] * count) == {}
 
 
-def test_trimming_nothing_is_the_plain_mean_and_trimming_most_the_median():
+def test_a_share_of_zero_is_the_mean_and_a_large_share_the_median():
     trees = random_trees(7)
     for name, block in weighted_mean(trees, [1.0] * 7).items():
         torch.testing.assert_close(tw.TrimmedMean(0.0).of(trees, [1.0] * 7)[name], block)
@@ -44,59 +44,59 @@ def test_trimming_nothing_is_the_plain_mean_and_trimming_most_the_median():
 
 
 @pytest.mark.parametrize("aggregator", ROBUST)
-def test_the_result_lies_between_honest_clients(mean):
+def test_the_result_is_within_the_range_of_honest_clients(aggregator):
     honest = random_trees(4)
-    lies = [{name: torch.full((5,), x) for name in honest[0]} for x in (1e30, -1e30)]
-    got = mean.of([*honest, *lies], [1.0] * 6)
+    byzantine = [{name: torch.full((5,), x) for name in honest[0]} for x in (1e30, -1e30)]
+    got = aggregator.of([*honest, *byzantine], [1.0] * 6)
     for name, block in got.items():
         values = torch.stack([tree[name] for tree in honest])
         assert (values.min(0).values <= block).all()
         assert (block <= values.max(0).values).all()
 
 
-def lying(federation: Federation, data: bytes, field: int, factor: float, client: int = 3) -> bytes:
-    """A client's message with one field of numbers multiplied."""
+def corrupt(federation: Federation, data: bytes, field: int, factor: float, client: int = 3) -> bytes:
+    """A client's message with the values of one field multiplied by a factor."""
     schema = federation.contract.schema.sent_by(client)
     message = wire.unpack(data, schema)
     body = wire.unpack_body(message.bodies[0], schema)
-    numbers = torch.frombuffer(bytearray(body.fields[field]), dtype=torch.float32) * factor
-    body = wire.Body(body.plan, {**body.fields, field: numbers.numpy().tobytes()})
+    values = torch.frombuffer(bytearray(body.fields[field]), dtype=torch.float32) * factor
+    body = wire.Body(body.plan, {**body.fields, field: values.numpy().tobytes()})
     return wire.pack(wire.UP, message.version, [wire.pack_body(body, schema)], schema)
 
 
-def after_a_lie(method: tw.Method, field: int, factor: float) -> tuple[float, float]:
-    """How far the public state moves in a round, with all honest, and with one client lying."""
+def moved_by_a_round(method: tw.Method, field: int, factor: float) -> tuple[float, float]:
+    """How far the weights move in a round, with honest clients, and with one Byzantine client."""
     moved = []
-    for lie in (False, True):
+    for byzantine in (False, True):
         federation = Federation(method)
         plan = plan_round(federation.contract, federation.server)
         before = federation.weights()
-        for client in EVERYONE:
+        for client in ALL_CLIENTS:
             federation.download(client)
-        up = {client: federation.upload(client) for client in EVERYONE}
-        if lie:
-            up[3] = lying(federation, up[3], field, factor)
+        up = {client: federation.upload(client) for client in ALL_CLIENTS}
+        if byzantine:
+            up[3] = corrupt(federation, up[3], field, factor)
         federation.close(plan, up)
         after = federation.weights()
         moved.append(sum(float((after[name] - before[name]).square().sum()) for name in after) ** 0.5)
     return moved[0], moved[1]
 
 
-def test_one_liar_moves_the_plain_mean_and_not_the_others():
-    honest, lied = after_a_lie(tw.Method(norm_bound=0), wire.COORDS, 1e6)
-    assert lied > 1000 * honest
-    for mean in (*ROBUST, tw.Bounded(norm=1.0)):
-        honest, lied = after_a_lie(tw.Method(mean=mean, norm_bound=0), wire.COORDS, 1e6)
-        assert lied < 2 * honest + 1.0
+def test_one_byzantine_client_moves_the_weighted_mean_but_not_robust_aggregators():
+    honest, attacked = moved_by_a_round(tw.Method(norm_bound=0), wire.COORDS, 1e6)
+    assert attacked > 1000 * honest
+    for aggregator in (*ROBUST, tw.Bounded(norm=1.0)):
+        honest, attacked = moved_by_a_round(tw.Method(aggregator=aggregator, norm_bound=0), wire.COORDS, 1e6)
+        assert attacked < 2 * honest + 1.0
 
 
 @pytest.mark.parametrize("factor", [1e6, 1e20, 1e30, -1e37])
-def test_by_default_no_client_counts_more_than_ten_times_the_median(factor):
-    honest, lied = after_a_lie(tw.Method(), wire.COORDS, factor)
-    assert lied < 10 * honest
+def test_by_default_an_update_is_limited_to_ten_times_the_median_norm(factor):
+    honest, attacked = moved_by_a_round(tw.Method(), wire.COORDS, factor)
+    assert attacked < 10 * honest
 
 
-def test_a_liar_about_its_examples_counts_no_more_than_is_allowed():
+def test_a_reported_number_of_examples_is_bounded():
     federation = Federation(tw.Method())
     weights = [float(size) for size in federation.task.clients.sizes()]
     _, clamped = tw.Bounded(weight=40.0).admit([{}] * 6, [*weights[:3], 1e12, *weights[4:]])
@@ -104,35 +104,35 @@ def test_a_liar_about_its_examples_counts_no_more_than_is_allowed():
     assert clamped[:3] == weights[:3]
 
 
-def test_bounds_that_nobody_reaches_change_nothing():
-    plain, bounded = Federation(tw.Method()), Federation(tw.Method(mean=tw.Bounded(norm=1e6, weight=1e6)))
+def test_bounds_above_all_updates_change_nothing():
+    plain, bounded = Federation(tw.Method()), Federation(tw.Method(aggregator=tw.Bounded(norm=1e6, weight=1e6)))
     for federation in (plain, bounded):
         for _ in range(3):
             federation.round((0, 2, 5))
     assert same_public(plain.server.public, bounded.server.public)
 
 
-def test_clients_need_not_know_the_mean():
+def test_the_aggregator_is_not_part_of_the_schema():
     federation = Federation(tw.Method())
     other = make_contract(
-        tw.Method(mean=tw.Median()), federation.model.weights(), federation.model.buffers(), federation.key
+        tw.Method(aggregator=tw.Median()), federation.model.weights(), federation.model.buffers(), federation.key
     )[0]
     assert other.schema == federation.contract.schema
 
 
 @pytest.mark.parametrize("aggregator", ROBUST)
-def test_learning_goes_on_under_a_robust_mean(mean):
-    federation = Federation(tw.Method(mean=mean, client_opt=tw.SGD(0.3)))
+def test_training_with_a_robust_aggregator_reduces_the_loss(aggregator):
+    federation = Federation(tw.Method(aggregator=aggregator, client_opt=tw.SGD(0.3)))
     for _ in range(8):
-        federation.round(EVERYONE)
+        federation.round(ALL_CLIENTS)
     assert sum(federation.losses[-6:]) < sum(federation.losses[:6])
 
 
-def test_what_cannot_work_is_refused():
+def test_invalid_settings_are_refused():
     federation = Federation(tw.Method())
     weights = federation.contract.weights
     with pytest.raises(IncompatibleParts, match="shortens changes"):
-        tw.Method(mean=tw.Bounded(norm=1.0), upload="weights").check(weights)
+        tw.Method(aggregator=tw.Bounded(norm=1.0), upload="weights").check(weights)
     for make in (lambda: tw.TrimmedMean(0.5), lambda: tw.Bounded(norm=-1.0), lambda: tw.Bounded(weight=float("nan"))):
         with pytest.raises(ConfigError):
             make()

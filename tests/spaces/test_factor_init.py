@@ -1,0 +1,99 @@
+"""Initial factors of FedPara and LowRank: the standard deviation of the weights that they make."""
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.spaces.test_fedpara import KEY, composed
+from thinwire.core.spec import Spec
+from thinwire.errors import ConfigError
+from thinwire.spaces.factor_init import initial_std
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (64, 48, 3, 3)])
+@pytest.mark.parametrize("personal", [False, True])
+def test_initial_weights_have_the_std_of_he(shape, personal):
+    w = composed(tw.FedPara(gamma=0.3, personal=personal, start="composed_he"), *shape)
+    he = (2 / torch.Size(shape[1:]).numel()) ** 0.5
+    assert 0.8 < float(w.std()) / he < 1.25
+
+
+LAYERS = {
+    "linear": (lambda: torch.nn.Linear(300, 200), "weight"),
+    "conv": (lambda: torch.nn.Conv2d(64, 96, 3), "weight"),
+    "input gates": (lambda: torch.nn.LSTM(64, 128), "weight_ih_l0"),
+    "state gates": (lambda: torch.nn.LSTM(64, 128), "weight_hh_l0"),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"activation": "tanh"}, {"personal": True}, {"rank": 8, "activation": "tanh"}, {"lowrank": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("start", ["composed", "composed_he"])
+def test_composed_weights_have_the_given_std(layer, settings, start):
+    """Within four percent: the std of the dense weight, or of He's rule, with and without tanh."""
+    make, name = LAYERS[layer]
+    torch.manual_seed(0)
+    base = {key: p.detach() for key, p in make().named_parameters()}
+    if settings.get("lowrank"):
+        space = tw.LowRank(start=start)
+    else:
+        space = tw.FedPara(start=start, **{"gamma": 0.2, **settings})
+    made = space.expand(base, {}, space.init(base, {}, KEY))[name]
+    goal = float(base[name].std()) if start == "composed" else (2 / base[name][0].numel()) ** 0.5
+    assert float(made.std()) == pytest.approx(goal, rel=0.04)
+
+
+@pytest.mark.parametrize("space", [tw.FedPara(rank=16, activation="tanh"), tw.LowRank()], ids=["tanh", "low"])
+def test_gates_of_recurrent_layers_have_the_std_of_dense_gates(space):
+    """By He's rule, gates with eight inputs would be fourteen times as large."""
+    base = {key: p.detach() for key, p in torch.nn.LSTM(64, 256).named_parameters()}
+    made = space.expand(base, {}, space.init(base, {}, KEY))
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        assert float(made[name].std() / base[name].std()) == pytest.approx(1, rel=0.05)
+    letters = {key: p.detach() for key, p in torch.nn.LSTM(8, 256).named_parameters()}
+    made = tw.LowRank(rank=4).expand(letters, {}, tw.LowRank(rank=4).init(letters, {}, KEY))
+    assert float(made["weight_ih_l0"].std() / letters["weight_ih_l0"].std()) == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("start", ["auto", "factor_he", "composed_he", "composed"])
+def test_low_rank_has_the_initialization_of_fedpara(start, norms):
+    """Same option and default: by factor if the model has norms, else composed."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), *([torch.nn.GroupNorm(4, 64)] if norms else []))
+    base = {key: p.detach() for key, p in net.named_parameters()}
+    one, two = tw.FedPara(gamma=0.2, start=start), tw.LowRank(like_gamma=0.2, start=start)
+    a, b = (space.expand(base, {}, space.init(base, {}, KEY))["0.weight"] for space in (one, two))
+    goal = {"composed_he": (2 / (32 * 9)) ** 0.5, "composed": float(base["0.weight"].std())}
+    small = start == "factor_he" or (start == "auto" and norms)
+    for made, parts in ((a, 2), (b, 1)):
+        # by factor: core, X and Y by He's rule each, sqrt(8 R / (9 O I)) in all
+        rank = (one if parts == 2 else two).ranks(Spec.of(base))["0.weight"]
+        expected = (8 * rank / (9 * 64 * 32)) ** (parts / 2) if small else goal.get(start, goal["composed_he"])
+        assert float(made.std()) == pytest.approx(expected, rel=0.15)
+    assert tw.FedPara().start == tw.LowRank().start == "auto"
+    with pytest.raises(ConfigError, match="start must be one of auto, factor_he, composed_he, composed, not 'zero'"):
+        tw.LowRank(start="zero")
+
+
+def test_initial_std_does_not_depend_on_the_order_of_values():
+    """The std of a dense weight is computed from a sum of integers."""
+    weight = torch.randn(64, 50, generator=torch.Generator().manual_seed(1)) * 0.037
+    sizes = {initial_std("w", part, "composed") for part in (weight, weight.flip(0), weight.T.contiguous().T)}
+    assert len(sizes) == 1
+    assert sizes.pop() == pytest.approx(float(weight.double().std(correction=0)), rel=1e-5)
+
+
+def test_initial_weights_are_small_by_factor_only_in_models_with_norms():
+    kernel = {"conv.weight": torch.zeros(512, 512, 3, 3)}
+    normed = {**kernel, "norm.weight": torch.ones(512), "fc.weight": torch.zeros(300, 300)}
+    small, he = 1.8e-4, 2.1e-2
+    space = tw.FedPara(gamma=0.1)
+    made = space.expand(normed, {}, space.init(normed, {}, KEY))
+    assert abs(float(made["conv.weight"].std()) / small - 1) < 0.1
+    assert abs(float(made["fc.weight"].std()) / (2 / 300) ** 0.5 - 1) < 0.25
+    assert abs(float(composed(space, 512, 512, 3, 3).std()) / he - 1) < 0.25

@@ -1,0 +1,112 @@
+"""Batched convolution in Triton (`conv_triton.py`), with gradients under autograd and vmap.
+
+Unlike im2col, the patches are never stored: each gradient loads them again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.batch_dim import batch_dim_first, split_clients
+from thinwire.kernels.conv_cpu import Pair
+from thinwire.kernels.support import has_triton
+
+
+def triton_kernels(x: Tensor) -> Any:
+    """The module of Triton kernels, or None where they cannot run."""
+    if x.dtype not in (torch.float32, torch.bfloat16) or not has_triton(x.device):
+        return None
+    from thinwire.kernels import conv_triton as kernels
+
+    return kernels
+
+
+def convolve_fused(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    """The convolution of images (n, channels, height, width), by the Triton kernels."""
+    return _Fused.apply(x, kernel, bias, stride, padding)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Fused(torch.autograd.Function):
+    """The convolution."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+        many = None if bias is None else bias[None]
+        return triton_kernels(x).forward(x[None], kernel[None], many, stride, padding)[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        x, kernel, bias, ctx.stride, ctx.padding = inputs
+        ctx.bias = bias is not None
+        ctx.size, ctx.kernel_size = tuple(x.shape[-2:]), tuple(kernel.shape[-2:])
+        ctx.save_for_backward(x, kernel)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        x, kernel = ctx.saved_tensors
+        need_x, need_kernel, need_bias = ctx.needs_input_grad[:3]
+        by_x = by_kernel = by_bias = None
+        if need_x:
+            by_x = _FusedInputGradient.apply(grad, kernel, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        if need_kernel or need_bias:
+            by_kernel, by_bias = _FusedKernelGradient.apply(  # type: ignore[no-untyped-call]
+                grad, x, ctx.kernel_size, ctx.stride, ctx.padding, ctx.bias
+            )
+        return by_x, by_kernel, by_bias if ctx.bias else None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> tuple:
+        c = info.batch_size
+        x = batch_dim_first(x, in_dims[0], c)
+        if in_dims[1] is None and in_dims[2] is None:  # all clients share one kernel: one long product
+            return split_clients(_Fused.forward(x.flatten(0, 1), kernel, bias, stride, padding), c), 0
+        many = None if bias is None else batch_dim_first(bias, in_dims[2], c)
+        return triton_kernels(x).forward(x, batch_dim_first(kernel, in_dims[1], c), many, stride, padding), 0
+
+
+class _FusedKernelGradient(torch.autograd.Function):
+    """The gradients with respect to the kernel and the bias; the second is empty without a bias."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool) -> tuple[Tensor, Tensor]:
+        by_kernel, by_bias = triton_kernels(x).kernel_gradient(grad[None], x[None], size, stride, padding, bias)
+        return by_kernel[0], by_bias[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
+    ) -> tuple:
+        c = info.batch_size
+        grad, x = batch_dim_first(grad, in_dims[0], c), batch_dim_first(x, in_dims[1], c)
+        return triton_kernels(x).kernel_gradient(grad, x, size, stride, padding, bias), (0, 0)
+
+
+class _FusedInputGradient(torch.autograd.Function):
+    """The gradient with respect to the images."""
+
+    @staticmethod
+    def forward(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+        return triton_kernels(grad).input_gradient(grad[None], kernel[None], size, stride, padding)[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple:
+        c = info.batch_size
+        grad = batch_dim_first(grad, in_dims[0], c)
+        if in_dims[1] is None:
+            return split_clients(_FusedInputGradient.forward(grad.flatten(0, 1), kernel, size, stride, padding), c), 0
+        return triton_kernels(grad).input_gradient(
+            grad, batch_dim_first(kernel, in_dims[1], c), size, stride, padding
+        ), 0
