@@ -206,8 +206,6 @@ class Raw(Codec):
         """The size of the values of each block."""
         return {block.name: block.nbytes for block in spec}
 
-    shares = block_bytes  # former name
-
 
 def _as_bytes(tensor: Tensor) -> memoryview:
     raw = tensor.detach().cpu()

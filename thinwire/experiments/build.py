@@ -15,6 +15,7 @@ from thinwire.data.examples import Examples, Images, Shifted, Source
 from thinwire.data.task import Task, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, TaskChoice
+from thinwire.metrics import metrics_by_name
 from thinwire.models.exact_init import exact_init
 from thinwire.runtime.job import Job
 
@@ -30,6 +31,7 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
         experiment.local,
         experiment.seed,
         experiment.eval.every,
+        metrics_by_name(experiment.eval.metrics),
     )
 
 

@@ -101,7 +101,7 @@ class Message:
 
 
 class _Bodies(Sequence[memoryview]):
-    """The bodies of a message as views that are made on access: thousands of views take more memory than the bytes."""
+    """The bodies of a message as views, created on access: thousands of views take more memory than the bytes."""
 
     def __init__(self, data: memoryview, ends: array[int]) -> None:
         self._data, self._ends = data, ends  # the start of the first body, then the end of each
