@@ -234,9 +234,8 @@ def test_speculative_training_gives_the_same_bits(model, space):
     method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5))
     train, assignment = pool_clients(clients)
     task = Task(models.build(model), train, assignment, test=train)
-    job = Job(
-        task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=3
-    )  # evaluation runs in parallel with training
+    # evaluation runs in parallel with training
+    job = Job(task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=3)
     ends = []
     for speculative in (False, True, True):
         simulation = LocalEngine("cuda", "graph").prepare(job)
