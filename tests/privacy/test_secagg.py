@@ -139,7 +139,7 @@ class Doubled(tw.NoCorrection):
         ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Remove up from the tiers"),
         ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
         ({"correction": tw.FedNova()}, "Use a correction that reports nothing"),
-        ({"correction": Doubled()}, "Take a correction that scales nothing"),
+        ({"correction": Doubled()}, "Use a correction that scales nothing"),
         ({"schedule": Turns()}, "Use a schedule that reports nothing"),
         ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
