@@ -1,10 +1,10 @@
-"""How accurate a model becomes when some clients attack: each aggregator against sign flips, over several seeds.
+"""Accuracy under sign-flip attacks, for each aggregator and several seeds.
 
     python benchmarks/attackers.py --seeds 1 2 3 --docs docs
 
-FedAvg on the handwritten digits: 20 clients with a Dirichlet split (alpha 0.5), all of them in each of 30 rounds. An
-attacker trains like the others, multiplies its update by -10 and sends it as a valid message. Which clients attack is
-drawn from the seed. The server's loop is the real one (`close_round`), and everything else is the preset of the task.
+FedAvg on handwritten digits: 20 clients with a Dirichlet partition (alpha 0.5), all of them in each of 30 rounds. An
+attacker trains like the others, multiplies its update by -10 and sends it as a valid message. The attackers are drawn
+from the seed. The server runs the real `close_round`; all other settings are those of the task preset.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from thinwire.core.key import Key
 from thinwire.deployment.apps import job_of
 from thinwire.errors import Diverged
 from thinwire.experiments.config import Experiment, resolve
-from thinwire.protocol.client import NO_HASTE, Haste, Reply
-from thinwire.protocol.state import PublicState
+from thinwire.protocol.client import Updates
 from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import Portion, Simulation
+from thinwire.simulation.simulation import GroupResult, GroupTask, Simulation
 from thinwire.training.inputs import Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
 CLIENTS, ROUNDS, FACTOR = 20, 30, -10.0
 SHARES = (0.0, 0.1, 0.2, 0.3)
-MEANS: dict[str, Mapping[str, object]] = {
+AGGREGATORS: dict[str, Mapping[str, object]] = {
     "weighted": {"kind": "weighted"},
     "bounded, norm 1": {"kind": "bounded", "norm": 1.0},
     "trimmed, share 0.3": {"kind": "trimmed", "share": 0.3},
@@ -46,52 +45,50 @@ MEANS: dict[str, Mapping[str, object]] = {
 
 
 class Attacked(Simulation):
-    """A simulation in which some clients send their update times a factor.
+    """A simulation in which some clients multiply their update by a factor.
 
     Args:
-        experiment: what is learnt.
-        attackers: the clients that do so.
-        factor: by which their update is multiplied.
+        experiment: the experiment.
+        attackers: the attacking clients.
+        factor: the factor of their update.
     """
 
     def __init__(self, experiment: Experiment, attackers: frozenset[int], factor: float = FACTOR) -> None:
         super().__init__(LocalEngine(backend="vmap"), job_of(experiment, None))
         self.attackers, self.factor = attackers, factor
 
-    def train_portion(
-        self, portion: Portion, seen: PublicState, haste: Haste = NO_HASTE, work: Workload | None = None
-    ) -> Reply:
-        """As it should be, but for the messages of attackers."""
-        reply = super().train_portion(portion, seen, haste, work)
+    def _uploads(self, task: GroupTask, work: Workload, updates: Updates) -> GroupResult:
+        """The uploads of a group, with those of attackers replaced."""
+        result = super()._uploads(task, work, updates)
         messages = [
             self._attack(client, data) if client in self.attackers else data
-            for client, data in zip(portion.clients, reply.messages, strict=True)
+            for client, data in zip(task.group.clients, result.messages, strict=True)
         ]
-        return reply._replace(messages=messages)
+        return result._replace(messages=messages)
 
     def _attack(self, client: int, data: Bytes) -> bytes:
-        """The same message with other numbers, and a checksum that fits."""
+        """The message with scaled coordinates and a valid checksum."""
         schema = self.contract.schema.sent_by(client)
         message = wire.unpack(data, schema)
         body = wire.unpack_body(message.bodies[0], schema)
-        numbers = torch.frombuffer(bytearray(body.fields[wire.COORDS]), dtype=torch.float32) * self.factor
-        body = wire.Body(body.plan, {**body.fields, wire.COORDS: numbers.numpy().tobytes()})
+        values = torch.frombuffer(bytearray(body.fields[wire.COORDS]), dtype=torch.float32) * self.factor
+        body = wire.Body(body.plan, {**body.fields, wire.COORDS: values.numpy().tobytes()})
         return wire.pack(wire.UP, message.version, [wire.pack_body(body, schema)], schema)
 
 
 def attackers_of(seed: int, share: float) -> frozenset[int]:
-    """Which clients attack."""
+    """The attacking clients."""
     return frozenset(map(int, Key(seed).fold("attackers").choice(CLIENTS, round(share * CLIENTS))))
 
 
-def accuracy(mean: Mapping[str, object], share: float, seed: int, rounds: int = ROUNDS) -> float:
-    """The accuracy after the last round; that of the last model that was finite, if training diverged."""
+def accuracy(aggregator: Mapping[str, object], share: float, seed: int, rounds: int = ROUNDS) -> float:
+    """The accuracy after the last round, or of the last finite model if training diverged."""
     options = {
         "task.clients": CLIENTS,
         "cohort.size": CLIENTS,
         "rounds": rounds,
         "seed": seed,
-        "method.aggregator": mean,
+        "method.aggregator": aggregator,
     }
     simulation = Attacked(resolve("fedavg", "digits", options), attackers_of(seed, share))
     state, found = simulation.start(), 0.0
@@ -105,8 +102,11 @@ def accuracy(mean: Mapping[str, object], share: float, seed: int, rounds: int = 
 
 
 def table(found: Mapping[str, Mapping[float, Sequence[float]]]) -> str:
-    """Mean accuracy over the seeds, and the range, in percent."""
-    lines = ["| mean | " + " | ".join(f"{share:.0%} attack" for share in SHARES) + " |", "|---|" + "---|" * len(SHARES)]
+    """A Markdown table: mean accuracy over the seeds and the range, in percent."""
+    lines = [
+        "| aggregator | " + " | ".join(f"{share:.0%} attack" for share in SHARES) + " |",
+        "|---|" + "---|" * len(SHARES),
+    ]
     for name, row in found.items():
         cells = (
             f"{100 * statistics.mean(row[s]):.1f} ({100 * min(row[s]):.0f} to {100 * max(row[s]):.0f})" for s in SHARES
@@ -116,18 +116,18 @@ def table(found: Mapping[str, Mapping[float, Sequence[float]]]) -> str:
 
 
 def main() -> None:
-    """Measure, print the table, and write it into the page if asked."""
+    """Measure, print the table, and with --docs write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", nargs="+", choices=list(MEANS), default=list(MEANS))
-    parser.add_argument("--docs", type=Path, help="the folder whose deployment.md gets the table")
+    parser.add_argument("--only", nargs="+", choices=list(AGGREGATORS), default=list(AGGREGATORS))
+    parser.add_argument("--docs", type=Path, help="the documentation folder; its deployment.md gets the table")
     options = parser.parse_args()
     found: dict[str, dict[float, list[float]]] = {}
     for name in options.only:
         found[name] = {}
         for share in SHARES:
-            found[name][share] = [accuracy(MEANS[name], share, seed, options.rounds) for seed in options.seeds]
+            found[name][share] = [accuracy(AGGREGATORS[name], share, seed, options.rounds) for seed in options.seeds]
             print(name, f"{share:.0%}", *(f"{one:.3f}" for one in found[name][share]), file=sys.stderr, flush=True)
     print(table(found))
     if options.docs:

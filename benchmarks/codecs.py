@@ -1,21 +1,21 @@
-"""Measure the codecs on real updates: bytes, how near they are to the bound, how fast they are, and Flower's bytes.
+"""Measure the codecs on real updates: size, ratio to the bound, speed, and the size of Flower's arrays.
 
     THINWIRE_DATA=data python benchmarks/codecs.py --docs docs --flower path/to/python/with/flwr
 
-An update is what some local steps of one client do to the weights: CNN-2 on Fashion-MNIST, a CNN on CIFAR-10 and the
-LSTM on Shakespeare, with the split and the rate of the task's preset. Without `--docs` the tables are only
-printed. Exits with 1 if a bar is missed.
+An update is the change of the weights after some local steps of one client: CNN-2 on Fashion-MNIST, a CNN on CIFAR-10
+and the LSTM on Shakespeare, with the partition and the learning rate of the task preset. Without `--docs` the tables
+are only printed. Exits with 1 if a check fails.
 
-The bound is the zero-order entropy of the levels that were sent, plus log2 C(n, k) bits for which k of n, plus whatever
-else is in the message as it is; an update whose levels or positions depend on each other may stay below. MB/s count 4
-bytes for each number that is sent, on one core: the shortest processor time of several calls. Finding the k largest is
-not part of it (the last column says how fast that is, in bytes of the whole update). The bar on speed leaves out
-random-k, and encoding by qsgd: they draw a random number for each number of the update (random-k draws ten for each one
-that it sends at density 0.1), and that is most of their time. What they reach stands beside the bar.
+The bound is the zero-order entropy of the levels, plus log2 C(n, k) bits for the positions, plus the other bytes of the
+message; an update with dependent levels or positions may be smaller. MB/s count 4 bytes for each value that is sent, on
+one core: the shortest CPU time of several calls. Selecting the k largest values is not included (the last column is its
+speed, in bytes of the whole update). The limit on speed excludes random-k, and encoding by qsgd: they draw a random
+word for each value of the update (random-k draws ten for each value sent at density 0.1), which takes most of their
+time. Their speed is listed without a limit.
 
-Flower's bytes are those of its own code: arrays through `np.save` into a RecordDict, as protobuf. The arrays are what a
-user would send for the same numbers: the smallest type of numpy for each level (signs packed), the scales as float32,
-and for sparse updates int32 positions with their values, or the dense update where that is shorter.
+Flower's bytes are computed by its own code: arrays through `np.save` into a RecordDict, as protobuf. The arrays are
+those that a user would send for the same values: the smallest numpy type for each level (signs packed), the scales as
+float32, and for sparse updates int32 positions with their values, or the dense update if that is smaller.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ RANDOM_SETS = (
     (10_000_000, 100_000),
     (10_000_000, 1_000_000),
 )
-NEAR, FAST, MANY = 1.03, 100.0, 100_000  # bars: times the bound; MB/s, where at least so many numbers are sent
+NEAR, FAST, MANY = 1.03, 100.0, 100_000  # limits: ratio to the bound; MB/s, for updates with at least this many values
 
 
 def update(task: str, steps: int) -> Tree:
-    """What some steps of SGD of client 0 do to the weights."""
+    """The change of the weights after some steps of SGD of client 0."""
     experiment = resolve("fedavg", on=task)
     data = build_job(experiment, None).task
     model, mine = data.model, data.clients.client(0)
@@ -111,7 +111,7 @@ def position_bound(n: int, k: int) -> float:
 
 @contextmanager
 def counted() -> Iterator[list[float]]:
-    """Sums up, over all levels and positions that are encoded meanwhile: bound in bytes, bytes made."""
+    """Sum of bound and actual bytes over all levels and positions that are encoded within the context."""
     total = [0.0, 0.0]
     levels, positions = symbols.encode, indices.encode
 
@@ -139,10 +139,10 @@ def counted() -> Iterator[list[float]]:
 
 
 def speed(call: Callable[[], object], size: int, seconds: float) -> float:
-    """MB/s: the shortest processor time of a call, each measured over some of them."""
+    """MB/s by the shortest CPU time of a call, each measured over several calls."""
     start = time.thread_time()
     call()
-    often = max(1, int(0.01 / max(1e-9, time.thread_time() - start)))  # the clock itself takes time
+    often = max(1, int(0.01 / max(1e-9, time.thread_time() - start)))  # the clock has overhead
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
@@ -154,7 +154,7 @@ def speed(call: Callable[[], object], size: int, seconds: float) -> float:
 
 
 def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> tuple[int, float, float, float | None]:
-    """How many numbers are sent; MB/s of encoding and decoding them; of finding them, where they must be found."""
+    """The number of values sent; MB/s of encoding and decoding them; of selecting them, for sparse codecs."""
     spec, peer = Spec.of(tree), Peer(Key(0))
     inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
     if isinstance(inner, TopK):
@@ -185,7 +185,7 @@ print(json.dumps([size(arrays) for arrays in json.load(sys.stdin)]))
 
 
 def flower_arrays(codec: Codec, spec: Spec) -> list[Arrays]:
-    """Ways to send the same numbers as arrays; the shortest counts."""
+    """Ways to send the same values as arrays; the smallest is used."""
     dense: Arrays = [("f4", list(block.shape)) for block in spec]
     inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
     if isinstance(inner, TopK):
@@ -212,13 +212,13 @@ def _values(codec: Codec, k: int) -> Arrays:
 
 
 def flower_bytes(sent: list[list[Arrays]], python: str) -> tuple[list[int], str]:
-    """The bytes that Flower makes of each, and how they were found."""
+    """The size of Flower's message for each, and how it was computed."""
     flat = [arrays for ways in sent for arrays in ways]
     done = subprocess.run(
         [python, "-c", IN_FLOWER], input=json.dumps(flat), capture_output=True, text=True, check=False
     )
     if done.returncode == 0:
-        sizes, how = json.loads(done.stdout), "Flower's bytes: a RecordDict as protobuf, by flwr itself."
+        sizes, how = json.loads(done.stdout), "Flower's bytes: a RecordDict as protobuf, serialized by flwr."
     else:
         sizes = [sum(_saved(kind, shape) for kind, shape in arrays) for arrays in flat]
         how = "Flower's bytes: `np.save` of each array only, because flwr is not installed."
@@ -232,18 +232,18 @@ def _saved(kind: str, shape: list[int]) -> int:
     return out.tell()
 
 
-# -- tables and bars ---------------------------------------------------------------------------------------------------
+# -- tables and checks -------------------------------------------------------------------------------------------------
 
 
-class Bars:
-    """What must hold, and whether it does."""
+class Checks:
+    """Checks against limits."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.missed = 0
 
     def hold(self, what: str, values: list[tuple[float, str]], limit: float, most: bool) -> None:
-        """All values are at most (or at least) the limit."""
+        """Check that all values are at most (or at least) the limit."""
         worst, where = max(values) if most else min(values)
         passed = worst <= limit if most else worst >= limit
         self.missed += not passed
@@ -251,28 +251,28 @@ class Bars:
         self.lines.append(f"| {what} | {sign} {limit:g} | {worst:.4g} ({where}) | {'pass' if passed else 'FAIL'} |")
 
     def show(self, what: str, values: list[tuple[float, str]]) -> None:
-        """The smallest value, which is held to nothing."""
+        """List the smallest value, without a limit."""
         least, where = min(values)
         self.lines.append(f"| {what} | none | {least:.4g} ({where}) | |")
 
     def table(self) -> str:
-        """All of them."""
-        return "\n".join(["| bar | limit | worst | |", "|---|---|---|---|", *self.lines])
+        """The table of all checks."""
+        return "\n".join(["| check | limit | worst | |", "|---|---|---|---|", *self.lines])
 
 
 def draws(codec: Codec) -> tuple[bool, bool]:
-    """Whether most of the time of encoding and of decoding goes into random numbers, which are not part of the wire."""
+    """Whether encoding and decoding spend most of their time on random numbers."""
     both = isinstance(codec, RandomK)
     return both or (isinstance(codec, Quantize) and codec.scheme == "qsgd"), both
 
 
 def words_speed(seconds: float) -> float:
-    """MB/s of drawing nothing but random numbers, 4 bytes each: none of those codecs can be faster."""
+    """MB/s of the random generator, 4 bytes per word: an upper bound for those codecs."""
     return speed(partial(Key(0).words_numpy, 1_000_000), 4_000_000, seconds)
 
 
 def short(codec: Codec) -> str:
-    """Its repr without what is as by default."""
+    """The repr of a codec without default settings."""
     out = repr(codec)
     for default in (
         ", block=256",
@@ -290,7 +290,7 @@ def short(codec: Codec) -> str:
 
 
 def random_sets(seconds: float, near: list, fast: list) -> str:
-    """Positions of k of n drawn at random."""
+    """Measure positions of random sets of k of n."""
     lines = ["| n | k | form | bytes | of bound | encode MB/s | decode MB/s |", "|---|---|---|---|---|---|---|"]
     for n, k in RANDOM_SETS:
         at = np.sort(np.random.default_rng(0).choice(n, k, replace=False))
@@ -307,12 +307,12 @@ def random_sets(seconds: float, near: list, fast: list) -> str:
 
 
 def model_table(label: str, tree: Tree, steps: int, seconds: float, python: str, found: dict[str, list]) -> str:
-    """One row a codec."""
+    """Measure an update; one row per codec."""
     spec, peer = Spec.of(tree), Peer(Key(0))
     lines = [
-        f"**{label}**: {spec.size:,} numbers, {steps} steps of one client.",
+        f"**{label}**: {spec.size:,} values, {steps} steps of one client.",
         "",
-        "| codec | bytes | bound | ratio | encode MB/s | decode MB/s | Flower | times fewer | find MB/s |",
+        "| codec | bytes | bound | ratio | encode MB/s | decode MB/s | Flower | times fewer | select MB/s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     theirs, how = flower_bytes([flower_arrays(codec, spec) for codec in CODECS], python)
@@ -344,12 +344,12 @@ def model_table(label: str, tree: Tree, steps: int, seconds: float, python: str,
 
 
 def main() -> None:
-    """Print the tables and the bars, and write them into the page of measurements."""
+    """Print the tables and checks, and with --docs write them into benchmarks.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="local steps behind the updates")
+    parser.add_argument("--steps", type=int, default=20, help="local steps of an update")
     parser.add_argument("--seconds", type=float, default=0.2, help="time for each measurement")
-    parser.add_argument("--docs", type=Path, help="folder of the page benchmarks.md, whose table is written again")
-    parser.add_argument("--flower", default=sys.executable, help="a Python that has flwr")
+    parser.add_argument("--docs", type=Path, help="the documentation folder; its benchmarks.md is updated")
+    parser.add_argument("--flower", default=sys.executable, help="a Python interpreter with flwr")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list] = {"near": [], "fast": [], "levels": [], "real": [], "backend": [], "drawn": []}
@@ -362,20 +362,22 @@ def main() -> None:
     for label, task in TASKS.items():
         tree = update(task, options.steps)
         parts.append(model_table(label, tree, options.steps, options.seconds, options.flower, found))
-    bars = Bars()
-    bars.hold("positions of random sets, k >= 4,000: bytes of log2 C(n, k)", found["near"], NEAR, most=True)
-    bars.hold("positions of real top-k sets, k >= 4,000: the same", found["real"], NEAR, most=True)
-    bars.hold("int8 and int4 with block scales: bytes of entropy and scales", found["levels"], NEAR, most=True)
-    bars.hold(f"MB/s of encoding and decoding, {MANY:,} numbers or more", found["fast"], FAST, most=False)
-    for name, what in (("qsgd", "encoding by qsgd"), ("RandomK", "random-k, both ways")):
-        bars.show(f"the same of {what}, drawn numbers included", [v for v in found["drawn"] if name in v[1]])
-    bars.show("MB/s of drawing alone", [(words_speed(options.seconds), "4 bytes for each word of Philox4x32-10")])
-    parts[1:1] = [bars.table(), *found["backend"]]
+    checks = Checks()
+    checks.hold("positions of random sets, k >= 4,000: bytes of log2 C(n, k)", found["near"], NEAR, most=True)
+    checks.hold("positions of real top-k sets, k >= 4,000: the same", found["real"], NEAR, most=True)
+    checks.hold("int8 and int4 with block scales: bytes of entropy and scales", found["levels"], NEAR, most=True)
+    checks.hold(f"MB/s of encoding and decoding, {MANY:,} values or more", found["fast"], FAST, most=False)
+    for name, what in (("qsgd", "encoding by qsgd"), ("RandomK", "random-k, both directions")):
+        checks.show(f"the same of {what}, including random numbers", [v for v in found["drawn"] if name in v[1]])
+    checks.show(
+        "MB/s of the random generator", [(words_speed(options.seconds), "4 bytes for each word of Philox4x32-10")]
+    )
+    parts[1:1] = [checks.table(), *found["backend"]]
     text = "\n\n".join(parts)
     print(text)
     if options.docs:
         write_part(options.docs / "benchmarks.md", "codecs", text, "python benchmarks/codecs.py --docs docs")
-    sys.exit(1 if bars.missed else 0)
+    sys.exit(1 if checks.missed else 0)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Draw whole methods at random, every slot for itself, and see that each trains or is refused before training.
+"""Sample random methods, field by field, and check that each trains or is rejected before training.
 
     python benchmarks/combinations.py --samples 1000 --seed 0 --jobs 2
 
-Prints how many trained, how many were refused and why. Anything else (a crash, a loss that is not finite, a refusal in
-the middle of training) is printed with the method and ends with exit code 1.
+Prints how many trained, how many were rejected and why. Anything else (a crash, a non-finite loss, an error during
+training) is printed with the method and gives exit code 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests import combinations as law
 
 
 def draw(rng: random.Random, plain_share: float) -> law.Choice:
-    """One choice for each slot; some slots are left as in FedAvg, or nearly everything would be refused."""
+    """A choice for each field; some fields are left as in FedAvg, otherwise nearly all samples would be rejected."""
     base = law.plain()
     return {
         slot: base[slot] if rng.random() < plain_share else rng.choice(list(known))
@@ -33,7 +33,7 @@ def draw(rng: random.Random, plain_share: float) -> law.Choice:
 
 
 def outcome(choice: law.Choice) -> tuple[str, str]:
-    """What became of a choice: (trained, refused or FAILED; and why)."""
+    """The outcome of a choice: (trained, refused or FAILED; and the reason)."""
     try:
         if why := law.refused(choice):
             return "refused", law.reason(why)
@@ -48,7 +48,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--plain", type=float, default=0.4, help="how often a slot is left as in FedAvg")
+    parser.add_argument("--plain", type=float, default=0.4, help="probability that a field is left as in FedAvg")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     drawn = [draw(rng, options.plain) for _ in range(options.samples)]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.page import write_part
 
 COMMAND = "python benchmarks/costs.py --docs docs"
-HEAD = "| preset | numbers trained | bytes up | bytes down | both, of FedAvg's |\n|---|---|---|---|---|"
+HEAD = "| preset | trained parameters | bytes up | bytes down | total, % of FedAvg |\n|---|---|---|---|---|"
 
 
 class Cost(NamedTuple):

@@ -1,15 +1,15 @@
-"""What a deployment costs and what it bears, measured between real processes; needs `pip install 'thinwire[flower]'`.
+"""Cost and fault tolerance of a deployment, measured between processes; needs `pip install 'thinwire[flower]'`.
 
-    python benchmarks/deployment.py rounds       an empty round, by Flower's own nodes and by nodes that stay awake
-    python benchmarks/deployment.py same         the same bits as the simulation, 4 nodes
-    python benchmarks/deployment.py bytes        bytes on the sockets beside the bytes that we count (--data-dir)
+    python benchmarks/deployment.py rounds       a minimal round, with flower-supernode and with thinwire node
+    python benchmarks/deployment.py same         comparison with the simulation, bit for bit, 4 nodes
+    python benchmarks/deployment.py bytes        bytes on the sockets and bytes of our messages (--data-dir)
     python benchmarks/deployment.py many         16 nodes
-    python benchmarks/deployment.py simulated    1,000 clients in Flower's own simulation (flwr[simulation])
-    python benchmarks/deployment.py faults       everything goes wrong (benchmarks/faults.py)
-    python benchmarks/deployment.py page         nothing: writes the page again from what was measured
+    python benchmarks/deployment.py simulated    1,000 clients in Flower's simulation (flwr[simulation])
+    python benchmarks/deployment.py faults       random faults (benchmarks/faults.py)
+    python benchmarks/deployment.py page         measures nothing; writes the page from the stored measurements
 
-With `--docs docs` the outcome goes into docs/deployment.json and, as a table, into docs/deployment.md. Seconds depend
-on what else the machine does: its load, before and after, stands beside them.
+With `--docs docs` the results are written to docs/deployment.json and, as tables, to docs/deployment.md. Times depend
+on the load of the machine, which is recorded before and after each measurement.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ METHODS = ("fedavg", "mapo", "flasc", "fedlama", "pfedpara", "scaffold")
 
 
 class Relay:
-    """A port that passes everything on to another, and counts."""
+    """A TCP relay that counts the bytes in each direction."""
 
     def __init__(self) -> None:
         self.up = self.down = 0
         self.lock = threading.Lock()
 
     def __call__(self, port: int) -> int:
-        """A new port that leads to this one."""
-        door = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._serve, args=(door, port), daemon=True).start()
-        return int(door.getsockname()[1])
+        """Open a port that forwards to the given one."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, args=(listener, port), daemon=True).start()
+        return int(listener.getsockname()[1])
 
-    def _serve(self, door: socket.socket, port: int) -> None:
+    def _serve(self, listener: socket.socket, port: int) -> None:
         while True:
-            node, _ = door.accept()
+            node, _ = listener.accept()
             try:
                 link = socket.create_connection(("127.0.0.1", port))
-            except OSError:  # the SuperLink is gone, or not there yet
+            except OSError:  # the SuperLink is not running
                 node.close()
                 continue
             threading.Thread(target=self._pass, args=(node, link, True), daemon=True).start()
@@ -87,13 +87,13 @@ class Relay:
 
 
 def small(method: str, on: str, nodes: int, rounds: int, **more: Any) -> Experiment:
-    """One client a node, all of them in every round."""
+    """An experiment with one client per node, all of them in every round."""
     options = {"task.clients": nodes, "cohort.size": nodes, "rounds": rounds, **more}
     return deployable(resolve(method, on, options))
 
 
 def deployed(experiment: Experiment, nodes: int, data_dir: Path | None = None, awake: bool = True) -> Found:
-    """Run it, and give its records with what had passed the sockets at each."""
+    """Deploy an experiment; returns its records with the bytes on the sockets at the end of each round."""
     relay = Relay()
     seen: list[tuple[RoundRecord, int, int]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def deployed(experiment: Experiment, nodes: int, data_dir: Path | None = None, a
             data_dir=data_dir,
             on_round=lambda record: seen.append((record, relay.up, relay.down)),
             relay=relay,
-            awake=awake,
+            low_latency=awake,
         )
         total = time.monotonic() - began
     return {"records": [record for record, _, _ in seen], "passed": [counts for _, *counts in seen], "seconds": total}
@@ -113,7 +113,7 @@ def deployed(experiment: Experiment, nodes: int, data_dir: Path | None = None, a
 
 # -- measurements ------------------------------------------------------------------------------------------------------
 
-# what a process does before it can answer a message, in a process of its own
+# what a new process does before it can respond to a message
 _PARTS = """
 import json, sys, time
 laps, last = {}, time.perf_counter()
@@ -128,27 +128,26 @@ lap("import torch")
 import thinwire.deployment.apps, thinwire.flower.grid_transport, thinwire.models
 lap("import thinwire")
 import torch._dynamo
-lap("what torch.func imports when first used")
+lap("imports of torch.func on first use")
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Ask
+from thinwire.flower.client_store import Request
 from thinwire.simulation.engine import LocalEngine
-from thinwire.protocol.server import open_round
-from thinwire.protocol.round import begin
+from thinwire.protocol.round import initial_server_state, open_round
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 job = build_job(resolve("mapo", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1}))
 client = Client(LocalEngine(), job)
-lap("read the data, make the model")
-ask = Ask(open_round(client.contract, begin(client.contract, client.first), {0: 0})[0])
-answer, kept = client.answer(0, ask)
-kept.dump(client.first)
-lap("train a step and answer")
+lap("load the data, build the model")
+request = Request(open_round(client.contract, initial_server_state(client.contract, client.first), {0: 0})[0])
+response, store = client.respond(0, request)
+store.dump(client.first)
+lap("train one step and respond")
 print(json.dumps(laps))
 """
 
 
 def rounds(given: argparse.Namespace) -> Found:
-    """An empty round, by both kinds of nodes, in turn."""
+    """A minimal round with both kinds of nodes, in turn."""
     experiment = small("mapo", "digits", 2, given.rounds or 8, **{"local.steps": 1})
     parts: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {"flower": [], "awake": []}
@@ -160,7 +159,7 @@ def rounds(given: argparse.Namespace) -> Found:
             parts.setdefault(name, []).append(lap)
         for kind in seconds:
             found = deployed(experiment, 2, awake=kind == "awake")
-            steps = itertools.pairwise(found["passed"])  # the first round also waits for nodes, and says hello
+            steps = itertools.pairwise(found["passed"])  # the first round also waits for nodes to register
             passed[kind] += [[b - a for a, b in zip(before, after, strict=True)] for before, after in steps]
             seconds[kind] += [record.seconds for record in found["records"][1:]]
             started[kind].append(found["seconds"] - sum(seconds[kind][1 - experiment.rounds :]))
@@ -177,29 +176,29 @@ def rounds(given: argparse.Namespace) -> Found:
 
 
 def rounds_table(found: Found) -> str:
-    """As a part of the page."""
-    lines = ["| in a new process, once for each message | seconds |", "|---|---|"]
+    """The section of the page."""
+    lines = ["| in a new process, once per message | seconds |", "|---|---|"]
     lines += [f"| {name} | {lap:.2f} |" for name, lap in found["parts"].items()]
     lines += [
         "",
-        "| nodes | seconds a round: median | least | most | up a round | down a round |",
+        "| nodes | seconds per round: median | min | max | up per round | down per round |",
         "|---|---|---|---|---|---|",
     ]
     for kind, name in (("flower", "`flower-supernode`"), ("awake", "`thinwire node`")):
         times, passed = found["seconds"][kind], found["passed"][kind]
         up, down = (statistics.median(pair[i] for pair in passed) for i in (0, 1))
-        numbers = " | ".join(f"{f(times):.2f}" for f in (statistics.median, min, max))
-        lines.append(f"| {name} | {numbers} | {up:,.0f} B | {down:,.0f} B |")
+        cells = " | ".join(f"{f(times):.2f}" for f in (statistics.median, min, max))
+        lines.append(f"| {name} | {cells} | {up:,.0f} B | {down:,.0f} B |")
     count = len(found["seconds"]["awake"])
     return "\n".join(lines) + (
         f"\n\nMAPO, two nodes, one local step, {count} rounds of each kind; *up* and *down* are bytes on the sockets. "
-        f"To start everything, and to take it down again, took {found['around']['flower']:.0f} and "
+        f"Starting and stopping all processes took {found['around']['flower']:.0f} and "
         f"{found['around']['awake']:.0f} s. A simulated round of the same work takes {found['simulated']:.3f} s."
     )
 
 
 def same(given: argparse.Namespace) -> Found:
-    """Simulation and deployment, compared bit for bit."""
+    """Compare simulation and deployment bit for bit."""
     found: Found = {}
     for method in given.methods or METHODS:
         experiment = small(method, "digits", 4, given.rounds or 5, **{"local.epochs": 1})
@@ -225,20 +224,20 @@ def same(given: argparse.Namespace) -> Found:
 
 
 def same_table(found: Found) -> str:
-    """As a part of the page."""
+    """The section of the page."""
     lines = [
-        "| method | rounds | weights | bytes of every round | bytes in all | accuracy |",
+        "| method | rounds | weights | bytes of every round | total bytes | accuracy |",
         "|---|---|---|---|---|---|",
     ]
     for method, row in found.items():
-        word = {True: "the same", False: "DIFFERENT"}
+        word = {True: "identical", False: "DIFFERENT"}
         cells = (row["rounds"], word[row["weights"]], word[row["bytes"]], f"{row['sent']:,}", f"{row['accuracy']:.4f}")
         lines.append(f"| {method} | " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
 def bytes_(given: argparse.Namespace) -> Found:
-    """CNN-2 on Fashion-MNIST: our count, and what passed."""
+    """CNN-2 on Fashion-MNIST: bytes of our messages and bytes on the sockets."""
     found: Found = {}
     nodes = 5
     for method in given.methods or ("mapo", "fedavg"):
@@ -266,27 +265,29 @@ def bytes_(given: argparse.Namespace) -> Found:
 
 
 def bytes_table(found: Found) -> str:
-    """As a part of the page."""
+    """The section of the page."""
     lines = [
-        "| method | rounds | way | messages | bytes of ours | on the socket | overhead a message |",
+        "| method | rounds | direction | messages | message bytes | bytes on the socket | overhead per message |",
         "|---|---|---|---|---|---|---|",
     ]
     for method, row in found.items():
-        for i, way in enumerate(("up", "down")):
+        for i, direction in enumerate(("up", "down")):
             ours, socket_ = row["ours"][i], row["socket"][i]
-            over = (socket_ - ours) / row["messages"]
+            overhead = (socket_ - ours) / row["messages"]
             span = f"2 to {row['rounds'] + 1}"
-            lines.append(f"| {method} | {span} | {way} | {row['messages']} | {ours:,} | {socket_:,} | {over:,.0f} B |")
+            lines.append(
+                f"| {method} | {span} | {direction} | {row['messages']} | {ours:,} | {socket_:,} | {overhead:,.0f} B |"
+            )
     one = next(iter(found.values()))
     first = one["first"]["socket"]
     return "\n".join(lines) + (
-        f"\n\nCNN-2, {one['nodes']} nodes. Until the end of round 1 of {next(iter(found))}, in which nodes say who "
-        f"they are and fetch the app, {first[0]:,} bytes went up and {first[1]:,} down."
+        f"\n\nCNN-2, {one['nodes']} nodes. Until the end of round 1 of {next(iter(found))}, in which nodes "
+        f"register and fetch the app, {first[0]:,} bytes were sent up and {first[1]:,} down."
     )
 
 
 def many(given: argparse.Namespace) -> Found:
-    """As many nodes as the issue of a small machine allows."""
+    """Many nodes on a small machine."""
     nodes = given.nodes or 16
     run = deployed(small("fedavg", "digits", nodes, given.rounds or 10, **{"local.epochs": 1}), nodes)
     rows = run["records"]
@@ -302,17 +303,17 @@ def many(given: argparse.Namespace) -> Found:
 
 
 def many_table(found: Found) -> str:
-    """As a part of the page."""
+    """The section of the page."""
     middle = statistics.median(found["seconds"][1:])
     return (
-        f"{found['nodes']} nodes, {found['rounds']} rounds of FedAvg on digits: {sum(found['clients'])} updates asked "
-        f"for and taken, {found['lost']} lost; {middle:.1f} s a round (median), {found['all']:.0f} s with starting and "
-        f"ending; final accuracy {found['accuracy']:.4f}."
+        f"{found['nodes']} nodes, {found['rounds']} rounds of FedAvg on digits: {sum(found['clients'])} updates "
+        f"requested and accepted, {found['lost']} lost; {middle:.1f} s per round (median), {found['all']:.0f} s in "
+        f"total; final accuracy {found['accuracy']:.4f}."
     )
 
 
 def simulated(given: argparse.Namespace) -> Found:
-    """The app that `thinwire app` writes, under `flwr run` in Flower's simulation."""
+    """Run the app of `thinwire flower-app` with `flwr run` in Flower's simulation."""
     clients, rounds_ = given.nodes or 1000, given.rounds or 3
     experiment = resolve(
         "fedavg",
@@ -349,7 +350,7 @@ def simulated(given: argparse.Namespace) -> Found:
     return {
         "clients": clients,
         "rounds": len(rows),
-        "answers": [row["clients"] for row in rows],
+        "responses": [row["clients"] for row in rows],
         "lost": sum(row["absent"] + row["refused"] for row in rows),
         "seconds": [row["seconds"] for row in rows],
         "all": seconds,
@@ -357,17 +358,17 @@ def simulated(given: argparse.Namespace) -> Found:
 
 
 def simulated_table(found: Found) -> str:
-    """As a part of the page."""
+    """The section of the page."""
     each = ", ".join(f"{seconds:.0f}" for seconds in found["seconds"])
     return (
         f"{found['clients']:,} clients, all of them in each of {found['rounds']} rounds of FedAvg on digits: "
-        f"{sum(found['answers']):,} answers, {found['lost']} lost; {each} s a round (the first with everybody's "
-        f"hello), {found['all']:.0f} s with starting Ray."
+        f"{sum(found['responses']):,} responses, {found['lost']} lost; {each} s per round (the first includes "
+        f"registration), {found['all']:.0f} s including the start of Ray."
     )
 
 
 def faults(given: argparse.Namespace) -> Found:
-    """Everything goes wrong."""
+    """Run with random faults."""
     from benchmarks.faults import faulty_run
 
     with tempfile.TemporaryDirectory(prefix="thinwire-faults-") as folder:
@@ -375,20 +376,20 @@ def faults(given: argparse.Namespace) -> Found:
 
 
 def faults_table(found: Found) -> str:
-    """As a part of the page."""
-    struck = "; ".join(f"{name.replace('_', ' ')} {count}" for name, count in found["struck"].items())
+    """The section of the page."""
+    struck = "; ".join(f"{name.replace('_', ' ')} {count}" for name, count in found["message faults"].items())
     reasons = "; ".join(f"{count}x *{name}*" for name, count in found["reasons"].items())
-    taken = "; ".join(f"{name.replace('_', ' ')} {count}" for name, count in found["accepted as"].items())
+    taken = "; ".join(f"{name.replace('_', ' ')} {count}" for name, count in found["accepted by kind"].items())
     rows = (
         ("nodes, rounds, seed", f"{found['nodes']}, {found['rounds']}, {found['seed']}"),
-        ("on nodes and between", struck),
-        ("besides", "; ".join(found["havoc"])),
-        ("servers that were turned away", found["turned away"]),
-        ("updates taken", f"{found['accepted']}, by what their nodes know of them: {taken}"),
-        ("answers refused", f"{found['refused']}: {reasons}"),
-        ("clients missed, summed over rounds", found["absent"]),
-        ("whole states sent", found["drifted"]),
-        ("accuracy", f"{found['accuracy']:.4f}; without faults {found['quiet accuracy']:.4f}"),
+        ("message faults", struck),
+        ("process faults", "; ".join(found["process faults"])),
+        ("second servers refused", found["second servers refused"]),
+        ("updates accepted", f"{found['accepted']}, by kind: {taken}"),
+        ("responses refused", f"{found['refused']}: {reasons}"),
+        ("absent clients, summed over rounds", found["absent"]),
+        ("full states sent", found["drifted"]),
+        ("accuracy", f"{found['accuracy']:.4f}; without faults {found['accuracy without faults']:.4f}"),
         ("minutes", f"{found['seconds'] / 60:.0f}"),
     )
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -405,7 +406,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Found], Callable[[Found
 
 
 def text_of(what: str, entry: Found) -> str:
-    """What the page says about one measurement."""
+    """The text of the page about one measurement."""
     load = f"load {entry['load'][0]:.1f} before and {entry['load'][1]:.1f} after"
     facts = f"*{entry['machine']}; flwr {entry['flwr']}; {load}.*"
     lines = f"{COMMANDS[what][1](entry['found'])}\n\n{facts}".splitlines()
@@ -413,28 +414,28 @@ def text_of(what: str, entry: Found) -> str:
 
 
 def command_of(what: str) -> str:
-    """How it is measured again."""
+    """The command that repeats a measurement."""
     return f"python benchmarks/deployment.py {what} --docs docs"
 
 
 def machine() -> str:
-    """In a few words."""
+    """The number of cores and the processor."""
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
     return f"{os.cpu_count()} cores, {model[1] if model else platform.machine()}"
 
 
 def main() -> None:
-    """Measure one thing."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*COMMANDS, "page"])
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--repeat", type=int, default=3, help="of `rounds`")
-    parser.add_argument("--seed", type=int, default=256, help="of `faults`")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions of `rounds`")
+    parser.add_argument("--seed", type=int, default=256, help="seed of `faults`")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("THINWIRE_DATA"))
-    parser.add_argument("--docs", type=Path, help="write into the pages of this folder")
+    parser.add_argument("--docs", type=Path, help="the documentation folder to write to")
     given = parser.parse_args()
     file = given.docs / "deployment.json" if given.docs else None
     if given.what != "page":

@@ -1,12 +1,11 @@
-"""A deployment in which everything goes wrong, at random with a seed, between real processes.
+"""A deployment with random, seeded faults between real processes.
 
-On nodes: processes that die before, during or after training, late answers, spoilt ones (`spoilt.py`), lies. Between:
-answers that come twice, and answers of earlier rounds. Besides: nodes that are killed and come back some rounds later,
-a server that is killed three times, and a second server that is started by mistake.
+On nodes: processes killed before, during or after training, late responses, corrupted and forged ones (`corrupt.py`).
+On the network: duplicate responses, and responses of earlier rounds. Processes: nodes that are killed and restarted
+some rounds later, a server that is killed three times, and a second server that is started by mistake.
 
-What counted is checked afterwards: the messages that the server took, replayed from the first round on, must give the
-final model bit for bit; each of them must be in the books of the node that sent it, as sound or as a lie that nobody
-can see; no spoilt one may be among them.
+Afterwards the accepted messages are checked: replayed from the first round on, they must give the final model bit for
+bit; each must be in the log of the node that sent it, as valid or as an undetectable forgery; none may be corrupted.
 """
 
 from __future__ import annotations
@@ -29,30 +28,30 @@ from safetensors.torch import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.spoilt import LIES, SPOILT
+from benchmarks.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
 from thinwire.deployment.apps import MakeJob, deployable, job_of
 from thinwire.deployment.local import DeploymentFailed, deploy
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
 from thinwire.flower.client import Client
-from thinwire.flower.client_store import Answer, Ask
+from thinwire.flower.client_store import Request, Response
 from thinwire.flower.grid_transport import GridTransport, pack, unpack
-from thinwire.flower.transport import Heard
-from thinwire.protocol.round import begin, close_round, plan_round
+from thinwire.flower.transport import ClientResponse
+from thinwire.protocol.round import close_round, decode_uploads, initial_server_state, plan_round
 from thinwire.runtime.job import RoundRecord
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.wire import message as wire
 
-DEATHS = ("dies before training", "dies during training", "dies after training")
-FAULTS = (*DEATHS, "late", *SPOILT, *LIES)
-SHARE = 0.18  # of all askings of a client
+KILLED = ("killed before training", "killed during training", "killed after training")
+FAULTS = (*KILLED, "late", *CORRUPTIONS, *FORGERIES)
+SHARE = 0.18  # of all requests to a client
 KILLS, RETURNS = 3, 3
 
 
 def script(seed: int, client: int, version: int) -> str:
-    """What goes wrong with a client in the round from a version: a function of the seed."""
+    """The fault of a client in the round from a version, or ''; a function of the seed."""
     key = Key(seed).fold("fault", client, version)
     if float(key.fold("whether").uniform(1)) >= SHARE:
         return ""
@@ -60,23 +59,23 @@ def script(seed: int, client: int, version: int) -> str:
 
 
 def digest(data: bytes) -> str:
-    """A short name for a message."""
+    """A short hash of a message."""
     return hashlib.sha256(data).hexdigest()[:24]
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------
 
 
-def saboteur(job: MakeJob, seed: int, books: Path, seconds: float) -> Callable[..., Any]:
-    """A mod of Flower's around a node's app.
+def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callable[..., Any]:
+    """A Flower mod that injects faults into a node's app.
 
     Args:
         job: the job of a node.
-        seed: of the script.
-        books: a folder: which faults struck, and which messages were sent.
-        seconds: how long the server waits.
+        seed: the seed of the faults.
+        logs: the folder that records the injected faults and the sent messages.
+        seconds: the timeout of the server.
 
-    A fault strikes a client once a version: asked again, it does as it should.
+    A client has at most one fault per version: a repeated request is answered correctly.
     """
 
     def mod(message: Any, context: Any, proceed: Callable[..., Any]) -> Any:
@@ -84,34 +83,35 @@ def saboteur(job: MakeJob, seed: int, books: Path, seconds: float) -> Callable[.
             return proceed(message, context)
         from flwr.app import Message
 
-        (_, number, _), data = unpack(message.content, run=str, client=int, heard=int)
+        (_, number, _), data = unpack(message.content, run=str, client=int, accepted=int)
         client = Client(LocalEngine(), job(dict(context.node_config)))
         version = wire.unpack(data, client.contract.schema).version
         fault = script(seed, number, version)
-        if fault and not _first(books / "struck" / f"{version}-{number}", fault):
+        if fault and not _first(logs / "faults" / f"{version}-{number}", fault):
             fault = ""
-        if fault == "dies before training":
-            _die()
-        if fault == "dies during training":
-            threading.Timer(0.01, _die).start()
+        if fault == "killed before training":
+            _kill_self()
+        if fault == "killed during training":
+            threading.Timer(0.01, _kill_self).start()
         reply = proceed(message, context)
-        if fault in DEATHS:
-            _die()
+        if fault in KILLED:
+            _kill_self()
         if fault == "late":
             time.sleep(seconds + 2)
-        (who, loss, examples, error), said = unpack(reply.content, client=int, loss=float, examples=int, error=str)
-        answer = Answer(said, loss, examples, error)
-        if fault in (SPOILT | LIES) and answer.data and said[3] == wire.UP:
-            answer = (SPOILT | LIES)[fault](client, number, answer)
-        _first(books / "sent" / f"{version}-{number}-{digest(answer.data)}-{fault or 'sound'}", "")
-        fields = {"client": who, "loss": answer.loss, "examples": answer.examples, "error": answer.error}
-        return Message(pack(fields, answer.data), reply_to=message)
+        types = {"client": int, "loss": float, "examples": int, "error": str, "accuracy": float}
+        (who, *values), upload = unpack(reply.content, **types)
+        response = Response(upload, *values)
+        if fault in (CORRUPTIONS | FORGERIES) and response.data and upload[3] == wire.UP:
+            response = (CORRUPTIONS | FORGERIES)[fault](client, number, response)
+        _first(logs / "sent" / f"{version}-{number}-{digest(response.data)}-{fault or 'valid'}", "")
+        fields = {"client": who, **{key: value for key, value in response._asdict().items() if key != "data"}}
+        return Message(pack(fields, response.data), reply_to=message)
 
     return mod
 
 
 def _first(file: Path, text: str) -> bool:
-    """Write a file, if it is not there; whether it was not."""
+    """Write a file unless it exists; returns whether it was written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with file.open("x") as handle:
@@ -121,21 +121,21 @@ def _first(file: Path, text: str) -> bool:
     return True
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- on the server -----------------------------------------------------------------------------------------------------
 
 
-class Books:
-    """Keeps every message that counted; what a killed server took in a round that it did not save is struck out."""
+class MessageLog:
+    """Logs every accepted message; messages of a round that a killed server did not save are removed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.round = folder, 0
 
     def __call__(self, number: int, direction: str, client: int, message: bytes) -> None:
-        """The on_message of `server_app`."""
+        """The `on_message` of `server_app`."""
         if number != self.round:
             self.round = number
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ class Books:
             (self.folder / f"{number}-{client}").write_bytes(message)
 
     def read(self) -> dict[int, dict[int, bytes]]:
-        """By round, by client."""
+        """The messages by round and client."""
         found: dict[int, dict[int, bytes]] = {}
         for file in self.folder.iterdir():
             number, client = map(int, file.name.split("-"))
@@ -154,56 +154,56 @@ class Books:
         return found
 
 
-class Echoing(GridTransport):
-    """A network on which answers come twice, and answers of earlier rounds come again."""
+class DuplicatingNetwork(GridTransport):
+    """A network that duplicates responses and repeats responses of earlier rounds."""
 
-    seed, books = 0, Path()
+    seed, logs = 0, Path()
 
-    def ask(self, asks: Mapping[int, Ask], seconds: float) -> Iterator[Heard]:
-        """As it should, and more."""
-        key = Key(self.seed).fold("echo", max(0, *(ask.heard for ask in asks.values())))
+    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
+        """The responses of the network, with duplicates."""
+        key = Key(self.seed).fold("echo", max(0, *(request.accepted for request in requests.values())))
         before, self.before = getattr(self, "before", []), []
         if before and float(key.fold("old").uniform(1)) < SHARE:
-            _first(self.books / "struck" / f"old-{time.time_ns()}", "answer of an earlier round")
+            _first(self.logs / "faults" / f"old-{time.time_ns()}", "response of an earlier round")
             yield before[0]
-        for heard in super().ask(asks, seconds):
-            self.before.append(heard)
-            yield heard
-            if float(key.fold("twice", heard.client).uniform(1)) < SHARE / 4:
-                _first(self.books / "struck" / f"twice-{time.time_ns()}", "answer comes twice")
-                yield heard
+        for response in super().exchange(requests, seconds):
+            self.before.append(response)
+            yield response
+            if float(key.fold("twice", response.client).uniform(1)) < SHARE / 4:
+                _first(self.logs / "faults" / f"twice-{time.time_ns()}", "duplicate response")
+                yield response
 
 
-def dress(folder: Path, *, seed: int, books: Path, seconds: float) -> None:
-    """Put all of it into an app."""
+def write_faulty_app(folder: Path, *, seed: int, logs: Path, seconds: float) -> None:
+    """Write the fault-injecting apps into an app folder."""
     (folder / "federated/client_app.py").write_text(
         "from pathlib import Path\n"
-        "from benchmarks.faults import saboteur\n"
+        "from benchmarks.faults import inject_faults\n"
         "from federated.task import job\n"
         "from thinwire.deployment.apps import client_app\n"
-        f"app = client_app(job, [saboteur(job, {seed}, Path({str(books)!r}), {seconds})])\n"
+        f"app = client_app(job, [inject_faults(job, {seed}, Path({str(logs)!r}), {seconds})])\n"
     )
     (folder / "federated/server_app.py").write_text(
         "from pathlib import Path\n"
         "from benchmarks import faults\n"
         "from federated.task import EXPERIMENT, job\n"
-        "from thinwire.flower import grid\n"
+        "from thinwire.flower import grid_transport\n"
         "from thinwire.deployment.apps import server_app\n"
-        f"faults.Echoing.seed, faults.Echoing.books = {seed}, Path({str(books)!r})\n"
-        "grid.GridTransport = faults.Echoing\n"
-        f"app = server_app(EXPERIMENT, job, faults.Books(Path({str(books / 'heard')!r})))\n"
+        f"faults.DuplicatingNetwork.seed, faults.DuplicatingNetwork.logs = {seed}, Path({str(logs)!r})\n"
+        "grid_transport.GridTransport = faults.DuplicatingNetwork\n"
+        f"app = server_app(EXPERIMENT, job, faults.MessageLog(Path({str(logs / 'accepted')!r})))\n"
     )
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-class Havoc:
-    """Kills the server and nodes at rounds that the seed says, brings nodes back, and starts a second server."""
+class ProcessFaults:
+    """Kills and restarts the server and nodes at seeded rounds, and starts a second server."""
 
     def __init__(self, seed: int, rounds: int, nodes: int, run: Path) -> None:
         key, self.run = Key(seed).fold("havoc"), run
-        # within the middle of the run, apart from each other
+        # in the middle of the run, apart from each other
         third = (rounds - 4) // KILLS
         self.kills = {2 + i * third + int(key.fold("kill", i).integers(1, third)) for i in range(KILLS)}
         free = [n for n in range(2, rounds - 5) if not self.kills & set(range(n, n + 5))]
@@ -214,21 +214,21 @@ class Havoc:
         self.done: list[str] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.environments: list[dict[str, str]] = []
-        self.away: dict[int, int] = {}  # node, and when it comes back
-        self.twins: list[subprocess.Popen[bytes]] = []
+        self.away: dict[int, int] = {}  # node -> round of its restart
+        self.second_servers: list[subprocess.Popen[bytes]] = []
 
     def started(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        """A deployment is up."""
+        """Called when a deployment has started."""
         self.processes, self.away = list(processes), {}
         self.environments = [_environment(process.pid) for process in processes]
 
     def after(self, record: RoundRecord) -> None:
-        """After every round; a resumed deployment tells of all rounds again."""
+        """Called after every round; a resumed deployment reports all rounds again."""
         number = record.round
         for node, back in list(self.away.items()):
             if number >= back:
                 del self.away[node]
-                self.done.append(f"node {node} came back after round {number}")
+                self.done.append(f"node {node} restarted after round {number}")
                 old = self.processes[1 + node]
                 self.processes[1 + node] = subprocess.Popen(
                     old.args,
@@ -242,11 +242,11 @@ class Havoc:
             os.killpg(self.processes[1 + node].pid, signal.SIGKILL)
             self.processes[1 + node].wait()
             self.away[node] = number + self.stays[number]
-        if number == self.second and self._once(f"a second server after round {number}"):
+        if number == self.second and self._once(f"second server started after round {number}"):
             home = Path(self.environments[0]["FLWR_HOME"])
             words = f'run-dir="{self.run}"'
             command = [str(Path(sys.executable).with_name("flwr")), "run", str(home / "app"), "thinwire", "--stream"]
-            self.twins.append(
+            self.second_servers.append(
                 subprocess.Popen([*command, "-c", words], env=self.environments[0], cwd=home, stdout=subprocess.DEVNULL)
             )
         if number in self.kills and self._once(f"server killed after round {number}"):
@@ -265,9 +265,9 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def experiment_of(nodes: int, rounds: int) -> Experiment:
-    """FedAvg with a mean that bears liars.
+    """FedAvg with a robust aggregator.
 
-    Honest changes are 0.3 to 2.1 long, half of them below 0.6; of four answers still one is left out at either end.
+    The norms of honest updates are 0.3 to 2.1, half of them below 0.6; of four responses one is trimmed at either end.
     """
     options = {"task.clients": nodes, "cohort.size": nodes, "local.epochs": 1, "rounds": rounds}
     mean = {"kind": "bounded", "norm": 1.0, "weight": 500.0, "inner": {"kind": "trimmed", "share": 0.25}}
@@ -277,19 +277,19 @@ def experiment_of(nodes: int, rounds: int) -> Experiment:
 def faulty_run(
     folder: Path, *, nodes: int = 8, rounds: int = 40, seed: int = 1, seconds: float = 10.0
 ) -> dict[str, Any]:
-    """The run, and what is found afterwards.
+    """Run the deployment and check the accepted messages.
 
     Args:
-        folder: an empty one.
-        nodes: how many, with one client each.
-        rounds: how many.
-        seed: of everything that goes wrong.
-        seconds: how long the server waits for answers.
+        folder: an empty folder.
+        nodes: the number of nodes, with one client each.
+        rounds: the number of rounds.
+        seed: the seed of all faults.
+        seconds: the timeout of the server.
     """
     experiment = experiment_of(nodes, rounds)
     quiet = execute(experiment, folder / "quiet")  # a deployment without faults ends with the same bits
-    run, books = folder / "run", folder / "books"
-    havoc, began, starts = Havoc(seed, rounds, nodes, run), time.monotonic(), 0
+    run, logs = folder / "run", folder / "logs"
+    process_faults, began, starts = ProcessFaults(seed, rounds, nodes, run), time.monotonic(), 0
     while True:
         starts += 1
         try:
@@ -299,9 +299,9 @@ def faulty_run(
                 nodes=nodes,
                 settings={"seconds": seconds, "quorum": 0.5, "tries": 5},
                 resume=starts > 1,
-                on_round=havoc.after,
-                on_start=havoc.started,
-                dress=partial(dress, seed=seed, books=books, seconds=seconds),
+                on_round=process_faults.after,
+                on_start=process_faults.started,
+                edit_app=partial(write_faulty_app, seed=seed, logs=logs, seconds=seconds),
             )
             break
         except DeploymentFailed as error:
@@ -314,59 +314,63 @@ def faulty_run(
         "seed": seed,
         "seconds": time.monotonic() - began,
         "starts": starts,
-        "havoc": havoc.done,
-        "quiet accuracy": quiet["final_accuracy"],
+        "process faults": process_faults.done,
+        "accuracy without faults": quiet["final_accuracy"],
         "accuracy": summary["final_accuracy"],
-        **check(experiment, run, books),
+        **check(experiment, run, logs),
     }
 
 
-def check(experiment: Experiment, run: Path, books: Path) -> dict[str, Any]:
-    """What counted and what did not; an AssertionError where the books do not agree."""
+def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
+    """Accepted and refused messages; raises AssertionError if the logs are inconsistent."""
     simulation = Simulation(experiment.engine, job_of(experiment, None))
     contract = simulation.contract
-    heard = Books(books / "heard").read()
+    messages = MessageLog(logs / "accepted").read()
     rows = [RoundRecord(**row) for row in _rows(run / "metrics.jsonl")]
-    assert [row.round for row in rows] == sorted(heard) == list(range(1, experiment.rounds + 1))
-    assert [row.clients for row in rows] == [len(heard[row.round]) for row in rows]
-    server = begin(contract, simulation.federation.first)
-    for number in sorted(heard):  # each counted, and counted once
-        server = close_round(contract, server, plan_round(contract, server), heard[number], experiment.task.clients)
+    assert [row.round for row in rows] == sorted(messages) == list(range(1, experiment.rounds + 1))
+    assert [row.clients for row in rows] == [len(messages[row.round]) for row in rows]
+    server = initial_server_state(contract, simulation.federation.first)
+    for number in sorted(messages):  # each accepted message was applied, exactly once
+        plan = plan_round(contract, server)
+        uploads = decode_uploads(contract, server.public, plan, messages[number])
+        server = close_round(contract, server, plan, uploads, experiment.task.clients).server
     final = load((run / "model.safetensors").read_bytes())
     weights = {**simulation.federation.weights(server.public), **server.public.buffers}
     assert all(torch.equal(final[name], block) for name, block in weights.items())
     sent: dict[tuple[int, int, str], set[str]] = {}
-    for file in (books / "sent").iterdir():
+    for file in (logs / "sent").iterdir():
         version, client, name, fault = file.name.split("-")
         sent.setdefault((int(version), int(client), name), set()).add(fault)
-    accepted = [(number - 1, client, digest(data)) for number, said in heard.items() for client, data in said.items()]
+    accepted = [
+        (number - 1, client, digest(data)) for number, uploads in messages.items() for client, data in uploads.items()
+    ]
     assert len(set(accepted)) == len({name for _, _, name in accepted}) == len(accepted)
-    as_sent = Counter(_sound(sent[one]) for one in accepted)
+    kinds = Counter(_accepted_kind(sent[one]) for one in accepted)
     log = (run / "server.log").read_text().splitlines()
-    struck = Counter(file.read_text() for file in (books / "struck").iterdir())
+    injected = Counter(file.read_text() for file in (logs / "faults").iterdir())
     return {
-        "struck": dict(sorted(struck.items())),
+        "message faults": dict(sorted(injected.items())),
         "accepted": len(accepted),
-        "accepted as": dict(sorted(as_sent.items())),
+        "accepted by kind": dict(sorted(kinds.items())),
         "refused": sum("refused client" in line for line in log),
         "reasons": dict(Counter(_reason(line) for line in log if "refused client" in line).most_common()),
         "absent": sum(row.absent for row in rows),
-        "turned away": sum("another process is writing" in line for line in log),
+        "second servers refused": sum("another process is writing" in line for line in log),
         "drifted": sum(row.drifted for row in rows),
     }
 
 
-def _sound(sent: set[str]) -> str:
-    """As what a message may have counted that was sent as these: an answer that was refused may be repeated soundly."""
-    allowed = [way for way in ("sound", "late", *LIES) if way in sent]
-    assert allowed, f"a message counted that was only ever sent as {sent}"
+def _accepted_kind(sent: set[str]) -> str:
+    """The kind under which an accepted message was sent: a refused response may be repeated without a fault."""
+    allowed = [kind for kind in ("valid", "late", *FORGERIES) if kind in sent]
+    assert allowed, f"accepted a message that was only sent as {sent}"
     return allowed[0]
 
 
 def _reason(line: str) -> str:
-    """The first words of why a client was refused, without its numbers."""
-    said = line.split("refused client", 1)[1].split(": ", 1)[1]
-    return " ".join(word for word in said.split()[:9] if not any(letter.isdigit() for letter in word))
+    """The first words of the reason for a refusal, without numerals."""
+    reason = line.split("refused client", 1)[1].split(": ", 1)[1]
+    return " ".join(word for word in reason.split()[:9] if not any(letter.isdigit() for letter in word))
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

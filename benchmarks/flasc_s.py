@@ -1,10 +1,10 @@
-"""FLASC-S against the grid that it spares: rank and density of FLASC on 20 Newsgroups, every pair run once.
+"""FLASC-S against a full grid: rank and density of FLASC on 20 Newsgroups, every pair run once.
 
     python benchmarks/flasc_s.py --device cuda --jobs 8 --rounds 40
     python benchmarks/flasc_s.py --device cuda --rounds 40 --table-only
 
-Runs the whole grid, then the search of `thinwire tune` over the same run directories, and writes
-docs/results/flasc-s.md and .json: what the grid found, what the search found, and what each of them sent.
+Runs the whole grid, then the search of `thinwire tune` on the same run directories, and writes docs/results/flasc-s.md
+and .json: the best settings of the grid and of the search, and the bytes of each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALPHAS = (0.01, 1.0)
 
 
 def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
-    """FLASC on 20 Newsgroups; all that a search does not touch."""
+    """FLASC on 20 Newsgroups with all settings that are not searched."""
     settings: dict[str, Any] = {
         "task.clients": 350,
         "task.partition": {"kind": "dirichlet-flasc", "alpha": alpha},
@@ -50,13 +50,13 @@ def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
 
 
 def pairs(base: Experiment, rank: Knob, density: Knob) -> dict[tuple[float, float], Experiment]:
-    """Every run of the grid."""
+    """The experiment of each pair of the grid."""
     both = [(r, d) for r in rank.values for d in density.values]
     return {(r, d): set_knob(set_knob(base, rank, r), density, d) for r, d in both}
 
 
 def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The grid and the search of one split, as text, and the numbers of its runs."""
+    """The section of one partition, and the values of its runs."""
     rank, density = flasc_knobs(RANKS, DENSITIES)
     base = experiment(alpha, options)
     done = {pair: s for pair, e in pairs(base, rank, density).items() if (s := summary(e, options.out))}
@@ -74,17 +74,17 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
         what = "chosen" if (r, d) == (found.size, found.share) else "tried" if (r, d) in tried else ""
         cells = [f"rank {r}, density {d:g}", f"{100 * done[r, d]['final_accuracy']:.2f}"]
         rows.append([*cells, human_bytes(done[r, d]["bytes_total_honest"]), what, names[r, d]])
-    head, rows = widened(["method", "final accuracy %", "total", "the search", "runs"], rows, runs)
+    head, rows = widened(["method", "final accuracy %", "total", "search", "runs"], rows, runs)
     text = f"## alpha {alpha:g}\n\n" + markdown(head, rows)
     gap = 100 * (done[best]["final_accuracy"] - chosen["final_accuracy"])
     text += (
         f"\nThe best of the grid is rank {best[0]} with density {best[1]:g}, "
-        f"{100 * done[best]['final_accuracy']:.2f} %. The search took rank {found.size} with density {found.share:g}, "
-        f"{100 * chosen['final_accuracy']:.2f} %: {gap:.2f} points less. It tried {len(found.tried)} of "
+        f"{100 * done[best]['final_accuracy']:.2f} %. The search chose rank {found.size} with density {found.share:g}, "
+        f"{100 * chosen['final_accuracy']:.2f} %: {gap:.2f} points lower. It tried {len(found.tried)} of "
         f"{len(done)} pairs and sent {human_bytes(found.bytes)}; the grid sent {human_bytes(whole)}: "
         f"{100 * found.bytes / whole:.1f} %.\n"
     )
-    numbers = {
+    values = {
         names[pair]: {
             "method": f"rank {pair[0]}, density {pair[1]:g}",
             "alpha": alpha,
@@ -101,7 +101,7 @@ def part(alpha: float, options: argparse.Namespace) -> tuple[str, dict[str, Any]
         }
         for pair, e in pairs(base, rank, density).items()
     }
-    return text, numbers
+    return text, values
 
 
 def main() -> None:  # noqa: D103
@@ -112,7 +112,7 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/flasc-s"))
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
-    parser.add_argument("--table-only", action="store_true", help="run nothing, write the table")
+    parser.add_argument("--table-only", action="store_true", help="do not run, only write the table")
     options = parser.parse_args()
     knobs = flasc_knobs(RANKS, DENSITIES)
     todo = [e for alpha in ALPHAS for e in pairs(experiment(alpha, options), *knobs).values()]
@@ -120,22 +120,23 @@ def main() -> None:  # noqa: D103
     if todo and not options.table_only:
         todo.sort(key=lambda e: -e.method.space.rank)  # type: ignore[attr-defined] # the slowest first
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-            for n, (e, trouble) in enumerate(
+            for n, (e, failure) in enumerate(
                 zip(todo, pool.map(run_one, todo, [options.out] * len(todo)), strict=True)
             ):
-                print(f"{n + 1} of {len(todo)}: {e.digest()[:6]} {trouble or 'done'}", flush=True)
+                print(f"{n + 1} of {len(todo)}: {e.digest()[:6]} {failure or 'done'}", flush=True)
     parts = [part(alpha, options) for alpha in ALPHAS]
     head = (
-        "# FLASC-S against a grid\n\nRank and density of FLASC (both links) on 20 Newsgroups with MiniLM, 350 clients "
-        f"by the paper's Dirichlet split, 10 a round, one epoch of batch 16, {options.rounds} rounds, texts cut at 64 "
-        f"tokens; alpha / rank and all rates as for rank 16; seed {options.seed}; device {options.device}. The search "
-        "is that of `thinwire tune`. Both go by accuracy on the test set here.\n\n"
+        "# FLASC-S against a grid\n\nRank and density of FLASC (both directions) on 20 Newsgroups with MiniLM, "
+        "350 clients by the paper's Dirichlet partition, 10 per round, one epoch of batch 16, "
+        f"{options.rounds} rounds, texts truncated at 64 tokens; alpha / rank and all learning rates as for rank 16; "
+        f"seed {options.seed}; device {options.device}. The search is that of `thinwire tune`. Both select by accuracy "
+        "on the test set.\n\n"
     )
     command = f"python benchmarks/flasc_s.py --device {options.device} --rounds {options.rounds}"
     text = head + "\n".join(text for text, _ in parts) + f"\nWritten by `{command}`.\n"
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "flasc-s.md").write_text(text)
-    body = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for _, numbers in parts for k, v in sorted(numbers.items()))
+    body = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for _, values in parts for k, v in sorted(values.items()))
     (options.docs / "flasc-s.json").write_text("{\n" + body + "\n}\n")
     print(text)
 

@@ -1,9 +1,9 @@
 """Mutated messages that pass the outer checks: for `fuzz_wire.py`.
 
-`repaired` takes any bytes and makes a message of them: kind, plans, field ids and lengths are put right, and a checksum
-fits. `built` starts from the parts of a real message, changes them as one who knows the format would, and puts it
-together again: a body of another message in the place of one, a body repeated up to thousands of times with versions
-that fit, other plans with numbers that fit, numbers at the ends of their range, other lengths in a payload.
+`repaired` turns any bytes into a message: kind, plans, field ids and lengths are corrected, and the checksum is valid.
+`built` starts from the parts of a real message, changes them with knowledge of the format, and packs it again: a body
+of another message, a body repeated up to thousands of times with matching versions, other plans with matching values,
+values at the limits of their range, other lengths in a payload.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from thinwire.errors import WireError
 from thinwire.wire import message as wire
 from thinwire.wire.bits import read_varint, varint
 
-LARGEST = (1 << 35) - 1  # number that a varint holds
+LARGEST = (1 << 35) - 1  # the values of a varint
 FLOATS = tuple(
     struct.pack("<I", bits)
     for bits in (
-        0x7F7FFFFF, 0xFF7FFFFF,  # the largest finite numbers
+        0x7F7FFFFF, 0xFF7FFFFF,  # the largest finite values
         0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001,  # infinities and NaNs
-        0x00000001, 0x80000001, 0x007FFFFF, 0x00800000,  # denormal numbers, and the smallest normal one
+        0x00000001, 0x80000001, 0x007FFFFF, 0x00800000,  # subnormal values, and the smallest normal one
         0x00000000, 0x80000000, 0x3F800000,
     )
 )  # fmt: skip
@@ -35,11 +35,11 @@ EXTREMES += (float("inf"), float("-inf"))
 REPEATS = (2, 3, 5, 9, 17, 40)
 MANY = (127, 128, 129, 511, 512, 513, 5000)
 
-Encode = Callable[[frozenset[str], float], bytes]  # numbers of these blocks, all of this value, through the codec
+Encode = Callable[[frozenset[str], float], bytes]  # these blocks filled with one value, encoded by the codec
 
 
 class Parts(NamedTuple):
-    """A message in its parts."""
+    """The parts of a message."""
 
     kind: int
     version: int
@@ -47,7 +47,7 @@ class Parts(NamedTuple):
     bodies: list[wire.Body]
 
     def packed(self, schema: wire.Schema) -> bytes:
-        """The message, with lengths and a checksum that fit."""
+        """The message, with valid lengths and checksum."""
         bodies = [wire.pack_body(body, schema) for body in self.bodies]
         version, behind = min(self.version, LARGEST), min(self.behind, LARGEST)
         return wire.pack(self.kind, version, bodies, schema, behind)
@@ -57,9 +57,9 @@ def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:
     """A message with a valid structure from any bytes.
 
     Args:
-        data: begins like a message; the rest may be anything.
-        schema: of the contract.
-        kind: in the place of one that does not exist.
+        data: starts like a message; the rest is arbitrary.
+        schema: the schema of the contract.
+        kind: replaces an unknown kind.
     """
     kind = data[3] if len(data) > 3 and data[3] in wire.KINDS else kind
     body = data[8:-4]
@@ -68,21 +68,21 @@ def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:
     if kind in (wire.STEPS, wire.STATE):
         behind, at = _number(body, at)
     bodies = []
-    while at < len(body) and len(bodies) <= wire.LONGEST_WAY:
+    while at < len(body) and len(bodies) <= wire.MAX_STEPS:
         one, at = _body(body, at, schema)
         bodies.append(one)
     return Parts(kind, version, min(behind, version), bodies).packed(schema)
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number of any form, and where it ends."""
+    """A varint, possibly not in its shortest form, and its end."""
     with suppress(WireError):
         return read_varint(data, at)
     return (data[at] & 0x7F if at < len(data) else 0), at + 1
 
 
 def _body(data: bytes, at: int, schema: wire.Schema) -> tuple[wire.Body, int]:
-    """A body from whatever stands there: at least one byte of it is used up."""
+    """A body from arbitrary bytes; consumes at least one byte."""
     plan = None
     if data[at] & 1:
         width = -(-len(schema.blocks) // 8)
@@ -104,7 +104,7 @@ def _body(data: bytes, at: int, schema: wire.Schema) -> tuple[wire.Body, int]:
 def built(
     rng: random.Random, parts: Parts, schema: wire.Schema, others: Sequence[Parts], encode: Encode | None
 ) -> bytes:
-    """A message of changed parts; mostly with versions that lead on from where the receiver is."""
+    """A message of changed parts; mostly with versions that continue from the receiver's."""
     held = parts.version - parts.behind
     for _ in range(rng.choice((1, 1, 2, 3))):
         change = rng.choice((_repeat, _swap, _replan, _extreme, _extreme, _relength, _cross, _rekind))
@@ -131,7 +131,7 @@ def _with(parts: Parts, at: int, *bodies: wire.Body) -> Parts:
 
 
 def _repeat(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """One body many times; short ones as often as one likes, long ones while they fit into half a megabyte."""
+    """Repeat one body; long ones up to half a megabyte in total."""
     at, body = _at(rng, parts)
     size = 8 + sum(map(len, body.fields.values()))
     if rng.random() < 0.2:
@@ -141,14 +141,14 @@ def _repeat(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
 
 
 def _swap(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """A body of another message in the place of one."""
+    """Replace a body by one of another message."""
     at, _ = _at(rng, parts)
     theirs = rng.choice(others).bodies or parts.bodies or [wire.Body()]
     return _with(parts, at, rng.choice(theirs))
 
 
 def _replan(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """Another plan of another body, with the fields of this one, or the other way round."""
+    """Combine the plan of another body with the fields of this one, or vice versa."""
     at, body = _at(rng, parts)
     bodies = [b for one in others for b in one.bodies] or [wire.Body()]
     plan = rng.choice((None, frozenset(), rng.choice(bodies).plan))
@@ -156,13 +156,13 @@ def _replan(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
 
 
 def _extreme(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """Some numbers of a field, or all, at the ends of their range."""
+    """Set some or all values of a field to the limits of their range."""
     at, body = _at(rng, parts)
     if not body.fields:
         return parts
     field = rng.choice(sorted(body.fields))
     data, value = bytearray(body.fields[field]), rng.choice(FLOATS)
-    first = rng.choice((0, 0, 1, 2, 3, 5))  # behind the head of a codec
+    first = rng.choice((0, 0, 1, 2, 3, 5))  # after the header of a codec
     count = max(0, (len(data) - first) // 4)
     where = range(count) if rng.random() < 0.3 else [rng.randrange(count) for _ in range(min(count, 3))]
     for i in where:
@@ -171,7 +171,7 @@ def _extreme(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts
 
 
 def _relength(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """A field that begins with another length, or is as long as another."""
+    """Change the leading length of a field, or its size."""
     at, body = _at(rng, parts)
     if not body.fields:
         return parts
@@ -188,7 +188,7 @@ def _relength(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Part
 
 
 def _cross(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """A field of another message in the place of one, or beside it."""
+    """Replace or add a field of another message."""
     at, body = _at(rng, parts)
     fields = [field for one in others for b in one.bodies for field in b.fields.items()]
     if not fields:
@@ -199,7 +199,7 @@ def _cross(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
 
 
 def _rekind(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
-    """Another kind, with as many bodies as it has, or another version."""
+    """Change the kind, with a matching number of bodies, or the version."""
     if rng.random() < 0.4:
         version = rng.choice((0, parts.version + 1, parts.version + 255, 1 << 31, LARGEST))
         return parts._replace(version=version, behind=min(version, parts.behind))
@@ -210,12 +210,12 @@ def _rekind(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts:
 
 
 def _encoded(rng: random.Random, parts: Parts, encode: Encode, schema: wire.Schema) -> Parts:
-    """Numbers at the ends of their range in one body, through the codec: every byte of it is as a sender makes it."""
+    """Encode values at the limits of their range, so that all bytes are those of a real sender."""
     at, body = _at(rng, parts)
     plan = schema.everything if body.plan is None else body.plan
     try:
         with np.errstate(all="ignore"):
             payload = encode(plan, rng.choice(EXTREMES))
-    except Exception:  # a codec need not be able to say what no sender says
+    except Exception:  # a codec need not encode values that no sender has
         return parts
     return _with(parts, at, wire.Body(body.plan, {**body.fields, wire.COORDS: payload}))

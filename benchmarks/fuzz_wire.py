@@ -1,33 +1,32 @@
-"""Send damaged and forged messages to every place where bytes come in, and count what becomes of them.
+"""Fuzz every function that reads messages with damaged and forged messages, and count the outcomes.
 
     python benchmarks/fuzz_wire.py --messages 1000000 --seed 0 --jobs 2
 
-A *door* is one such place: what a client of some method reads (`receive`), what its server reads (`unpack_up`; under
-secure sums a whole cohort; `closed_round` for all that follows; `repair` for calls for help), or what a codec reads.
-Its seeds are real messages, from rounds of a real federation on the handwritten digits. Message i of a seed is a pure
-function of both (`--only i` runs one again): one seed, mutated once to four times on one of seven levels:
+A *target* is one such function: the reader of a client (`receive`), of the server (`unpack_up`; with secure aggregation
+a whole cohort; `closed_round` for the rest of a round; `repair` for lost clients), or a codec. Its seeds are real
+messages, from rounds of a federation on the handwritten digits. Message i of a seed is a pure function of both (`--only
+i` repeats one): one seed message, mutated once to four times on one of seven levels:
 
-    wire       the bytes as they are, so that most stop at the checksum
-    sealed     behind the schema, with a checksum that fits
-    fields     kind, version, bodies, plans and fields, packed again: lengths and checksum fit
-    payload    the bytes of one field, packed again: only the codec can refuse them
-    stream     a field whose end is another deflate stream: too short, too long, or a bomb
-    repaired   the bytes as they are damaged, then kind, plans, field ids, lengths and checksum put right
-    built      bodies of other messages, bodies repeated up to thousands of times with versions that fit, other plans,
-               numbers at the ends of their range (also through the codec), other lengths (`fuzz_build.py`)
+    wire       the raw bytes; most are rejected at the checksum
+    sealed     the bytes after the schema, with a valid checksum
+    fields     kind, version, bodies, plans and fields, packed again with valid lengths and checksum
+    payload    the bytes of one field, packed again: only the codec can reject them
+    stream     a field that ends with another deflate stream: too short, too long, or a zip bomb
+    repaired   damaged bytes with corrected kind, plans, field ids, lengths and checksum
+    built      bodies of other messages, bodies repeated up to thousands of times with matching versions, other plans,
+               values at the limits of their range (also encoded by the codec), other lengths (`fuzz_build.py`)
 
-Whatever is sent must come back as a valid tree (names, shapes and types of the contract, finite numbers) or be refused
-with a WireError (or Drifted, where the guard finds it, or Diverged, where a round cannot be closed), within 0.5 s of
-processor time and without more memory than 4 times the model, plus 128 KiB for small Python objects and what both ends
-compute whatever the message says: bases, random positions, what a server writes in answer or makes of an honest round.
-The model is what both ends hold: weights, buffers and the memory of the correction. Under a sketch, what both ends draw
-for each entry of a message takes its time besides: EvoFed's guesses are 32 times the model here, for each round that a
-client missed.
+Every message must decode to a valid tree (names, shapes and types of the contract, finite values) or be rejected with a
+WireError (or Drifted by the drift check, or Diverged if a round cannot be closed), within 0.5 s of CPU time and with at
+most 4 times the memory of the model, plus 128 KiB for small Python objects and what is computed for any message: bases,
+random positions, the response of a server, an honest round. The model is the state of both sides: weights, buffers and
+the state of the correction. With a sketch, the random draws for each entry of a message take additional time: EvoFed's
+population is 32 times the model here, for each round that a client missed.
 
-Memory is measured, of every 8th message (`--trace-every 1`: of each, three times as slow). tracemalloc sees every
-allocation of Python and numpy (what zlib makes is a Python object). It does not see torch's, so every 64th message runs
-under a dispatch mode that counts the storages of torch that are alive as well. All messages run in processes that may
-not grow by more than 128 MiB (RLIMIT_AS; EvoFed's last draws are part of it): what nobody measures fails there.
+Memory is measured for every 8th message (`--trace-every 1`: for each, three times slower). tracemalloc records all
+allocations of Python and numpy (the output of zlib is a Python object), but not those of torch, so every 64th message
+runs under a dispatch mode that also counts live torch storages. All messages run in processes that may not grow by more
+than 128 MiB (RLIMIT_AS; EvoFed's last draws are part of it), which catches allocations that are not measured.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federation of the tests makes the seeds
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federation of the tests generates the seeds
 
 from benchmarks.fuzz_build import Encode, Parts, built, repaired
 from tests.federation import Federation, digits_task, perceptron
@@ -81,22 +80,23 @@ from thinwire.masks import PruneMask, TopKMask
 from thinwire.optimizers.corrections import FedDyn, Scaffold
 from thinwire.privacy import DP
 from thinwire.protocol import Budget, Method, Tier
-from thinwire.protocol.fields import unpack_up
-from thinwire.protocol.secagg import secure_mean
-from thinwire.protocol.server import closed_round, masks_of, open_round, receive, repair, request_full_state
+from thinwire.protocol.receive import receive, request_full_state
+from thinwire.protocol.secagg import sum_masked
+from thinwire.protocol.server import close_round, full_state_message, open_round
 from thinwire.protocol.setup import plan_round
+from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.sketches import EvoFed, Identity, evofed
 from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
 from thinwire.wire import message as wire
 
 SECONDS, TIMES, SMALL = 0.5, 4, 128 << 10  # the last for small objects and the rows of a drift check
-KEPT_DRAWS = 9  # populations: EvoFed keeps eight of them, at most 128 MiB, while it draws the next
+KEPT_DRAWS = 9  # populations: EvoFed caches eight of them, at most 128 MiB, while it draws the next
 GROWTH = 128 << 20  # bytes of a process
-REFUSALS = (WireError, Drifted, Diverged)  # what may come of a message that cannot be used
+REFUSALS = (WireError, Drifted, Diverged)  # the exceptions that reject a message
 TORCH_EVERY = 64
-PART = 5_000  # messages of one task of a process
-HIDDEN = 220  # 16,730 weights: large enough for every form of positions and levels, and for 4x to mean something
+PART = 5_000  # messages per task of a process
+HIDDEN = 220  # 16,730 weights: large enough for every form of positions and levels, and for a limit of 4x
 
 BY_BLOCK = ByBlock((("*.weight", TopK(0.1)), ("*", Raw())))
 ROUTE = Route(
@@ -105,10 +105,10 @@ ROUTE = Route(
 METHODS = {
     "raw": Method(),
     "raw, buffers": Method(),
-    "value, uniform weight": Method(upload="weights", client_weight=Uniform()),
-    "snapshot": Method(download="full", down=Quantize(8), up=TopK(0.05)),
+    "weights, uniform": Method(upload="weights", client_weight=Uniform()),
+    "full download": Method(download="full", down=Quantize(8), up=TopK(0.05)),
     "private": Method(schedule=AllBlocks(private=("2.*",)), up=Quantize(8)),
-    "private, snapshot": Method(schedule=AllBlocks(private=("2.*",)), download="full", up=Raw()),
+    "private, full download": Method(schedule=AllBlocks(private=("2.*",)), download="full", up=Raw()),
     "turns": Method(schedule=Turns(2, private=("0.bias",)), up=TopK(0.3)),
     "scaffold": Method(correction=Scaffold()),
     "feddyn, int8": Method(correction=FedDyn(), up=Quantize(8), down=Quantize(8)),
@@ -126,8 +126,8 @@ METHODS = {
     "selected": Method(mask=TopKMask(0.25), up=Masked(Quantize(8)), down=TopK(0.25), download="full"),
     "chain": Method(up=Chain((ErrorFeedback(), TopK(0.1), Quantize(4)))),
     "mapo": Method(space=MAPO(k=64)),
-    "mapo, settled": Method(space=MAPO(k=64, redraw_every=3), up=Quantize(4), down=Quantize(4), merge_codec=Quantize(4)),
-    "mapo, 3 rounds a basis": Method(space=MAPO(k=64, redraw_every=3), up=Quantize(8), down=Quantize(8)),
+    "mapo, merge codec": Method(MAPO(k=64, redraw_every=3), up=Quantize(4), down=Quantize(4), merge_codec=Quantize(4)),
+    "mapo, 3 rounds per basis": Method(space=MAPO(k=64, redraw_every=3), up=Quantize(8), down=Quantize(8)),
     "mapa": Method(space=MAPA(p=16, redraw_every=0)),
     "mapax": Method(space=MAPAX(k=8, p=4, redraw_every=0)),
     "fedpara": Method(space=FedPara(gamma=0.3), up=TopK(0.2)),
@@ -135,15 +135,15 @@ METHODS = {
     "lora": Method(space=LoRA(rank=4), download="full"),
     "factorized": Method(space=FactorizedFL(), up=TopK(0.1)),
     "route": Method(space=ROUTE),
-    "no guard": Method(drift_check=False, down=Quantize(8)),
+    "no drift check": Method(drift_check=False, down=Quantize(8)),
     "fedlama": Method(schedule=FedLAMA(phi=2)),
     "evofed": Method(sketch=EvoFed(32, partitions=2)),
     "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantize(8), down=Quantize(8)),
-    "secure_aggregation": Method(secure_aggregation=True),
+    "secure": Method(secure_aggregation=True),
     "secure, private": Method(secure_aggregation=True, privacy=DP(), client_weight=Uniform()),
     "secure, random-k": Method(secure_aggregation=True, up=RandomK(0.2, shared=True), client_weight=Uniform()),
     "tiers": Method(budget=Budget((Tier(up=TopK(0.05)), Tier(up=Quantize(4))), (0, 1, 0))),
-    "tiers, snapshot": Method(
+    "tiers, full download": Method(
         download="full", budget=Budget((Tier(up=TopK(0.05), down=Quantize(8)), Tier(down=TopK(0.4))), (0, 1, 0))
     ),
     "ranks": Method(
@@ -176,18 +176,18 @@ CODECS = (
 
 
 @dataclass(frozen=True)
-class Door:
-    """A place where bytes come in.
+class Target:
+    """A function that reads messages.
 
     Args:
-        name: what is behind it.
-        model: bytes of what both ends hold behind it.
+        name: its name in reports.
+        model: the size of the state of both sides in bytes.
         seeds: real messages.
-        read: decodes bytes, and says whether what came out is a valid tree.
-        schema: of the messages; None where bytes reach a codec without a message around them.
-        draws: bytes that drawing what both ends draw (or writing an answer) takes, whatever the message says.
-        drawing: draws what both ends draw for one entry, and gives the seconds that it took; under a sketch.
-        encode: numbers through the codec of its messages.
+        read: decodes bytes; returns whether the result is a valid tree.
+        schema: the schema of the messages; None for codecs, which get the bytes of a field.
+        draws: bytes of random draws (or of a response) that are needed for any message.
+        drawing: makes the random draws of one entry and returns the seconds; only with a sketch.
+        encode: encodes values with the codec of its messages.
     """
 
     name: str
@@ -200,18 +200,18 @@ class Door:
     encode: Encode | None = field(default=None, repr=False)
 
 
-def doors(names: Iterable[str] = METHODS) -> list[Door]:
-    """Those of these methods and all codecs, with fresh seeds."""
+def targets(names: Iterable[str] = METHODS) -> list[Target]:
+    """The targets of these methods and of all codecs, with new seeds."""
     out = []
     for name in names:
-        out += _federation_doors(name, METHODS[name])
+        out += _federation_targets(name, METHODS[name])
     whole = {**MIXED, "i": torch.arange(9), "t": torch.tensor([True, False])}
-    out += [_codec_door(codec, DOUBLE) for codec in (TopK(0.2), Quantize(8), Quantize(16), Quantize(8, "uniform"))]
-    return out + [_codec_door(Raw(), whole), *(_codec_door(codec, MIXED) for codec in CODECS)]
+    out += [_codec_target(codec, DOUBLE) for codec in (TopK(0.2), Quantize(8), Quantize(16), Quantize(8, "uniform"))]
+    return out + [_codec_target(Raw(), whole), *(_codec_target(codec, MIXED) for codec in CODECS)]
 
 
-def _federation_doors(name: str, method: Method) -> Iterator[Door]:
-    """What the server reads in one round, and what clients of three different versions read before it."""
+def _federation_targets(name: str, method: Method) -> Iterator[Target]:
+    """The targets of a method: the server in one round, and clients at three versions."""
     federation = Federation(method, digits_task(perceptron(norm="buffers" in name, hidden=HIDDEN), sizes=(40, 17, 33)))
     seen = []
     for cohort in ((0, 1), (0, 2), (0, 1), (0, 1) if method.secure_aggregation else (0,)):
@@ -221,74 +221,79 @@ def _federation_doors(name: str, method: Method) -> Iterator[Door]:
     version, plan = server.public.version, plan_round(federation.contract, server)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     for client in (0, 1):
-        federation.hear(client)
+        federation.download(client)
     federation.cohort = (0, 1)
-    ups = tuple(federation.answer(client) for client in (0, 1))
-    masks = masks_of(contract, server.public, {0: ups[0], 1: ups[1]})
+    ups = tuple(federation.upload(client) for client in (0, 1))
+    masks = trained_by_tier(contract, server.public, (0, 1))
 
     def read_up(data: bytes, client: int) -> bool:
         if method.secure_aggregation:
-            mean = secure_mean(contract, plan, version, {0: ups[0], 1: ups[1], client: data}, contract.key)
+            messages = {0: ups[0], 1: ups[1], client: data}
+            payloads = [decode_upload(contract, plan, version, i, message).masked for i, message in messages.items()]
+            mean = sum_masked(contract, plan, version, payloads, contract.key)
             return Spec.of(mean) == code and all_finite(mean)
-        said = unpack_up(contract, plan, version, client, data, masks[contract.tier(client)])
-        return Spec.of(said.code) == code and all(map(all_finite, (said.code, said.buffers, said.report, said.noted)))
+        upload = decode_upload(contract, plan, version, client, data, masks[contract.tier(client)])
+        trees = (upload.code, upload.buffers, upload.report, upload.schedule_report)
+        return Spec.of(upload.code) == code and all(map(all_finite, trees))
 
     model = contract.weights.nbytes + contract.shared.nbytes + contract.buffers.nbytes
     draws = most_memory(lambda: _draw(contract, version))
     drawing = None if isinstance(method.sketch, Identity) else partial(_drawing_seconds, contract)
-    for client in (0, 1):  # they differ where there are tiers
+    for client in (0, 1):  # they differ between tiers
         who = f"{name}, client {client}"
         read = partial(read_up, client=client)
         peer = contract.peer(version, client, masks[contract.tier(client)])
         encode = partial(_encode, contract, contract.up(client), peer, "up")
-        yield Door(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws, encode=encode)
+        yield Target(f"{who}: up", model, (ups[client],), read, contract.schema.sent_by(client), draws, encode=encode)
         read = partial(_read_closed, contract, server, plan, dict(enumerate(ups)), client)
-        # what was drawn for this round is still remembered; an upload that is scaled down is there three times
+        # the draws of this round are cached; a scaled-down upload exists three times
         closes = draws + most_memory(partial(read, ups[client])) + 2 * contract.code.nbytes
         schema = contract.schema.sent_by(client)
-        yield Door(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
+        yield Target(f"{who}: closed round", model, (ups[client],), read, schema, closes, encode=encode)
         lost = request_full_state(contract, seen[2].version, client)
-        whole = repair(contract, server, lost, client)
+        whole = full_state_message(contract, server, lost, client)
         downs = [(held, open_round(contract, server, {client: held.version})[client]) for held in (seen[0], seen[2])]
         for held, data in (*downs, (seen[3], open_round(contract, server, {client: 3})[client]), (seen[2], whole)):
             kind = wire.KINDS[data[3]]
             read = partial(_read_down, contract, held, client=client)
             name_of = f"{who}: {kind} from {held.version}"
             encode = partial(_encode, contract, contract.down(client), contract.peer(version, -1), method.download)
-            yield Door(name_of, model, (data,), read, contract.schema, draws, drawing, encode)
+            yield Target(name_of, model, (data,), read, contract.schema, draws, drawing, encode)
     lost, read = request_full_state(contract, seen[2].version, 0), partial(_read_lost, contract, server)
-    yield Door(f"{name}: lost", model, (lost,), read, contract.schema.sent_by(0), most_memory(lambda: read(lost)))
+    yield Target(f"{name}: lost", model, (lost,), read, contract.schema.sent_by(0), most_memory(lambda: read(lost)))
 
 
 def _read_closed(contract, server, plan, ups: dict[int, bytes], client: int, data: bytes) -> bool:
-    """Whether a round with this message of a client ends in a state that is finite."""
-    after = closed_round(contract, server, plan, {**ups, client: data}, 3).server
-    return all(map(all_finite, (*after.public[1:], after.opt, after.correction, after.schedule, after.codec)))
+    """Whether a round with this message of a client ends in a finite state."""
+    uploads = decode_uploads(contract, server.public, plan, {**ups, client: data})
+    after = close_round(contract, server, plan, uploads, 3).server
+    trees = (*after.public[1:], *after.opt.values(), after.correction, after.schedule, after.codec)
+    return all(map(all_finite, trees))
 
 
-def _encode(contract, codec, peer: Peer, way: str, plan: frozenset[str], value: float) -> bytes:
-    """Numbers of this value for the blocks of a plan, as a sender makes them."""
+def _encode(contract, codec, peer: Peer, direction: str, plan: frozenset[str], value: float) -> bytes:
+    """Encode this value for the blocks of a plan, as a sender does."""
     spec = contract.sendable
-    if way != "snapshot":
+    if direction != "full":
         spec = contract.method.sketch.spec(contract.coords.restrict(plan & spec.named))
     tree = {block.name: torch.full(block.shape, value, dtype=block.dtype) for block in spec}
     return bytes(codec.encode(tree, codec.init(contract.code), peer)[0])
 
 
 def _drawing_seconds(contract) -> float:
-    """How long a client draws for one entry now: the processor is slower while others use it."""
+    """The seconds of the random draws of one entry, measured now, under the current load."""
     start = time.process_time()
-    for i in range(20):  # more than are remembered
+    for i in range(20):  # more than are cached
         contract.method.sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("drawing", i))
     return (time.process_time() - start) / 20
 
 
 def _read_lost(contract, server, data: bytes) -> bool:
-    return wire.unpack(repair(contract, server, data, 0), contract.schema).kind == wire.STATE
+    return wire.unpack(full_state_message(contract, server, data, 0), contract.schema).kind == wire.STATE
 
 
 def _draw(contract, version: int) -> object:
-    """What a client that was away draws: a basis, the positions of random-k, the guesses of EvoFed (which it keeps)."""
+    """The draws of a returning client: a basis, the positions of random-k, the populations of EvoFed (cached)."""
     basis = contract.basis(version, "cpu") if contract.method.space.redraw_every else {}
     drawn = "RandomK" in repr(contract.method) and contract.key.words_numpy(contract.coords.size)
     sketch = contract.method.sketch
@@ -298,8 +303,8 @@ def _draw(contract, version: int) -> object:
 
 
 def most_memory(call: Callable[[], object]) -> int:
-    """The most bytes that were alive during a call, of Python, numpy and torch."""
-    evofed._drawn.cache_clear()  # else it would depend on what was read before
+    """The peak of live bytes of Python, numpy and torch during a call."""
+    evofed._drawn.cache_clear()  # otherwise it would depend on earlier messages
     tracemalloc.start()
     try:
         with LiveStorages() as live:
@@ -310,17 +315,17 @@ def most_memory(call: Callable[[], object]) -> int:
 
 
 def _read_down(contract, held, data: bytes, client: int) -> bool:
-    public, touched, plan = receive(contract, held, data, client)
+    public, synced, plan = receive(contract, held, data, client)
     specs = (contract.weights, contract.coords, contract.shared, contract.buffers)
     return (
         public.version >= held.version
-        and touched | plan.names <= frozenset(contract.sendable.names)
+        and synced | plan.names <= frozenset(contract.sendable.names)
         and all(Spec.of(tree) == spec for tree, spec in zip(public[1:], specs, strict=True))
         and all(new is old or all_finite(new) for new, old in zip(public[1:], held[1:], strict=True))
     )
 
 
-def _codec_door(codec, tree: Tree) -> Door:
+def _codec_target(codec, tree: Tree) -> Target:
     spec, peer = Spec.of(tree), Peer(Key(5))
     data, _ = codec.encode(tree, codec.init(spec), peer)
 
@@ -328,14 +333,14 @@ def _codec_door(codec, tree: Tree) -> Door:
         return Spec.of(codec.decode(data, spec, peer)) == spec
 
     draws = most_memory(lambda: peer.key.words_numpy(spec.size)) if isinstance(codec, RandomK) else 0
-    return Door(f"codec {codec!r}", spec.nbytes, (data,), read, draws=draws)
+    return Target(f"codec {codec!r}", spec.nbytes, (data,), read, draws=draws)
 
 
-# -- how messages are damaged ------------------------------------------------------------------------------------------
+# -- mutations ---------------------------------------------------------------------------------------------------------
 
 
 def damaged(rng: random.Random, data: bytes, others: list[bytes], front: int = 0) -> bytes:
-    """Some bytes, changed in one of eleven ways; half of the time near their beginning, where lengths are."""
+    """Apply one of eleven mutations to some bytes; half of the time near their start, where lengths are."""
     n = len(data)
     near = min(n, 16) if n and rng.random() < 0.5 else n
     at = rng.randrange(min(front, max(0, near - 1)), max(near, 1)) if n else 0
@@ -367,13 +372,13 @@ def damaged(rng: random.Random, data: bytes, others: list[bytes], front: int = 0
 
 
 def sealed(data: bytes, schema: wire.Schema) -> bytes:
-    """With a checksum that fits."""
+    """The bytes with a valid checksum."""
     return data + zlib.crc32(data, zlib.crc32(schema.digest + schema.sender)).to_bytes(4, "little")
 
 
-def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], level: str) -> bytes:
-    """A message of this door on one of the levels above `wire`."""
-    schema = door.schema
+def forged(rng: random.Random, target: Target, data: bytes, others: list[bytes], level: str) -> bytes:
+    """A message for this target on one of the levels above `wire`."""
+    schema = target.schema
     if schema is None:
         return _stream(rng, data) if level == "stream" else damaged(rng, data, others)
     if level == "sealed":
@@ -384,7 +389,7 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
             data = damaged(rng, data, others, front=8)
         return repaired(data, schema, kind)
     if level == "built":
-        return built(rng, _parsed(data, schema), schema, [_parsed(other, schema) for other in others], door.encode)
+        return built(rng, _parsed(data, schema), schema, [_parsed(other, schema) for other in others], target.encode)
     kind, version, behind, bodies = _parsed(data, schema)
     which = rng.randrange(max(1, len(bodies)))
     body = next((b for b in bodies[which:] + bodies if b.fields), wire.Body())
@@ -403,7 +408,7 @@ def forged(rng: random.Random, door: Door, data: bytes, others: list[bytes], lev
 
 
 def _parsed(data: bytes, schema: wire.Schema) -> Parts:
-    """A message in its parts. Seeds, of which others are made, are remembered: each has a sender of its own."""
+    """The parts of a message. Seeds are cached, with their sender."""
     if data in _SEEDS:
         return _SEEDS[data]
     message = wire.unpack(data, schema)
@@ -471,30 +476,30 @@ SKEWED = bytes(random.Random(0).choices(range(256), weights=[256 >> min(i, 8) fo
 LEVELS = {"wire": 6, "sealed": 12, "fields": 20, "payload": 32, "stream": 6, "repaired": 8, "built": 16}
 
 
-def message(i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]]) -> tuple[Door, str, bytes]:
-    """Message i: its door, its level and its bytes."""
+def message(i: int, seed: int, through: list[Target], kin: dict[int, list[bytes]]) -> tuple[Target, str, bytes]:
+    """Message i: its target, its level and its bytes."""
     rng = random.Random(f"{seed}/{i}")
     which = rng.randrange(len(through))
-    door = through[which]
+    target = through[which]
     level = rng.choices(list(LEVELS), list(LEVELS.values()))[0]
-    data = rng.choice(door.seeds)
+    data = rng.choice(target.seeds)
     others = kin[which]
     if level == "wire":
-        return door, level, damaged(rng, data, others)
-    data = forged(rng, door, data, others, level)
-    for _ in range(rng.choice((0, 0, 0, 1, 3)) if level in ("payload", "sealed") and door.schema else 0):
+        return target, level, damaged(rng, data, others)
+    data = forged(rng, target, data, others, level)
+    for _ in range(rng.choice((0, 0, 0, 1, 3)) if level in ("payload", "sealed") and target.schema else 0):
         try:
-            data = forged(rng, door, data, others, "payload")
-        except WireError:  # no longer a message: sent as it is
+            data = forged(rng, target, data, others, "payload")
+        except WireError:  # not a message any more: sent unchanged
             break
-    return door, level, data
+    return target, level, data
 
 
-# -- what becomes of them ----------------------------------------------------------------------------------------------
+# -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
 class LiveStorages(TorchDispatchMode):
-    """The most bytes alive at a time: of torch's storages that are made while it is on, and what tracemalloc sees."""
+    """The peak of live bytes: torch storages created within the context, and tracemalloc's count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -503,7 +508,7 @@ class LiveStorages(TorchDispatchMode):
         self._before = tracemalloc.get_traced_memory()[0]
 
     def look(self) -> int:
-        """The peak until now."""
+        """Update the peak."""
         self.peak = max(self.peak, self.now + tracemalloc.get_traced_memory()[1] - self._before)
         tracemalloc.reset_peak()
         return self.peak
@@ -511,7 +516,7 @@ class LiveStorages(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.look()
         for storage in _storages(args):
-            self._meet(storage, 0)  # was there before, or is numpy's
+            self._meet(storage, 0)  # created before, or owned by numpy
         out = func(*args, **(kwargs or {}))
         for storage in _storages((out,)):
             self._meet(storage, storage.nbytes())
@@ -520,8 +525,8 @@ class LiveStorages(TorchDispatchMode):
     def _meet(self, storage: torch.UntypedStorage, size: int) -> None:
         which = id(storage)
         if which not in self._seen:
-            # not weakref.finalize: its registry keeps an entry for each storage that outlives us, and where that
-            # registry grows, it is the message of that moment which seems to take the memory
+            # not weakref.finalize: its registry keeps an entry for each storage that outlives the context, and when the
+            # registry grows, its memory would be attributed to the current message
             self._seen[which] = weakref.ref(storage, lambda _: self._gone(which, size))
             self.now += size
 
@@ -540,30 +545,30 @@ def _storages(values) -> Iterator[torch.UntypedStorage]:
 
 
 @dataclass
-class SyncCounts:
-    """What became of many messages."""
+class Outcomes:
+    """Outcome counts of many messages."""
 
-    outcomes: Counter = field(default_factory=Counter)  # (level, outcome)
-    doors: Counter = field(default_factory=Counter)  # (door, decoded or refused)
+    counts: Counter = field(default_factory=Counter)  # (level, outcome)
+    targets: Counter = field(default_factory=Counter)  # (target, decoded or refused)
     traced: int = 0
     slowest: float = 0.0
-    hungriest: tuple[float, str] = (0.0, "")  # times the model
+    peak_memory: tuple[float, str] = (0.0, "")  # times the model
     torch_peak: tuple[float, str] = (0.0, "")
     failures: list[str] = field(default_factory=list)
 
-    def add(self, other: SyncCounts) -> None:
-        """The messages of another."""
-        self.outcomes += other.outcomes
-        self.doors += other.doors
+    def add(self, other: Outcomes) -> None:
+        """Add the counts of another."""
+        self.counts += other.counts
+        self.targets += other.targets
         self.traced += other.traced
         self.slowest = max(self.slowest, other.slowest)
-        self.hungriest = max(self.hungriest, other.hungriest)
+        self.peak_memory = max(self.peak_memory, other.peak_memory)
         self.torch_peak = max(self.torch_peak, other.torch_peak)
         self.failures += other.failures
 
 
 def reason(error: Exception) -> str:
-    """The message of an error without what differs from case to case."""
+    """The message of an error without values."""
     text = re.sub(r"-?\d[\d.e+-]*|\bnan\b|\binf\b|-inf", "N", str(error))
     text = re.sub(r"starts with \w+", "starts with N", re.sub(r"schema \w+, ours \w+", "schema N, ours N", text))
     return re.sub(r"'[^']*'", "'...'", re.sub(r"\[.*?\]", "[...]", text))
@@ -571,7 +576,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def bounded(more: int) -> Iterator[None]:
-    """The process may not grow by more than that many bytes."""
+    """Limit the growth of this process in bytes."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
@@ -582,46 +587,46 @@ def bounded(more: int) -> Iterator[None]:
 
 
 @cache
-def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Door], dict[int, list[bytes]]]:
-    """The doors, each tried with its seeds, and for each what may be spliced into them; once a process."""
+def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Target], dict[int, list[bytes]]]:
+    """The targets, each checked with its seeds, and for each the messages to splice; once per process."""
     torch.set_num_threads(1)
-    through = doors(names)
-    for door in through:
-        for data in door.seeds:
-            if not door.read(data):
-                raise SystemExit(f"{door.name}: a real message does not come back")
-            if door.schema:
-                _SEEDS[data] = _parsed(data, door.schema)
+    through = targets(names)
+    for target in through:
+        for data in target.seeds:
+            if not target.read(data):
+                raise SystemExit(f"{target.name}: a real message was not decoded")
+            if target.schema:
+                _SEEDS[data] = _parsed(data, target.schema)
     return through, _kin(through)
 
 
-def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...] = tuple(METHODS)) -> SyncCounts:
-    """Send the messages of these numbers."""
+def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...] = tuple(METHODS)) -> Outcomes:
+    """Send the messages with these indices."""
     through, kin = ready(names)
-    sync_counts = SyncCounts()
+    outcomes = Outcomes()
     try:
         with bounded(GROWTH):
             for done, i in enumerate(numbers):
                 if done % 1000 == 0:
-                    faulthandler.dump_traceback_later(300, exit=True)  # a real hang ends here, and says where
-                _send(i, seed, through, kin, sync_counts, i % trace_every == 0)
+                    faulthandler.dump_traceback_later(300, exit=True)  # a hang ends here with a traceback
+                _send(i, seed, through, kin, outcomes, i % trace_every == 0)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return sync_counts
+    return outcomes
 
 
-def _kin(through: list[Door]) -> dict[int, list[bytes]]:
-    """For each door the messages that may be spliced into its own: those of the same schema."""
+def _kin(through: list[Target]) -> dict[int, list[bytes]]:
+    """For each target the messages of the same schema, which can be spliced into its own."""
     by: dict[object, list[bytes]] = {}
-    for door in through:
-        by.setdefault(door.schema and door.schema.digest, []).extend(door.seeds)
-    return {i: by[door.schema and door.schema.digest] for i, door in enumerate(through)}
+    for target in through:
+        by.setdefault(target.schema and target.schema.digest, []).extend(target.seeds)
+    return {i: by[target.schema and target.schema.digest] for i, target in enumerate(through)}
 
 
 def _send(
-    i: int, seed: int, through: list[Door], kin: dict[int, list[bytes]], sync_counts: SyncCounts, traced: bool
+    i: int, seed: int, through: list[Target], kin: dict[int, list[bytes]], outcomes: Outcomes, traced: bool
 ) -> None:
-    door, level, data = message(i, seed, through, kin)
+    target, level, data = message(i, seed, through, kin)
     if traced:
         tracemalloc.start()
     live = LiveStorages() if traced and i % TORCH_EVERY == 0 else None
@@ -631,9 +636,9 @@ def _send(
     wrong = ""
     try:
         with live or nullcontext():
-            valid = door.read(data)
+            valid = target.read(data)
         outcome = "decoded"
-        wrong = "" if valid else "what came out is not a valid tree"
+        wrong = "" if valid else "the result is not a valid tree"
     except REFUSALS as error:
         outcome = reason(error)
     except Exception as error:
@@ -643,100 +648,103 @@ def _send(
     peak = live.look() if live else tracemalloc.get_traced_memory()[1]
     if traced:
         tracemalloc.stop()
-    if seconds > SECONDS:  # by the clock on the wall; others may have had the processor meanwhile
-        seconds = _processor_seconds(door, data)
+    if seconds > SECONDS:  # wall-clock time; repeated by CPU time below
+        seconds = _processor_seconds(target, data)
         wrong = wrong or (f"took {seconds:.2f} s" if seconds > SECONDS else "")
-    if peak > TIMES * door.model + door.draws + SMALL:
-        wrong = wrong or f"{peak:,} bytes of memory for a model of {door.model:,}"
-    sync_counts.outcomes[level, outcome] += 1
-    sync_counts.doors[door.name, "decoded" if outcome == "decoded" else "refused"] += 1
-    sync_counts.slowest = max(sync_counts.slowest, seconds)
-    times = ((peak - door.draws - SMALL) / door.model, f"message {i}, {door.name}")
+    if peak > TIMES * target.model + target.draws + SMALL:
+        wrong = wrong or f"{peak:,} bytes of memory for a model of {target.model:,}"
+    outcomes.counts[level, outcome] += 1
+    outcomes.targets[target.name, "decoded" if outcome == "decoded" else "refused"] += 1
+    outcomes.slowest = max(outcomes.slowest, seconds)
+    times = ((peak - target.draws - SMALL) / target.model, f"message {i}, {target.name}")
     if live:
-        sync_counts.torch_peak = max(sync_counts.torch_peak, times)
+        outcomes.torch_peak = max(outcomes.torch_peak, times)
     elif traced:
-        sync_counts.traced += 1
-        sync_counts.hungriest = max(sync_counts.hungriest, times)
+        outcomes.traced += 1
+        outcomes.peak_memory = max(outcomes.peak_memory, times)
     if wrong:
-        sync_counts.failures.append(f"message {i} ({level}, {len(data):,} bytes) to {door.name}: {wrong}")
+        outcomes.failures.append(f"message {i} ({level}, {len(data):,} bytes) to {target.name}: {wrong}")
 
 
-def _processor_seconds(door: Door, data: bytes) -> float:
-    """Seconds of the processor for a message, without what is drawn for its entries."""
+def _processor_seconds(target: Target, data: bytes) -> float:
+    """CPU seconds of a message, without the random draws for its entries."""
     start = time.process_time()
     with suppress(*REFUSALS):
-        door.read(data)
+        target.read(data)
     seconds = time.process_time() - start
-    if not door.drawing:
+    if not target.drawing:
         return seconds
     with suppress(WireError):
-        seconds -= 1.2 * door.drawing() * len(wire.unpack(data, door.schema).bodies)
+        seconds -= 1.2 * target.drawing() * len(wire.unpack(data, target.schema).bodies)
     return max(0.0, seconds)
 
 
-def report(sync_counts: SyncCounts, by_door: bool) -> str:
-    """The sync_counts as tables."""
+def report(outcomes: Outcomes, by_target: bool) -> str:
+    """The counts as tables."""
     levels = list(LEVELS)
-    total = sum(sync_counts.outcomes.values())
+    total = sum(outcomes.counts.values())
     rows: dict[str, Counter] = {}
-    for (level, outcome), count in sync_counts.outcomes.items():
+    for (level, outcome), count in outcomes.counts.items():
         rows.setdefault(outcome, Counter())[level] += count
     lines = ["| outcome | all | " + " | ".join(levels) + " |", "|---|" + "---:|" * (1 + len(levels))]
     for outcome, counts in sorted(rows.items(), key=lambda row: -sum(row[1].values())):
         cells = " | ".join(f"{counts[level]:,}" for level in levels)
         lines.append(f"| {outcome} | {sum(counts.values()):,} | {cells} |")
-    if by_door:
-        names = sorted({name for name, _ in sync_counts.doors})
-        lines += ["", "| door | decoded | refused |", "|---|---:|---:|"]
-        lines += [f"| {n} | {sync_counts.doors[n, 'decoded']:,} | {sync_counts.doors[n, 'refused']:,} |" for n in names]
+    if by_target:
+        names = sorted({name for name, _ in outcomes.targets})
+        lines += ["", "| target | decoded | refused |", "|---|---:|---:|"]
+        lines += [f"| {n} | {outcomes.targets[n, 'decoded']:,} | {outcomes.targets[n, 'refused']:,} |" for n in names]
     decoded = sum(rows["decoded"].values()) if "decoded" in rows else 0
     lines += [
         "",
         f"{total:,} messages: {decoded:,} decoded to valid trees, {total - decoded:,} refused for {len(rows) - 1} "
-        f"reasons, {len(sync_counts.failures):,} failures.",
-        f"Slowest {sync_counts.slowest:.3f} s. Most memory of Python and numpy, in {sync_counts.traced:,} messages: "
-        f"{max(0.0, sync_counts.hungriest[0]):.2f} x the model ({sync_counts.hungriest[1]}); with torch, every {TORCH_EVERY}th "
-        f"message: {max(0.0, sync_counts.torch_peak[0]):.2f} x ({sync_counts.torch_peak[1]}); {SMALL >> 10} KiB for small objects "
-        "and what is drawn left out.",
+        f"reasons, {len(outcomes.failures):,} failures.",
+        f"Slowest {outcomes.slowest:.3f} s. Peak memory of Python and numpy, in {outcomes.traced:,} messages: "
+        f"{max(0.0, outcomes.peak_memory[0]):.2f} x the model ({outcomes.peak_memory[1]}); with torch, every "
+        f"{TORCH_EVERY}th message: {max(0.0, outcomes.torch_peak[0]):.2f} x ({outcomes.torch_peak[1]}); "
+        f"{SMALL >> 10} KiB for small objects "
+        "and random draws are not included.",
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Fuzz, print what became of the messages, and exit with 1 if one of them got through."""
+    """Fuzz, print the outcomes, and exit with 1 if there was a failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long, with what is done by then")
-    parser.add_argument("--trace-every", type=int, default=8, help="measure the memory of each so-manieth message")
-    parser.add_argument("--doors", action="store_true", help="one more table, with what each door did")
-    parser.add_argument("--only", type=int, help="send this message alone, and show what happens")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this many seconds")
+    parser.add_argument("--trace-every", type=int, default=8, help="measure the memory of every Nth message")
+    parser.add_argument("--targets", action="store_true", help="also print a table by target")
+    parser.add_argument("--only", type=int, help="send only this message, and show the outcome")
     options = parser.parse_args()
     start = time.perf_counter()
     if options.only is not None:
         through, kin = ready()
-        door, level, data = message(options.only, options.seed, through, kin)
-        print(f"{door.name}, {level}, {len(data)} bytes: {data[:64].hex()}")
+        target, level, data = message(options.only, options.seed, through, kin)
+        print(f"{target.name}, {level}, {len(data)} bytes: {data[:64].hex()}")
         with suppress(*REFUSALS):
-            most = most_memory(lambda: door.read(data))
-            print(f"{most:,} bytes of memory for a model of {door.model:,}, {door.draws:,} of them for what is drawn")
-        print(door.read(data))
+            most = most_memory(lambda: target.read(data))
+            print(
+                f"{most:,} bytes of memory for a model of {target.model:,}, {target.draws:,} of them for random draws"
+            )
+        print(target.read(data))
         return
     parts = [range(first, min(first + PART, options.messages)) for first in range(0, options.messages, PART)]
-    sync_counts = SyncCounts()
+    outcomes = Outcomes()
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for part in pool.imap_unordered(partial(fuzz, seed=options.seed, trace_every=options.trace_every), parts):
-            sync_counts.add(part)
-            done, wrong = sum(sync_counts.outcomes.values()), "".join(f"\n{line}" for line in part.failures[:5])
+            outcomes.add(part)
+            done, wrong = sum(outcomes.counts.values()), "".join(f"\n{line}" for line in part.failures[:5])
             print(f"{done:,} of {options.messages:,}{wrong}", file=sys.stderr, flush=True)
             if time.perf_counter() - start > 60 * options.minutes:
                 break
-    print(report(sync_counts, options.doors))
+    print(report(outcomes, options.targets))
     print(f"Seed {options.seed}, {time.perf_counter() - start:.0f} s with {options.jobs} job(s).")
-    for line in sync_counts.failures[:40]:
+    for line in outcomes.failures[:40]:
         print(f"FAILED {line}")
-    sys.exit(1 if sync_counts.failures else 0)
+    sys.exit(1 if outcomes.failures else 0)
 
 
 if __name__ == "__main__":

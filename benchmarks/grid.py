@@ -2,13 +2,13 @@
 
     python benchmarks/grid.py benchmarks/grids/mapo-fashion.toml --jobs 2 --out runs/grids --device cpu
 
-`thinwire/experiments/grid.py` says what a grid file holds. Every run is an ordinary run directory, and finished runs are used
-again. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the few numbers of
-every run behind it to NAME.json, both from those directories.
+`thinwire/experiments/grid.py` defines the format of a grid file. Every run is an ordinary run directory, and finished
+runs are reused. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the values
+of every run to NAME.json, both from those directories.
 
-`yardstick` names the label of the row whose bytes are 100 %; `targets`
-asks for the bytes until an accuracy was reached (with `"eval.target_accuracy"` in `set` runs end there). `--set KEY=VALUE` sets
-a value in all runs, to try a grid out in small (with `--docs`, so that the table goes elsewhere).
+`reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
+reached (with `"eval.target_accuracy"` in `set`, runs end there). `--set KEY=VALUE` sets a value in all runs, for small
+trials of a grid (use `--docs` to write the table to another folder).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from thinwire.cli.terminal import human_bytes, say_run
+from thinwire.cli.terminal import print_run
+from thinwire.core.units import human_bytes
 from thinwire.experiments.grid import (
     Grid,
     Line,
@@ -34,14 +35,14 @@ from thinwire.experiments.grid import (
     summary,
     to_target,
 )
-from thinwire.reports.finals import judged_on, spread, widened
+from thinwire.reports.finals import mean_std_text, selection_set, widened
 
 KEPT = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable")
-WAYS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
+DIRECTIONS = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
 
 
 def interval(values: list[float | None]) -> str:
-    """The 95 % interval of the mean, by Student's t, in per cent."""
+    """The 95 % interval of the mean, by Student's t, in percent."""
     from scipy.stats import t
 
     known = [100 * value for value in values if value is not None]
@@ -54,17 +55,17 @@ def interval(values: list[float | None]) -> str:
 
 def results(grid: Grid, lines: list[Line], out: Path) -> str:
     """The main table."""
-    own = any(e.task.validation_fraction for line in lines for e in line.runs)
+    personal = any(e.task.validation_fraction for line in lines for e in line.runs)
     targets = grid.content.get("targets", [])
     head = ["method", "settings", "seeds", "rounds", "best accuracy %", "final accuracy %"]
-    head += ["best own accuracy %", "final own accuracy %", "95 % interval of the latter"] if own else []
-    head += ["numbers trained", "bytes up", "bytes down", "catch-up", "total"]
-    yardstick = grid.content.get("yardstick")
-    head += [f"up, % of {yardstick}", f"total, % of {yardstick}"] if yardstick else []
+    head += ["best client accuracy %", "final client accuracy %", "95 % interval of the latter"] if personal else []
+    head += ["trained parameters", "bytes up", "bytes down", "catch-up", "total"]
+    reference = grid.content.get("reference")
+    head += [f"up, % of {reference}", f"total, % of {reference}"] if reference else []
     for target in targets:
         head += [f"rounds to {100 * target:g} %", f"bytes to {100 * target:g} %", "the same without catch-up"]
     head.append("runs")
-    whole = {way: _mean_bytes(lines, yardstick, way, out) for way in ("bytes_up", "bytes_total")}
+    whole = {direction: _mean_bytes(lines, reference, direction, out) for direction in ("bytes_up", "bytes_total")}
     rows, runs = [], []
     for line in lines:
         done = [(e, s) for e in line.runs if (s := summary(e, out))]
@@ -72,18 +73,20 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
         if not done:
             rows.append([line.label, line.settings, "0", str(line.runs[0].rounds), "did not finish"])
             continue
-        of = {key: [s[key] for _, s in done] for key in (*KEPT, *WAYS)}
+        of = {key: [s[key] for _, s in done] for key in (*KEPT, *DIRECTIONS)}
         seeds = " ".join(str(e.seed) for e, _ in done)
         missing = f" ({len(line.runs) - len(done)} did not finish)" if len(done) < len(line.runs) else ""
         cells = [line.label, line.settings, seeds + missing, str(line.runs[0].rounds)]
-        cells += [spread(of["best_accuracy"]), spread(of["final_accuracy"])]
-        if own:
-            cells += [spread(of["best_client_accuracy"]), spread(of["final_client_accuracy"])]
+        cells += [mean_std_text(of["best_accuracy"]), mean_std_text(of["final_accuracy"])]
+        if personal:
+            cells += [mean_std_text(of["best_client_accuracy"]), mean_std_text(of["final_client_accuracy"])]
             cells.append(interval(of["final_client_accuracy"]))
         cells.append(f"{of['trainable'][0]:,}")
-        cells += [human_bytes(statistics.fmean(of[way])) for way in WAYS]
-        if yardstick:
-            cells += [f"{100 * statistics.fmean(of[way]) / one:.2f}" if one else "-" for way, one in whole.items()]
+        cells += [human_bytes(statistics.fmean(of[direction])) for direction in DIRECTIONS]
+        if reference:
+            cells += [
+                f"{100 * statistics.fmean(of[direction]) / one:.2f}" if one else "-" for direction, one in whole.items()
+            ]
         for target in targets:
             cells += _target_cells([to_target(e, out, target) for e, _ in done])
         cells.append(" ".join(e.digest()[:6] for e, _ in done))
@@ -91,35 +94,35 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
     return markdown(*widened(head, rows, runs))
 
 
-def _mean_bytes(lines: list[Line], label: str | None, way: str, out: Path) -> float | None:
-    """The mean bytes of the row of that label; None if there is none, or nothing of it is done."""
-    known = [s[way] for line in lines if line.label == label for e in line.runs if (s := summary(e, out))]
+def _mean_bytes(lines: list[Line], label: str | None, direction: str, out: Path) -> float | None:
+    """The mean bytes of the row with that label; None if there is no such row or no finished run."""
+    known = [s[direction] for line in lines if line.label == label for e in line.runs if (s := summary(e, out))]
     return statistics.fmean(known) if known else None
 
 
 def _target_cells(reached: list[tuple[int, int, int] | None]) -> list[str]:
-    """Means over the seeds that got there; how many did, if not all."""
-    there = [r for r in reached if r]
-    if not there:
+    """Means over the seeds that reached the target, and their number if not all did."""
+    known = [r for r in reached if r]
+    if not known:
         return ["never", "never", "never"]
-    note = f" ({len(there)} of {len(reached)} seeds)" if len(there) < len(reached) else ""
-    rounds, honest, ideal = (statistics.fmean(values) for values in zip(*there, strict=True))
+    note = f" ({len(known)} of {len(reached)} seeds)" if len(known) < len(reached) else ""
+    rounds, honest, ideal = (statistics.fmean(values) for values in zip(*known, strict=True))
     return [f"{rounds:.0f}{note}", human_bytes(honest) + note, human_bytes(ideal) + note]
 
 
 def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
-    """The table of what was tried, and whether the best value lies at the edge of what was tried."""
-    taken = {(line.row, json.dumps(line.chosen)) for line in lines}
+    """The table of trials; marks whether the chosen value is at the edge of the range."""
+    chosen = {(line.row, json.dumps(line.chosen)) for line in lines}
     rows, runs = [], []
     for line in trials:
         done = [s for e in line.runs if (s := summary(e, out))]
         runs.append(done)
         mark = ""
-        if (line.row, json.dumps(line.chosen)) in taken:
+        if (line.row, json.dumps(line.chosen)) in chosen:
             over = grid.content["rows"][line.row].get("over", {})
             edges = [k.rsplit(".", 1)[-1] for k, v in over.items() if at_edge(line.chosen[k], v)]
-            mark = "taken" + (f", at the edge of {', '.join(edges)}" if edges else "")
-        words = _words(line, grid.by(line.row), out) if len(done) == len(line.runs) else "did not finish"
+            mark = "chosen" + (f", at the edge of {', '.join(edges)}" if edges else "")
+        words = _score_text(line, grid.by(line.row), out) if len(done) == len(line.runs) else "did not finish"
         rows.append([line.label, line.settings, words, mark, " ".join(e.digest()[:6] for e in line.runs)])
     seeds = ", ".join(str(seed) for seed in grid.tune["seeds"])
     by = " or ".join(dict.fromkeys(grid.by(line.row) for line in trials))
@@ -128,30 +131,30 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
     if what.startswith("bytes to "):
         head.insert(3, "best accuracy %")
         rows = [
-            [*row[:3], spread([s["best_accuracy"] for s in mine]), *row[3:]]
+            [*row[:3], mean_std_text([s["best_accuracy"] for s in mine]), *row[3:]]
             for row, mine in zip(rows, runs, strict=True)
         ]
     rounds = " or ".join(str(n) for n in sorted({line.runs[0].rounds for line in trials}))
-    text = f"\n## The search\n\nOn seed {seeds}, {rounds} rounds, by accuracy {judged_on(what)}.\n\n"
+    text = f"\n## The search\n\nOn seed {seeds}, {rounds} rounds, by accuracy {selection_set(what)}.\n\n"
     return text + markdown(*widened(head, rows, runs))
 
 
-def _words(line: Line, by: str, out: Path) -> str:
-    """What the search of a line goes by, in words; of a run that broke down too, though it scores nothing."""
+def _score_text(line: Line, by: str, out: Path) -> str:
+    """The score of a trial as text; failed runs have no score."""
     if not by.startswith("bytes to "):
-        return spread([(summary(e, out) or {}).get(by) for e in line.runs]).split()[0]
+        return mean_std_text([(summary(e, out) or {}).get(by) for e in line.runs]).split()[0]
     value = score(line, out, by)
-    return "broke down" if broken(line, out) else "never" if value == -math.inf else human_bytes(-value)
+    return "failed" if broken(line, out) else "never" if value == -math.inf else human_bytes(-value)
 
 
 def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
-    """The whole page."""
+    """The page of a grid."""
     first = lines[0].runs[0]
     steps = sorted({e.local.steps for line in lines for e in line.runs})
     epochs = f"{first.local.epochs} epoch(s)"
-    work = " or ".join(f"{count} local steps a round" if count else epochs for count in steps)
+    work = " or ".join(f"{count} local steps per round" if count else epochs for count in steps)
     setting = (
-        f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} a round, batch {first.local.batch}, "
+        f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} per round, batch {first.local.batch}, "
         f"{work}; device {first.engine.device}."
     )
     text = f"# {grid.content['title']}\n\n{grid.content.get('text', '').strip()}\n\n{setting}\n\n"
@@ -163,7 +166,7 @@ def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
 
 
 def records(lines: list[Line], out: Path) -> dict[str, Any]:
-    """The few numbers of every run behind a page, by the name that the page calls it."""
+    """The values of every run of a page, by the short digest used in the page."""
     found = {}
     for line in lines:
         for e in line.runs:
@@ -174,7 +177,7 @@ def records(lines: list[Line], out: Path) -> dict[str, Any]:
                     "settings": line.settings,
                     "seed": e.seed,
                     "rounds": e.rounds,
-                    **{key: s[key] for key in (*KEPT, *WAYS)},
+                    **{key: s[key] for key in (*KEPT, *DIRECTIONS)},
                     "accuracy": curve,
                     **{key: s.get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
                 }
@@ -188,12 +191,12 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--out", type=Path, default=Path("runs/grids"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
-    parser.add_argument("--table-only", action="store_true", help="run nothing, write the tables")
+    parser.add_argument("--table-only", action="store_true", help="do not run, only write the tables")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
     grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}
     if not options.table_only:
-        run_grids(list(grids.values()), options.out, options.jobs, on_run=say_run)
+        run_grids(list(grids.values()), options.out, options.jobs, on_run=print_run)
     options.docs.mkdir(parents=True, exist_ok=True)
     for path, grid in grids.items():
         lines = grid.final(options.out)

@@ -1,14 +1,14 @@
-"""Time the kernels of our own against what torch has, mostly on a GPU, and look at how far apart the results are.
+"""Time our kernels against those of torch, mostly on a GPU, and compare the results.
 
     python benchmarks/kernels.py --device cuda --json kernels.json
-    python benchmarks/kernels.py --device cuda --tune          # other blocks than those that are chosen
-    python benchmarks/kernels.py --device cpu                  # MAPA with signs that are looked up, on a CPU
-    python benchmarks/kernels.py --table kernels.json          # write what --json left into docs/benchmarks.md
+    python benchmarks/kernels.py --device cuda --tune          # block sizes other than the defaults
+    python benchmarks/kernels.py --device cpu                  # MAPA with signs from a lookup table, on a CPU
+    python benchmarks/kernels.py --table kernels.json          # write the results of --json to docs/benchmarks.md
 
-Convolutions of a cohort, each client with weights of its own (32 pictures each): microseconds of the fused kernels, of
-im2col and of grouped cuDNN, each replayed from a CUDA graph, so that launches do not count. `off` is the largest
-difference from float64 on the first client, over the largest number. MAPA: G entries/s of A b and A^T g at
-d = 1,146,634, p = 1,024, and the difference from the path that draws A into memory.
+Convolutions of a cohort with different weights per client (32 images each): microseconds of the fused kernels, of
+im2col and of grouped cuDNN, each replayed from a CUDA graph, so that launches are not counted. `difference` is the
+largest difference from float64 on the first client, relative to the largest value. MAPA: G entries/s of A b and A^T g
+at d = 1,146,634, p = 1,024, and the difference from the implementation that stores A.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 @contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
-    """How float32 is multiplied, by torch and by us."""
+    """Set the precision of float32 products, in torch and in our kernels."""
     from thinwire.kernels import conv_triton as kernels
 
     kind = "tf32" if precision == "tf32" else "ieee"
@@ -89,7 +89,7 @@ def arithmetic(precision: str) -> Iterator[None]:
 
 
 def operands(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pictures, kernel, bias and gradient as they come in training: channels last, but for the first pictures."""
+    """Images, kernel, bias and gradient as in training: channels last, except for the input images."""
     i, size, o, k, stride, padding = case.shape
     c, kind = case.clients, torch.bfloat16 if case.precision == "bf16" else torch.float32
     out = (size + 2 * padding - k) // stride + 1
@@ -103,14 +103,14 @@ def operands(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, draw(c, o, i, k, k), draw(c, o), draw(c, PICTURES, out, out, o).permute(0, 1, 4, 2, 3)
 
 
-def ways(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
-    """What is measured: by operation, then by way."""
+def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
+    """The measured functions, by operation, then by implementation."""
     from thinwire.kernels import conv_triton as kernels
 
     i, size, o, k, stride, padding = case.shape
     x, kernel, bias, grad = operands(case)
     c, s, p = case.clients, (stride, stride), (padding, padding)
-    wide = x.transpose(0, 1).reshape(PICTURES, c * i, size, size)  # as vmap makes them
+    wide = x.transpose(0, 1).reshape(PICTURES, c * i, size, size)  # the layout under vmap
     wide_kernel, wide_grad = kernel.flatten(0, 1), grad.transpose(0, 1).flatten(1, 2)
     columns: list[Tensor] = []
 
@@ -120,7 +120,7 @@ def ways(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         )
         return made[0].view(PICTURES, c, i, size, size).transpose(0, 1) if mask[0] else made[1].view(c, o, i, k, k)
 
-    def laid_out() -> Tensor:
+    def join_pieces() -> Tensor:
         out, made = convolve._forward(x, kernel, s, p)
         columns[:] = [made]
         return out + bias[:, None, :, None, None]
@@ -129,11 +129,11 @@ def ways(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         out = F.conv2d(wide, wide_kernel, bias.flatten(), s, p, groups=c)
         return out.view(PICTURES, c, o, *out.shape[-2:]).transpose(0, 1)
 
-    laid_out()
+    join_pieces()
     made = {
         "forward": {
             "fused": lambda: kernels.forward(x, kernel, bias, s, p),
-            "im2col": laid_out,
+            "im2col": join_pieces,
             "grouped": grouped,
         },
         "by input": {
@@ -148,7 +148,7 @@ def ways(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         },
     }
     if i <= 3:
-        del made["by input"]  # nobody asks for the gradient by the first pictures
+        del made["by input"]  # the gradient of the input images is not needed
     return made
 
 
@@ -188,12 +188,12 @@ def microseconds(fn: Callable[[], Any], calls: int = 5) -> float:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first."""
+    """The first line of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:150]
 
 
-def off(found: Tensor, true: Tensor) -> float:
-    """The largest difference, over the largest number."""
+def relative_difference(found: Tensor, true: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
     return float((found.double() - true).abs().max() / true.abs().max())
 
 
@@ -205,20 +205,20 @@ def measure(case: Case) -> dict[str, Any]:
         true = wanted(case)
         out = (size + 2 * padding - k) // stride + 1
         flops = 2 * case.clients * PICTURES * out * out * o * i * k * k
-        for operation, kinds in ways(case).items():
+        for operation, kinds in implementations(case).items():
             mine = row[operation] = {}
-            for way, fn in kinds.items():
+            for kind, fn in kinds.items():
                 try:
-                    mine[way] = {"us": microseconds(fn), "off": off(fn()[0], true[operation])}
-                    mine[way]["tflops"] = flops / mine[way]["us"] / 1e6
+                    mine[kind] = {"us": microseconds(fn), "difference": relative_difference(fn()[0], true[operation])}
+                    mine[kind]["tflops"] = flops / mine[kind]["us"] / 1e6
                 except Exception as error:
-                    mine[way] = {"error": first_line(error)}
+                    mine[kind] = {"error": first_line(error)}
     torch.cuda.empty_cache()
     return row
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row as text: microseconds fused/im2col/grouped, then TFLOP/s and off of the fused one."""
+    """A row as text: microseconds fused/im2col/grouped, then TFLOP/s and difference of the fused one."""
     i, size, o, k, stride, _ = row["shape"]
     text = f"{row['model']:9} c{row['clients']:<3} {i:>3}>{o:<3} k{k} s{stride} {size:>2} {row['precision']:7}"
     errors = []
@@ -227,22 +227,22 @@ def line(row: dict[str, Any]) -> str:
             text += f" |{'':32}"
             continue
         cells = []
-        for way in ("fused", "im2col", "grouped"):
-            found = row[operation][way]
+        for kind in ("fused", "im2col", "grouped"):
+            found = row[operation][kind]
             cells.append(f"{found['us']:.0f}" if "us" in found else "fail")
             if "error" in found:
-                errors.append(f"    {operation} {way}: {found['error']}")
+                errors.append(f"    {operation} {kind}: {found['error']}")
         mine = row[operation]["fused"]
-        more = f"{mine['tflops']:4.0f}T {mine['off']:.0e}" if "us" in mine else ""
+        more = f"{mine['tflops']:4.0f}T {mine['difference']:.0e}" if "us" in mine else ""
         text += f" | {'/'.join(cells):>17} {more:>13}"
     return "\n".join([text, *errors])
 
 
 def warm(fns: list[Callable[[], Any]]) -> None:
-    """Compile side by side: most of the compiler runs without Python's lock."""
+    """Compile in parallel: most of the compiler runs without Python's lock."""
 
     def quietly(fn: Callable[[], Any]) -> None:
-        with suppress(Exception):  # is seen again, and told, when it is measured
+        with suppress(Exception):  # raised again, and reported, when it is measured
             fn()
 
     with ThreadPoolExecutor(16) as pool:
@@ -251,15 +251,15 @@ def warm(fns: list[Callable[[], Any]]) -> None:
 
 
 def convolutions(plan: list[tuple[str, int, tuple[str, ...]]], until: float) -> list[dict[str, Any]]:
-    """All convolutions of the plan, as long as there is time."""
-    print("us fused/im2col/grouped, TFLOP/s and off of fused: forward | gradient by input | by kernel and bias")
+    """Measure all convolutions until the time limit."""
+    print("us fused/im2col/grouped, TFLOP/s and difference of fused: forward | gradient by input | by kernel and bias")
     rows = []
     for model, clients, precisions in plan:
         cases = [Case(model, clients, shape, precision) for precision in precisions for shape in SHAPES[model]]
         for precision in precisions:  # the precision is a setting of the process: compile one at a time
             with arithmetic(precision):
                 few = [case for case in cases if case.precision == precision]
-                warm([kinds["fused"] for case in few for kinds in ways(case).values()])
+                warm([kinds["fused"] for case in few for kinds in implementations(case).values()])
         for case in cases:
             if time.monotonic() > until:
                 print("no time left for", *case, flush=True)
@@ -273,7 +273,7 @@ def convolutions(plan: list[tuple[str, int, tuple[str, ...]]], until: float) -> 
 
 
 def drawn(until: float) -> list[dict[str, Any]]:
-    """MAPA's products: the first blocks are compared with the reference, all are timed."""
+    """Measure MAPA's products: the first blocks are compared with the reference, all are timed."""
     from thinwire.kernels import projection_triton as fused
 
     words = generated.key_words(Key(5).fold("frame", 1), "cuda")
@@ -293,29 +293,32 @@ def drawn(until: float) -> list[dict[str, Any]]:
         if time.monotonic() > until:
             print("no time left for", entries, vectors, block, flush=True)
             continue
-        row: dict[str, Any] = {"entries": entries, "vectors": vectors, "block": block, "same bits": True}
+        row: dict[str, Any] = {"entries": entries, "vectors": vectors, "block": block, "deterministic": True}
         try:
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             for fn in pair:
-                row["same bits"] &= torch.equal(fn(), fn())
+                row["deterministic"] &= torch.equal(fn(), fn())
             row["MB"] = (torch.cuda.max_memory_allocated() - before) / 1e6
             for name, fn in zip(("expand", "project"), pair, strict=True):
                 row[name] = P * D / microseconds(fn, 2) / 1e3
             text = f"{entries:8} x{vectors:<2} {block!s:14} {row['expand']:6.0f} {row['project']:6.0f}"
-            text += f" {row['MB']:5.0f} MB, same bits {row['same bits']}"
+            text += f" {row['MB']:5.0f} MB, deterministic {row['deterministic']}"
             if block == BLOCKS[entries][0] and vectors == 1:
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-                far = words.cpu()  # a key on the host is drawn into memory
+                far = words.cpu()  # a key on the host stores A in memory
                 true = [
                     function.apply(vector, far, P, D, entries, 1.0)
                     for function, vector in zip((generated._Multiply, generated._Project), given[1], strict=True)
                 ]
                 torch.cuda.synchronize()
                 row["reference"] = 2 * P * D / (time.perf_counter() - began) / 1e9
-                row["off"] = [off(fn(), reference.double()) for fn, reference in zip(pair, true, strict=True)]
-                text += f", off {row['off'][0]:.0e} {row['off'][1]:.0e}; reference {row['reference']:.0f}"
+                row["difference"] = [
+                    relative_difference(fn(), reference.double()) for fn, reference in zip(pair, true, strict=True)
+                ]
+                text += ", difference {:.0e} {:.0e}".format(*row["difference"])
+                text += f"; reference {row['reference']:.0f}"
             rows.append(row)
             print(text, flush=True)
         except Exception as error:
@@ -324,7 +327,7 @@ def drawn(until: float) -> list[dict[str, Any]]:
 
 
 def looked_up(turns: int = 5) -> dict[str, float]:
-    """MAPA with signs on a CPU: the shortest seconds of A b and of A^T g, and processor seconds of both."""
+    """MAPA with signs on a CPU: the shortest seconds of A b and of A^T g, and CPU seconds of both."""
     from thinwire.kernels import projection_cpu as packed
 
     key, b, g = Key(1), Key(2).normal(P), Key(3).normal(D)
@@ -338,12 +341,12 @@ def looked_up(turns: int = 5) -> dict[str, float]:
         took.append({"expand": middle - began, "project": end - middle, "processor": time.process_time() - cpu})
     best = min(took, key=lambda one: one["expand"] + one["project"])
     text = f"expand {best['expand']:.2f} s + project {best['project']:.2f} s = {best['expand'] + best['project']:.2f} s"
-    print(f"MAPA d = {D:,}, p = {P:,}, signs: {text}; {best['processor']:.2f} processor seconds")
+    print(f"MAPA d = {D:,}, p = {P:,}, signs: {text}; {best['processor']:.2f} CPU seconds")
     return best
 
 
 def tune(until: float) -> None:
-    """Other blocks than those chosen, for the convolutions that cost most."""
+    """Time other block sizes for the most expensive convolutions."""
     from thinwire.kernels import conv_triton as kernels
     from thinwire.kernels.conv_triton import Block
 
@@ -356,10 +359,10 @@ def tune(until: float) -> None:
         Case("resnet20", 32, SHAPES["resnet20"][0], "bf16"),
         Case("vgg16", 32, SHAPES["vgg16"][2], "bf16"),
     ]
-    print("us by block (m, n, k, warps, stages), the first as chosen")
+    print("us by block (m, n, k, warps, stages), the first is the default")
     for case in cases:
         with arithmetic(case.precision):
-            for operation, kinds in ways(case).items():
+            for operation, kinds in implementations(case).items():
                 chosen: list[Block] = []
 
                 def note(*args: Any, of: Any, chosen: list[Block] = chosen) -> Block:
@@ -396,7 +399,7 @@ def tune(until: float) -> None:
 
 
 def page(files: list[Path]) -> str:
-    """MAPA's products, as tables: on a GPU for every block that was tried, on a CPU in seconds."""
+    """Tables of MAPA's products: on a GPU for every block size, on a CPU in seconds."""
     text = []
     for found in (json.loads(file.read_text()) for file in files):
         if "machine" in found:
@@ -406,13 +409,13 @@ def page(files: list[Path]) -> str:
             continue
         text += ["", f"{found['device']}, torch {found['torch']}:", ""]
         text += [
-            "| entries | vectors | block | expand, G entries/s | project | MB beyond the vectors | same bits twice |"
+            "| entries | vectors | block | expand, G entries/s | project | MB besides the vectors | deterministic |"
         ]
         text.append("|" + "---|" * 7)
         for row in found["mapa"]:
             block = " x ".join(map(str, row["block"]))
             speeds = [f"{row['expand']:,.0f}", f"{row['project']:,.0f}", f"{row['MB']:.0f}"]
-            cells = [row["entries"], str(row["vectors"]), block, *speeds, "yes" if row["same bits"] else "**no**"]
+            cells = [row["entries"], str(row["vectors"]), block, *speeds, "yes" if row["deterministic"] else "**no**"]
             text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text)
 
@@ -421,10 +424,12 @@ def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=60.0, help="nothing new is begun after so many")
+    parser.add_argument("--seconds", type=float, default=60.0, help="start no measurement after this many")
     parser.add_argument("--only", choices=("convolutions", "mapa"))
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="measure nothing; write a part of a page")
+    parser.add_argument(
+        "--table", nargs="+", type=Path, metavar="FILE", help="do not measure; write the section of the page"
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
     if options.table:
@@ -437,12 +442,12 @@ def main() -> None:  # noqa: D103
             options.json.write_text(json.dumps(found, indent=1))
         return
     if torch.device(options.device).type != "cuda" or not torch.cuda.is_available():
-        sys.exit("torch sees no GPU: --device cpu")
+        sys.exit("torch finds no GPU; use --device cpu")
     torch.cuda.set_device(torch.device(options.device).index or 0)
     if not has_triton(torch.device("cuda", torch.cuda.current_device())):
         from thinwire.kernels.smoke_test import run_one
 
-        run_one(torch.device("cuda"))  # says why
+        run_one(torch.device("cuda"))  # reports the reason
     began = time.monotonic()
     until = began + options.seconds
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

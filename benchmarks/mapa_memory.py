@@ -1,8 +1,8 @@
-"""Train MAPA on the CIFAR network without ever storing its basis, and print the largest memory the process had.
+"""Train MAPA on the CIFAR network without storing its basis, and print the peak memory of the process.
 
     python benchmarks/mapa_memory.py --p 1024
 
-The basis would have p x 1,146,634 numbers (4.7 GB at p = 1,024). Needs CIFAR-10 in THINWIRE_DATA.
+The basis would have p x 1,146,634 values (4.7 GB at p = 1,024). Needs CIFAR-10 in THINWIRE_DATA.
 """
 
 from __future__ import annotations

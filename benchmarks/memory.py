@@ -1,17 +1,16 @@
-"""How much GPU memory the training of several clients of a pretrained model takes at once, against one client alone.
+"""GPU memory of training several clients of a pretrained model together, compared with one client.
 
     python benchmarks/memory.py --clients 10 --data sst2
     python benchmarks/memory.py --backend graph --precision bf16
-    python benchmarks/memory.py --table memory.json       write what was printed before into docs/benchmarks.md
+    python benchmarks/memory.py --table memory.json       write earlier output to docs/benchmarks.md
 
-One round of LoRA (rank 16 on query and value, the head as it is) on MiniLM, with the ordinary engine, in a process of
-its own for each number of clients: `held` is what lies on the GPU before the round (the model, the data), `peak` the
-most during it. Activations are what a client must keep from its forward for its backward pass; they are measured as
-the difference between a full and a half batch of one client, twice. What is left of the peak is what training itself
-needs: the backbone once, and for each client its factors, their gradients and its optimiser.
+One round of LoRA (rank 16 on query and value, full head) on MiniLM with the standard engine, in a separate process for
+each number of clients: `held` is the memory before the round (the model, the data), `peak` the maximum during it. The
+activations of a client are measured as twice the difference between a full and a half batch. The rest of the peak is
+the backbone, and for each client its factors, their gradients and the optimizer state.
 
-Prints one JSON object. The bar: peak of n clients <= 2 x (peak of one client - its activations) + n x activations.
-`--built` builds W0 + B A for each client instead, to see what keeping corrections beside the weights saves.
+Prints one JSON object. Limit: peak of n clients <= 2 x (peak of one client - its activations) + n x activations.
+`--merged` materializes W0 + B A for each client instead, to show the savings of unmerged adapters.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.simulation.engine import LocalEngine
 
-BAR = 2.0
+FACTOR = 2.0
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """One round of some clients: bytes held before it, and at its peak."""
+    """Run one round of some clients; returns the bytes before it and at its peak."""
     settings = {
         "task.data": options.data,
         "task.length": options.length,
@@ -60,7 +59,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     job = build_job(experiment)
     job = replace(job, task=replace(job.task, test=None))
     simulation = LocalEngine("cuda", options.backend, precision=options.precision).prepare(job)
-    if options.built:
+    if options.merged:
         simulation.training = simulation.contract
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -81,8 +80,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 
 def page(files: list[Path]) -> str:
-    """What several measurements found, as a table."""
-    head = ["device", "by", "clients", "peak", "one client", "its activations", "without activations", "allowed", ""]
+    """A table of several measurements."""
+    head = ["device", "backend", "clients", "peak", "one client", "its activations", "without activations", "limit", ""]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for file in files:
         found = json.loads(file.read_text())
@@ -90,7 +89,7 @@ def page(files: list[Path]) -> str:
         sizes = (many["peak"], found["one"]["peak"], found["activations_of_one"])
         cells = [f"{found['device']}, torch {found['torch']}", many["trained_by"], str(many["clients"])]
         cells += [*map(human_bytes, sizes), f"{found['ratio_without_activations']:.2f} x one client's"]
-        cells += [human_bytes(found["allowed"]), "pass" if found["holds"] else "**missed**"]
+        cells += [human_bytes(found["limit"]), "pass" if found["passed"] else "**FAIL**"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -103,9 +102,11 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--data", default="20newsgroups")
     parser.add_argument("--backend", default="vmap")
     parser.add_argument("--precision", default="float32")
-    parser.add_argument("--built", action="store_true", help="a matrix W0 + B A for each client")
-    parser.add_argument("--one", action="store_true", help="measure once in this process and print it")
-    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="measure nothing; write a part of a page")
+    parser.add_argument("--merged", action="store_true", help="materialize W0 + B A for each client")
+    parser.add_argument("--one", action="store_true", help="run one measurement in this process and print it")
+    parser.add_argument(
+        "--table", nargs="+", type=Path, metavar="FILE", help="do not measure; write the section of the page"
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
     if options.table:
@@ -116,7 +117,7 @@ def main() -> None:  # noqa: D103
         print(json.dumps(measure(options)))
         return
 
-    def ask(clients: int, batch: int, *more: str) -> dict[str, float]:
+    def measure_in_process(clients: int, batch: int, *more: str) -> dict[str, float]:
         words = ["--one", "--clients", str(clients), "--batch", str(batch), "--length", str(options.length)]
         words += ["--data", options.data, "--backend", options.backend, "--precision", options.precision, *more]
         done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
@@ -125,9 +126,9 @@ def main() -> None:  # noqa: D103
         found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
         return found
 
-    built = ("--built",) if options.built else ()
+    merged = ("--merged",) if options.merged else ()
     many, one, half = (
-        ask(clients, batch, *built)
+        measure_in_process(clients, batch, *merged)
         for clients, batch in (
             (options.clients, options.batch),
             (1, options.batch),
@@ -136,11 +137,11 @@ def main() -> None:  # noqa: D103
     )
     activations = 2 * (one["peak"] - half["peak"])
     alone = one["peak"] - activations
-    allowed = BAR * alone + options.clients * activations
+    limit = FACTOR * alone + options.clients * activations
     out = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "built": options.built,
+        "merged": options.merged,
         "many": many,
         "one": one,
         "half_batch": half,
@@ -149,11 +150,11 @@ def main() -> None:  # noqa: D103
         "many_without_activations": many["peak"] - options.clients * activations,
         "ratio_without_activations": (many["peak"] - options.clients * activations) / alone,
         "ratio_of_peaks": many["peak"] / one["peak"],
-        "allowed": allowed,
-        "holds": many["peak"] <= allowed,
+        "limit": limit,
+        "passed": many["peak"] <= limit,
     }
     print(json.dumps(out, indent=1))
-    raise SystemExit(0 if out["holds"] else 1)
+    raise SystemExit(0 if out["passed"] else 1)
 
 
 if __name__ == "__main__":

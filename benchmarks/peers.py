@@ -1,17 +1,18 @@
-"""How long a round takes on a CPU, ours and that of others, on the same work in the same run.
+"""Time of a round on a CPU, compared with other frameworks on the same work.
 
-    python -m venv peers                                      others are installed apart from thinwire, if at all
+    python -m venv peers                                      other frameworks are installed separately
     peers/bin/pip install torch==2.13.0 'flwr[simulation]==1.41.0' jax==0.10.2 msgpack immutabledict dm-haiku optax
     peers/bin/pip install --no-deps pfl==0.6.0 fedjax==0.0.17
     peers/bin/pip install 'dp-accounting<0.6' 'multiprocess<0.71' prv-accountant
 
     python benchmarks/peers.py --python peers/bin/python --docs docs
 
-Contestants are processes of their own (`contestants.py`). They take turns, a round each, so that whatever else the
-machine does hits all alike; the first turn is not counted, the median of the others is. All are given the same initial
-weights, the same clients in every round and the same examples in the same order. After the first round each must have
-the averaged weights of the plain loop ("off" is the length of the difference, as a share of that of their change), and
-in every round as many steps. torch's rivals run with oneDNN and without ("-off"): they are compared by their best.
+Each framework runs in a separate process (`frameworks.py`). They run one round each in turn, so that other load of the
+machine affects all of them; the first round is a warm-up, and the median of the others is reported. All have the same
+initial weights, the same clients in every round and the same examples in the same order. After the first round each
+must have the averaged weights of the plain loop ("difference" is the norm of the difference, relative to the norm of
+the change), and in every round the same number of steps. Frameworks based on torch run with and without oneDNN
+("-off"); the faster counts.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.contestants import CLIENTS, SHAPES, job_of
+from benchmarks.frameworks import CLIENTS, SHAPES, job_of
 from benchmarks.page import write_part
 
 COHORT, BATCH, LR = 10, 32, 0.01
 EXAMPLES = {"cnn2": 600, "cnn-cifar": 500}
 ROUNDS = {"cnn2": 7, "cnn-cifar": 2}
-FAR = 0.03  # a step left out would be 0.05 or more; rounding alone moves the plain loop by 0.018 (CIFAR, no oneDNN)
+MAX_DIFFERENCE = 0.03  # a missing step gives 0.05 or more; rounding alone gives 0.018 (CIFAR, loop without oneDNN)
 NAMES = ("loop", "loop-off", "loop-channels-last", "pfl", "pfl-off", "flower", "flower-off", "fedjax", "ours")
-LONG = ("loop", "loop-off", "pfl-off", "flower-off", "fedjax", "ours")  # where a round takes minutes
-# by model: the rival, and by how much ours must be faster than the best of its forms
-BARS = {"cnn2": {"loop": 1 / 0.55, "pfl": 1.4, "flower": 1.15}, "cnn-cifar": {"loop": 1 / 0.68}}
+LONG = ("loop", "loop-off", "pfl-off", "flower-off", "fedjax", "ours")  # if a round takes minutes
+# by model: the other framework, and the required speedup over its fastest variant
+REQUIRED = {"cnn2": {"loop": 1 / 0.55, "pfl": 1.4, "flower": 1.15}, "cnn-cifar": {"loop": 1 / 0.68}}
 
 
-def lay_out(model: str, examples: int, rounds: int, folder: Path) -> int:
-    """Write what all contestants have in common; the steps of a round."""
+def write_inputs(model: str, examples: int, rounds: int, folder: Path) -> int:
+    """Write the common inputs of all frameworks; returns the steps of a round."""
     from thinwire.simulation.engine import LocalEngine
 
     channels, size, *_ = SHAPES[model]
@@ -65,19 +66,19 @@ def lay_out(model: str, examples: int, rounds: int, folder: Path) -> int:
     for number, cohort in enumerate(cohorts):
         work = simulation.federation.sampler.workload(number, cohort)
         if (work.rows[:, :-1] != BATCH).any():
-            raise SystemExit("batches must be full but for the last")
+            raise SystemExit("all batches except the last must be full")
         orders.append(work.index.numpy().reshape(COHORT, -1)[:, :examples])
     np.save(folder / "cohorts.npy", np.array(cohorts))
     np.save(folder / "orders.npy", np.array(orders))
     return sum(work.steps)
 
 
-class Contestant:
-    """A process that plays one side."""
+class FrameworkProcess:
+    """The process of one framework."""
 
     def __init__(self, name: str, python: str, folder: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
-        command = [python, str(Path(__file__).with_name("contestants.py")), name, str(folder)]
+        command = [python, str(Path(__file__).with_name("frameworks.py")), name, str(folder)]
         pipe: Any = subprocess.PIPE
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
@@ -85,38 +86,38 @@ class Contestant:
         self.cpu: list[float] = []
         self.steps: set[int] = set()
         self.note = ""
-        self.trouble = self.hear("ready")[1]
+        self.failure = self.receive("ready")[1]
 
-    def hear(self, key: str) -> tuple[dict[str, Any], str]:
-        """The next answer, or why there is none."""
+    def receive(self, key: str) -> tuple[dict[str, Any], str]:
+        """The next response, or the reason why there is none."""
         line = self.process.stdout.readline()  # type: ignore[union-attr]
-        answer = json.loads(line) if line else {}
-        if key in answer:
-            return answer, ""
+        response = json.loads(line) if line else {}
+        if key in response:
+            return response, ""
         words = self.log.read_text().strip().splitlines()
-        why = answer.get("missing") or (words[-1] if words else f"ended with {self.process.wait()}")
+        why = response.get("missing") or (words[-1] if words else f"ended with {self.process.wait()}")
         return {}, f"not measured: {why[:160]}"
 
-    def play(self) -> None:
-        """One round."""
-        if self.trouble:
+    def run_round(self) -> None:
+        """Run one round."""
+        if self.failure:
             return
         self.process.stdin.write("go\n")  # type: ignore[union-attr]
         self.process.stdin.flush()  # type: ignore[union-attr]
-        answer, self.trouble = self.hear("seconds")
-        if not self.trouble:
-            self.seconds.append(answer["seconds"])
-            self.cpu.append(answer["cpu"])
-            self.steps.add(answer["steps"])
-            self.note = answer["note"]
+        response, self.failure = self.receive("seconds")
+        if not self.failure:
+            self.seconds.append(response["seconds"])
+            self.cpu.append(response["cpu"])
+            self.steps.add(response["steps"])
+            self.note = response["note"]
 
-    def rest(self) -> None:
-        """Until it is ready for the next round."""
-        if not self.trouble:
-            self.trouble = self.hear("ready")[1]
+    def wait_ready(self) -> None:
+        """Wait until it is ready for the next round."""
+        if not self.failure:
+            self.failure = self.receive("ready")[1]
 
-    def end(self) -> None:
-        """Let it go; one that has nothing more to read ends by itself."""
+    def close(self) -> None:
+        """Close its input, at which it exits, and wait for it."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()  # type: ignore[union-attr]
         try:
@@ -128,26 +129,26 @@ class Contestant:
 
 
 def compare(model: str, names: list[str], python: str, rounds: int, examples: int) -> dict[str, Any]:
-    """All contestants on one model."""
+    """Run all frameworks on one model."""
     with tempfile.TemporaryDirectory(prefix="thinwire-peers-") as place:
         folder = Path(place)
-        steps = lay_out(model, examples, rounds + 1, folder)
+        steps = write_inputs(model, examples, rounds + 1, folder)
         load = os.getloadavg()[0]
-        players = []
+        processes = []
         try:
             for name in names:
-                players.append(Contestant(name, sys.executable if name == "ours" else python, folder))
-                if players[-1].trouble:
-                    print(f"{model}  {name}: {players[-1].trouble}", flush=True)
+                processes.append(FrameworkProcess(name, sys.executable if name == "ours" else python, folder))
+                if processes[-1].failure:
+                    print(f"{model}  {name}: {processes[-1].failure}", flush=True)
             for number in range(rounds + 1):
-                for player in players:
-                    player.play()
+                for process in processes:
+                    process.run_round()
                     if number < rounds:
-                        player.rest()
+                        process.wait_ready()
         finally:
-            for player in players:
-                player.end()
-        rows = [row_of(player, steps, folder) for player in players]
+            for process in processes:
+                process.close()
+        rows = [row_of(process, steps, folder) for process in processes]
     measured = {row["name"]: row for row in rows if "seconds" in row}
     for row in measured.values():
         row["ratio"] = row["seconds"] / measured["loop"]["seconds"] if "loop" in measured else math.nan
@@ -155,80 +156,80 @@ def compare(model: str, names: list[str], python: str, rounds: int, examples: in
     for row in rows:
         print(model, "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
     facts = {"model": model, "examples": examples, "rounds": rounds, "steps": steps, "rows": rows}
-    return facts | {"load": [load, os.getloadavg()[0]], "bars": bars(model, measured)}
+    return facts | {"load": [load, os.getloadavg()[0]], "checks": checks(model, measured)}
 
 
-def row_of(player: Contestant, steps: int, folder: Path) -> dict[str, Any]:
-    """What is known of one contestant."""
-    if player.trouble or len(player.seconds) < 2:
-        return {"name": player.name, "trouble": player.trouble or "not measured: it played one round only"}
+def row_of(process: FrameworkProcess, steps: int, folder: Path) -> dict[str, Any]:
+    """The results of one framework."""
+    if process.failure or len(process.seconds) < 2:
+        return {"name": process.name, "failure": process.failure or "not measured: it ran one round only"}
     first = dict(np.load(folder / "first.npz"))
-    got = dict(np.load(folder / f"after-{player.name}.npz"))
-    row: dict[str, Any] = {"name": player.name, "seconds": statistics.median(player.seconds[1:])}
-    row |= {"cpu": statistics.median(player.cpu[1:]), "steps": sorted(player.steps), "note": player.note}
+    got = dict(np.load(folder / f"after-{process.name}.npz"))
+    row: dict[str, Any] = {"name": process.name, "seconds": statistics.median(process.seconds[1:])}
+    row |= {"cpu": statistics.median(process.cpu[1:]), "steps": sorted(process.steps), "note": process.note}
     expected = folder / "after-loop.npz"
-    row["off"] = math.nan
+    row["difference"] = math.nan
     if expected.exists():
         wanted = dict(np.load(expected))
-        row["off"] = distance(got, wanted) / distance(wanted, first)
-    same = player.steps == {steps} and not row["off"] > FAR
+        row["difference"] = distance(got, wanted) / distance(wanted, first)
+    same = process.steps == {steps} and not row["difference"] > MAX_DIFFERENCE
     return row | {"same": same}
 
 
 def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
-    """The length of the difference."""
+    """The norm of the difference."""
     return math.sqrt(sum(float(np.square(a[name].astype(np.float64) - b[name]).sum()) for name in b))
 
 
-def bars(model: str, measured: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What must hold, against the plain loop as it is and the best form of each rival."""
+def checks(model: str, measured: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The required and measured speedups over the plain loop and the fastest variant of each framework."""
     found = []
-    for rival, least in BARS[model].items():
-        forms = [row for name, row in measured.items() if name == rival or (name == f"{rival}-off" and rival != "loop")]
+    for other, least in REQUIRED[model].items():
+        forms = [row for name, row in measured.items() if name == other or (name == f"{other}-off" and other != "loop")]
         if forms and "ours" in measured:
             best = min(forms, key=lambda row: row["seconds"])
-            found.append({"rival": best["name"], "least": least, "times": best["faster"]})
+            found.append({"other": best["name"], "least": least, "times": best["faster"]})
     return found
 
 
 def page(found: list[dict[str, Any]]) -> str:
-    """Tables, and whether what must hold does."""
+    """Tables of times and checks."""
     text = [f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}."]
     for facts in found:
         load = " to ".join(f"{value:.1f}" for value in facts["load"])
         text += [
             "",
-            f"**{facts['model']}**: {CLIENTS} clients, {COHORT} a round, {facts['examples']} examples, one epoch, "
-            f"batch {BATCH}: {facts['steps']} steps a round. Medians of {facts['rounds']} rounds that took turns; "
+            f"**{facts['model']}**: {CLIENTS} clients, {COHORT} per round, {facts['examples']} examples, one epoch, "
+            f"batch {BATCH}: {facts['steps']} steps per round. Medians of {facts['rounds']} interleaved rounds; "
             f"load of the machine {load}.",
             "",
-            "| | seconds a round | of the plain loop | times that of ours | processor seconds | steps | off | |",
+            "| | seconds per round | relative to the loop | relative to ours | CPU seconds | steps | difference | |",
             "|" + "---|" * 8,
         ]
         for row in facts["rows"]:
-            if "trouble" in row:
-                text.append(f"| {row['name']} | {row['trouble']} | - | - | - | - | - | - |")
+            if "failure" in row:
+                text.append(f"| {row['name']} | {row['failure']} | - | - | - | - | - | - |")
                 continue
             cpu = f"{row['cpu']:.2f}" if row["cpu"] else "-"
-            steps = ", ".join(map(str, row["steps"])) + ("" if row["same"] else " (NOT THE SAME WORK)")
+            steps = ", ".join(map(str, row["steps"])) + ("" if row["same"] else " (DIFFERENT WORK)")
             cells = [row["name"], f"{row['seconds']:.3f}", f"{row['ratio']:.2f}", f"{row['faster']:.2f}", cpu]
-            text.append("| " + " | ".join([*cells, steps, f"{row['off']:.1e}", row["note"]]) + " |")
-        if facts["bars"]:
-            text += ["", "| ours against | times faster, at least | found | |", "|---|---|---|---|"]
-        for bar in facts["bars"]:
-            word = "holds" if bar["times"] >= bar["least"] else "DOES NOT HOLD"
-            text.append(f"| {bar['rival']} | {bar['least']:.2f} | {bar['times']:.2f} | {word} |")
+            text.append("| " + " | ".join([*cells, steps, f"{row['difference']:.1e}", row["note"]]) + " |")
+        if facts["checks"]:
+            text += ["", "| ours against | required speedup | measured | |", "|---|---|---|---|"]
+        for check in facts["checks"]:
+            word = "pass" if check["times"] >= check["least"] else "FAIL"
+            text.append(f"| {check['other']} | {check['least']:.2f} | {check['times']:.2f} | {word} |")
     return "\n".join(text)
 
 
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="the Python that has the others")
+    parser.add_argument("--python", default=sys.executable, help="the Python interpreter of the other frameworks")
     parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--only", nargs="*", choices=NAMES, help="these contestants")
-    parser.add_argument("--rounds", type=int, help="rounds that are counted")
-    parser.add_argument("--examples", type=int, help="examples of a client, to try it out")
-    parser.add_argument("--docs", type=Path, help="write the tables into benchmarks.md in this folder")
+    parser.add_argument("--only", nargs="*", choices=NAMES, help="run only these")
+    parser.add_argument("--rounds", type=int, help="number of timed rounds")
+    parser.add_argument("--examples", type=int, help="examples per client, for trials")
+    parser.add_argument("--docs", type=Path, help="the documentation folder; its benchmarks.md is updated")
     options = parser.parse_args()
     found = []
     for model in options.models:

@@ -1,13 +1,13 @@
-"""A folder with a checkpoint and tokenised data sets, small enough to carry to a machine without a network.
+"""Write a folder with a checkpoint and tokenized datasets, small enough to copy to a machine without network access.
 
     python benchmarks/portable.py OUT --data 20newsgroups sst2 rte
-    THINWIRE_DATA=OUT thinwire run lora --on text-classification        # there
+    THINWIRE_DATA=OUT thinwire run lora --on text-classification        # on the other machine
 
-    OUT/checkpoints/minilm/   config, tokeniser, and the weights in 16 bits (safetensors)
-    OUT/tokens/               the numbers of all texts; the texts themselves do not travel
+    OUT/checkpoints/minilm/   config, tokenizer, and the weights in 16 bits (safetensors)
+    OUT/tokens/               the token ids of all texts; the texts are not included
 
-The weights are rounded to 11 bits of mantissa, half their bytes; a run from them begins at a slightly different model
-than one from the original. Needs what it packs: the extra `hf`, the checkpoint and the data (THINWIRE_DATA).
+The weights are rounded to 11 bits of mantissa, half their bytes; a run starts from slightly different weights than with
+the original. Needs the extra `hf`, the checkpoint and the data (THINWIRE_DATA).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from thinwire.data.datasets.text_classification import MINILM, READERS, checkpoint_folder
-from thinwire.data.tokens import file_name, tokenise
+from thinwire.data.tokens import file_name, tokenize
 
 KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -44,11 +44,11 @@ def main() -> None:  # noqa: D103
     small = {name: block.half() if block.dtype == torch.float32 else block for name, block in weights.items()}
     save_file(small, target / "model.safetensors", metadata={"format": "pt"})
     for data in options.data:
-        kept = tokenise(READERS[data](None).read(), source, options.length)
+        kept = tokenize(READERS[data](None).read(), source, options.length)
         np.savez_compressed(options.out / "tokens" / file_name(data, target, options.length), **kept)
     for file in sorted(path for path in options.out.rglob("*") if path.is_file()):
         print(f"{file.stat().st_size:>12,}  {file.relative_to(options.out)}")
-    print(f"{sum(path.stat().st_size for path in options.out.rglob('*') if path.is_file()):>12,}  in all")
+    print(f"{sum(path.stat().st_size for path in options.out.rglob('*') if path.is_file()):>12,}  in total")
 
 
 if __name__ == "__main__":

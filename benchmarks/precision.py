@@ -1,25 +1,25 @@
-"""Where float32 training of VGG16-GN loses its digits: each layer, each way of training, against float64.
+"""Rounding errors of float32 training of VGG16-GN: each layer and each backend against float64.
 
-    python benchmarks/precision.py --device cuda                    all ways of the device
+    python benchmarks/precision.py --device cuda                    all backends of the device
     python benchmarks/precision.py --device cuda --precision tf32   the same with TF32 allowed
     python benchmarks/precision.py --clients 2 --batch 8            smaller, for a CPU
-    python benchmarks/precision.py --model resnet20-gn --network    only the whole network, any model of speed.py
-    python benchmarks/precision.py --saved precision.txt            what was printed, in short, to docs/benchmarks.md
+    python benchmarks/precision.py --model resnet20-gn --network    only the network, for any model of speed.py
+    python benchmarks/precision.py --saved precision.txt            write a summary of it to docs/benchmarks.md
 
-Ways: `loop` (torch's own layers, one client after another), `grouped` (the same under vmap), `im2col` and, on a GPU
-with triton, `fused` (convolutions as products of matrices, with the Triton group norm). Every client has weights of
-its own. An error is |value - reference| / |reference|, as lengths of vectors, the largest of the clients.
+Backends: `loop` (torch's layers, one client after another), `grouped` (the same under vmap), `im2col` and, on a GPU
+with triton, `fused` (convolutions as matrix products, with the Triton group norm). Weights differ between clients. An
+error is |value - reference| / |reference|, as vector norms, the maximum over the clients.
 
-1. **Each layer alone**: inputs, weights and the gradient by the output are those of a float64 pass, rounded to float32;
-   the reference computes in float64 from the same rounded numbers, so that no error of another layer is seen. Columns:
-   output, gradient by the input, gradients by the weights. The first number over --threshold is named.
-2. **Layer after layer**: each layer receives what the layer before it made. `flipped` counts ReLUs and maxima of
-   pooling windows that fall on the other side than in float64. `frozen` repeats the pass with float64's choices: if the
-   gradient is exact there, the rest is made by flips alone and no operation is at fault.
-3. **The network**: the gradient that a local step takes (one call of autograd, or vmap), as a share of its length.
+1. **Each layer alone**: inputs, weights and the gradient of the output are those of a float64 pass, rounded to float32;
+   the reference computes in float64 from the same rounded values, so that errors of other layers are excluded. Columns:
+   output, gradient of the input, gradients of the weights. The first error over --threshold is named.
+2. **Layer after layer**: each layer receives the output of the layer before it. `flipped` counts ReLUs and pooling
+   maxima that differ from float64. `frozen` repeats the pass with float64's choices: if its gradient is exact, the
+   difference is caused by flips alone and no operation is incorrect.
+3. **The network**: the error of the gradient of a local step (one call of autograd, or vmap), relative to its norm.
 
-The sum of errors grows by flips: where a share p of the choices flips, gradients move by about sqrt(p), so that 1e-6 in
-the activations can be 1e-3 in the gradient. A layer that is wrong by itself shows in part 1.
+Flips amplify errors: if a share p of the choices flips, gradients change by about sqrt(p), so that 1e-6 in the
+activations can be 1e-3 in the gradient. A layer that is incorrect by itself shows in part 1.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from thinwire.data.losses import cross_entropy
 from thinwire.kernels.conv import by_products
 from thinwire.kernels.support import has_triton
 from thinwire.training.functional import Functional
-from thinwire.training.precision import kernels
+from thinwire.training.precision import compute_with
 
-Function = Callable[..., Tensor]  # of an input and weights, without a client axis
+Function = Callable[..., Tensor]  # a function of an input and weights, without a client axis
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 COMMAND = "python benchmarks/precision.py --device cuda > precision.txt, then --saved precision.txt"
-SPREAD = 0.05  # how far weights of clients are apart, as a share of their size
+SPREAD = 0.05  # distance between the weights of clients, relative to their size
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """What one pass leaves at one layer, stacked by client: output, gradients by input and by weights."""
+    """The results of one pass at one layer, stacked by client: output, gradients of input and weights."""
 
     out: Tensor
     by_input: Tensor
@@ -98,7 +98,7 @@ def _layer(name: str, part: nn.Module) -> Layer:
 
 
 def frozen(layer: Layer, x: Tensor) -> Function | None:
-    """The same ReLU or pooling with the choices that it makes for this input; takes them by client."""
+    """The ReLU or pooling with its choices fixed to those for this input, per client."""
     if layer.kind == "relu":
         chosen = x > 0
         return lambda value, i: torch.where(chosen[i], value, 0)
@@ -108,14 +108,14 @@ def frozen(layer: Layer, x: Tensor) -> Function | None:
     return None
 
 
-def apply(way: str, run: Function, x: Tensor, weights: Sequence[Tensor], grad: Tensor) -> Passed:
-    """Output and gradients of a function in one way, stacked by client."""
+def apply(backend: str, run: Function, x: Tensor, weights: Sequence[Tensor], grad: Tensor) -> Passed:
+    """Output and gradients of a function with one backend, stacked by client."""
 
     def one(x: Tensor, weights: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         out, back = vjp(run, x, *weights)
         return out, back(grad)
 
-    if way == "loop":
+    if backend == "loop":
         rows = []
         for i in range(len(x)):
             leaves = [block[i].detach().requires_grad_() for block in (x, *weights)]
@@ -124,57 +124,57 @@ def apply(way: str, run: Function, x: Tensor, weights: Sequence[Tensor], grad: T
         outs = torch.stack([out for out, _ in rows])
         grads = [torch.stack(blocks) for blocks in zip(*(grads for _, grads in rows), strict=True)]
     else:
-        with nullcontext() if way == "grouped" else by_products(way):  # type: ignore[arg-type]
+        with nullcontext() if backend == "grouped" else by_products(backend):  # type: ignore[arg-type]
             outs, grads = vmap(one)(x, tuple(weights), grad)
     return Passed(outs, grads[0], tuple(grads[1:]))
 
 
-def outputs(way: str, layers: list[Layer], weights: Tree, x: Tensor) -> list[Tensor]:
-    """The input of each layer, and the output of the last, in one way."""
+def outputs(backend: str, layers: list[Layer], weights: Tree, x: Tensor) -> list[Tensor]:
+    """The input of each layer, and the output of the last, with one backend."""
     seen = [x]
     for layer in layers:
         mine = [weights[name] for name in layer.weights]
-        if way == "loop":
+        if backend == "loop":
             out = torch.stack([layer.run(seen[-1][i], *(w[i] for w in mine)) for i in range(len(x))])
-        else:  # within vjp, as in training: outside it vmap takes other kernels
-            with nullcontext() if way == "grouped" else by_products(way):  # type: ignore[arg-type]
+        else:  # within vjp, as in training: outside it vmap uses other kernels
+            with nullcontext() if backend == "grouped" else by_products(backend):  # type: ignore[arg-type]
                 out = vmap(lambda x, *w: vjp(layer.run, x, *w)[0])(seen[-1], *mine)  # noqa: B023
         seen.append(out)
     return seen
 
 
 def slope(out: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of each client's mean loss by its outputs."""
+    """The gradient of each client's mean loss with respect to its outputs."""
     out = out.detach().requires_grad_()
     loss = sum(cross_entropy(out[i], targets[i]).mean() for i in range(len(out)))
     return torch.autograd.grad(loss, out)[0]
 
 
-def through(way: str, layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor) -> list[Passed]:
-    """A pass layer after layer, and back."""
-    seen = outputs(way, layers, weights, x)
+def through(backend: str, layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor) -> list[Passed]:
+    """A forward and backward pass, layer after layer."""
+    seen = outputs(backend, layers, weights, x)
     grad, made = slope(seen[-1], targets), []
     for layer, value in reversed(list(zip(layers, seen, strict=False))):
-        made.append(apply(way, layer.run, value, [weights[name] for name in layer.weights], grad))
+        made.append(apply(backend, layer.run, value, [weights[name] for name in layer.weights], grad))
         grad = made[-1].by_input
     return made[::-1]
 
 
 def without_flips(
-    way: str, layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor, true: list[Tensor]
+    backend: str, layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor, true: list[Tensor]
 ) -> list[Passed]:
-    """As `through`, where ReLUs and maxima choose as for the inputs `true`."""
+    """As `through`, with the choices of ReLUs and maxima for the inputs `true`."""
     chosen = [frozen(layer, value) for layer, value in zip(layers, true, strict=False)]
     seen = [x]
     for layer, choice in zip(layers, chosen, strict=True):
         if choice is None:
-            seen.append(outputs(way, [layer], weights, seen[-1])[-1])
+            seen.append(outputs(backend, [layer], weights, seen[-1])[-1])
         else:
             seen.append(torch.stack([choice(seen[-1][i], i) for i in range(len(x))]))
     grad, made = slope(seen[-1], targets), []
     for layer, choice, value in reversed(list(zip(layers, chosen, seen, strict=False))):
         if choice is None:
-            made.append(apply(way, layer.run, value, [weights[name] for name in layer.weights], grad))
+            made.append(apply(backend, layer.run, value, [weights[name] for name in layer.weights], grad))
         else:
             leaf = value.detach().requires_grad_()
             out = torch.stack([choice(leaf[i], i) for i in range(len(x))])
@@ -185,8 +185,8 @@ def without_flips(
 
 def error(value: Tensor, true: Tensor) -> float:
     """The largest relative error of the clients."""
-    off = (value.double() - true).flatten(1).norm(dim=1)
-    return float((off / true.flatten(1).norm(dim=1).clamp(min=1e-300)).max())
+    difference = (value.double() - true).flatten(1).norm(dim=1)
+    return float((difference / true.flatten(1).norm(dim=1).clamp(min=1e-300)).max())
 
 
 def flips(layer: Layer, value: Tensor, true: Tensor) -> tuple[int, int]:
@@ -195,75 +195,75 @@ def flips(layer: Layer, value: Tensor, true: Tensor) -> tuple[int, int]:
         return int(((value > 0) != (true > 0)).sum()), value.numel()
     if layer.kind == "pool":
         mine, theirs = (F.max_pool2d(x.flatten(0, 1), 2, return_indices=True) for x in (value, true))
-        # a window of zeros only: which of them is taken does not matter, for ReLU lets no gradient through
+        # a window of zeros only: the choice does not matter, because ReLU passes no gradient
         return int(((mine[1] != theirs[1]) & (theirs[0] > 0)).sum()), mine[0].numel()
     return 0, 0
 
 
 def cells(passed: Passed, true: Passed) -> list[float]:
-    """Errors of the output, of the gradient by the input, and the largest of those by the weights."""
+    """Errors of the output, of the gradient of the input, and the largest of those of the weights."""
     mine = [error(a, b) for a, b in zip(passed.by_weights, true.by_weights, strict=True)]
     return [error(passed.out, true.out), error(passed.by_input, true.by_input), max(mine, default=0.0)]
 
 
 def rounded(tree: Tree) -> Tree:
-    """In float32, as float64."""
+    """Rounded to float32, as float64."""
     return {name: block.float().double() for name, block in tree.items()}
 
 
-def each_layer(ways: list[str], layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor, over: float) -> str:
-    """Part 1. Returns the first number over the threshold, in words."""
+def each_layer(backends: list[str], layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor, over: float) -> str:
+    """Part 1. Returns the first error over the threshold, as text."""
     passes = through("loop", layers, weights, x, targets)
     values = outputs("loop", layers, weights, x)[:-1]
     grads = [*(passed.by_input for passed in passes[1:]), slope(passes[-1].out, targets)]
-    head("1. each layer alone: output, by input, by weights", ways)
+    head("1. each layer alone: output, by input, by weights", backends)
     first = ""
     for layer, value, grad in zip(layers, values, grads, strict=True):
         mine = [weights[name] for name in layer.weights]
         value, grad = value.float(), grad.float()
         true = apply("loop", layer.run, value.double(), mine, grad.double())
-        rows = [cells(apply(way, layer.run, value, [w.float() for w in mine], grad), true) for way in ways]
+        rows = [cells(apply(backend, layer.run, value, [w.float() for w in mine], grad), true) for backend in backends]
         line(f"{layer.name} {layer.kind}", rows)
-        for way, row in zip(ways, rows, strict=True):
-            for what, off in zip(("output", "gradient by input", "gradient by weights"), row, strict=True):
-                if off > over and not first:
-                    first = f"{layer.name} ({layer.kind}) under {way}: {what} is off by {off:.2g}"
+        for backend, row in zip(backends, rows, strict=True):
+            for what, size in zip(("output", "gradient by input", "gradient by weights"), row, strict=True):
+                if size > over and not first:
+                    first = f"{layer.name} ({layer.kind}) under {backend}: {what} has an error of {size:.2g}"
     return first
 
 
-def all_layers(ways: list[str], layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor) -> list[str]:
-    """Part 2. Returns one line a way: flips, and the worst gradient with and without them."""
+def all_layers(backends: list[str], layers: list[Layer], weights: Tree, x: Tensor, targets: Tensor) -> list[str]:
+    """Part 2. Returns one line per backend: flips, and the largest gradient error with and without them."""
     true, values = through("loop", layers, weights, x, targets), outputs("loop", layers, weights, x)
     single = {name: block.float() for name, block in weights.items()}
-    runs = {way: through(way, layers, single, x.float(), targets) for way in ways}
-    still = {way: without_flips(way, layers, single, x.float(), targets, values) for way in ways}
+    runs = {backend: through(backend, layers, single, x.float(), targets) for backend in backends}
+    still = {backend: without_flips(backend, layers, single, x.float(), targets, values) for backend in backends}
     for name, found in (("2a. layer after layer", runs), ("2b. the same, frozen", still)):
-        head(f"{name}: output, by input, by weights", ways)
+        head(f"{name}: output, by input, by weights", backends)
         for i, layer in enumerate(layers):
-            line(f"{layer.name} {layer.kind}", [cells(found[way][i], true[i]) for way in ways])
-    head("2c. flipped against float64", ways)
+            line(f"{layer.name} {layer.kind}", [cells(found[backend][i], true[i]) for backend in backends])
+    head("2c. flipped against float64", backends)
     for i, layer in enumerate(layers):
         if layer.kind in ("relu", "pool") and i:
-            counts = [flips(layer, runs[way][i - 1].out, values[i]) for way in ways]
+            counts = [flips(layer, runs[backend][i - 1].out, values[i]) for backend in backends]
             print(f"{layer.name + ' ' + layer.kind:24}" + "".join(f"{f'{n} of {of}':>27}" for n, of in counts))
     said = []
-    for way in ways:
+    for backend in backends:
         worst, steady = (
-            max(max(cells(found[way][i], true[i])[1:]) for i in range(len(layers))) for found in (runs, still)
+            max(max(cells(found[backend][i], true[i])[1:]) for i in range(len(layers))) for found in (runs, still)
         )
-        count = sum(flips(layer, runs[way][i - 1].out, values[i])[0] for i, layer in enumerate(layers) if i)
+        count = sum(flips(layer, runs[backend][i - 1].out, values[i])[0] for i, layer in enumerate(layers) if i)
         said.append(
-            f"{way}: {count} flipped, worst gradient off by {worst:.2g}, with float64's choices by {steady:.2g}"
+            f"{backend}: {count} flipped, largest gradient error {worst:.2g}, with float64's choices {steady:.2g}"
         )
     return said
 
 
-def network(ways: list[str], model: Functional, weights: Tree, x: Tensor, targets: Tensor) -> None:
-    """Part 3: the gradient of a local step in each way against float64 and against the loop."""
+def network(backends: list[str], model: Functional, weights: Tree, x: Tensor, targets: Tensor) -> None:
+    """Part 3: the gradient of a local step with each backend against float64 and against the loop."""
 
-    def gradient(way: str, model: Functional, weights: Tree, x: Tensor) -> Tree:
-        model = replace(model, products=None if way in ("loop", "grouped") else way)  # type: ignore[arg-type]
-        if way != "loop":
+    def gradient(backend: str, model: Functional, weights: Tree, x: Tensor) -> Tree:
+        model = replace(model, products=None if backend in ("loop", "grouped") else backend)  # type: ignore[arg-type]
+        if backend != "loop":
             step = grad_and_value(lambda w, x, y: model.loss(w, {}, x, y, None)[0])
             return vmap(step)(weights, x, targets)[0]
         rows = []
@@ -276,14 +276,15 @@ def network(ways: list[str], model: Functional, weights: Tree, x: Tensor, target
     twice = replace(model, module=_double(model.module))
     true = gradient("loop", twice, weights, x)
     single = {name: block.float() for name, block in weights.items()}
-    found = {way: gradient(way, model, single, x.float()) for way in ways}
+    found = {backend: gradient(backend, model, single, x.float()) for backend in backends}
     print(f"\n3. the gradient of a step: {'against float64':>20} {'against the loop':>20} {'worst block':>14}")
-    for way in ways:
+    for backend in backends:
         flat = {w: torch.cat([b.double().flatten(1) for b in tree.values()], 1) for w, tree in found.items()}
         exact = torch.cat([b.flatten(1) for b in true.values()], 1)
-        worst = max(true, key=lambda name: error(found[way][name], true[name]))
-        off = error(found[way][worst], true[worst])
-        print(f"{way:26} {error(flat[way], exact):20.3g} {error(flat[way], flat['loop']):20.3g}   {worst} {off:.3g}")
+        worst = max(true, key=lambda name: error(found[backend][name], true[name]))
+        errors = error(flat[backend], exact), error(flat[backend], flat["loop"])
+        largest = error(found[backend][worst], true[worst])
+        print(f"{backend:26} {errors[0]:20.3g} {errors[1]:20.3g}   {worst} {largest:.3g}")
 
 
 def _double(module: nn.Module) -> nn.Module:
@@ -292,18 +293,18 @@ def _double(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).double()
 
 
-def head(title: str, ways: list[str]) -> None:
+def head(title: str, backends: list[str]) -> None:
     """The first line of a table."""
-    print(f"\n{title}\n{'':24}" + "".join(f"{way:>27}" for way in ways))
+    print(f"\n{title}\n{'':24}" + "".join(f"{backend:>27}" for backend in backends))
 
 
 def line(name: str, rows: list[list[float]]) -> None:
-    """One layer."""
-    print(f"{name:24}" + "".join("".join(f"{off:9.1e}" for off in row) for row in rows), flush=True)
+    """Print one layer."""
+    print(f"{name:24}" + "".join("".join(f"{size:9.1e}" for size in row) for row in rows), flush=True)
 
 
 def clients_of(module: nn.Module, clients: int, generator: torch.Generator) -> Iterator[Tree]:
-    """Weights of so many clients, near those of the module."""
+    """Weights of several clients, close to those of the module."""
     for _ in range(clients):
         yield {
             name: p.detach().double() * (1 + SPREAD * torch.randn(p.shape, generator=generator).double())
@@ -312,7 +313,7 @@ def clients_of(module: nn.Module, clients: int, generator: torch.Generator) -> I
 
 
 def in_short(printed: str) -> str:
-    """The machine, the sentences of part 2d and the table of part 3 of what was printed, for a page."""
+    """The machine, part 2d and the table of part 3 of earlier output, for the page."""
     lines = printed.splitlines()
     start, table = lines.index("2d. in short") + 1, next(i for i, line in enumerate(lines) if line.startswith("3. "))
     end = next((i for i, line in enumerate(lines[table:], table) if not line.strip()), len(lines))
@@ -327,9 +328,9 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--precision", default="float32", choices=("float32", "tf32"))
-    parser.add_argument("--threshold", type=float, default=2e-5, help="relative error of a layer that counts as wrong")
+    parser.add_argument("--threshold", type=float, default=2e-5, help="relative error above which a layer is reported")
     parser.add_argument("--network", action="store_true", help="only part 3; needed for models other than vgg16-gn")
-    parser.add_argument("--saved", type=Path, help="a file with what an earlier run printed: write it to the page")
+    parser.add_argument("--saved", type=Path, help="a file with earlier output, to be written to the page")
     options = parser.parse_args()
     if options.saved:
         write_part(PAGE, "precision", in_short(options.saved.read_text()), COMMAND)
@@ -344,22 +345,22 @@ def main() -> None:  # noqa: D103
     x = torch.randint(0, 256, (*shape, channels, size, size), generator=generator) / 127.5 - 1
     targets = torch.randint(0, 10, shape, generator=generator).to(device)
     weights, x = {name: block.to(device) for name, block in weights.items()}, x.double().to(device)
-    ways = ["loop", "grouped", "im2col", *(("fused",) if has_triton(device) else ())]
+    backends = ["loop", "grouped", "im2col", *(("fused",) if has_triton(device) else ())]
     model = Functional.of(module, device=device)
     print(f"{options.model} on {device}, torch {torch.__version__}, {options.precision}, clients x batch {shape}")
     if device.type == "cuda":
         print(torch.cuda.get_device_name(device), "cuDNN", torch.backends.cudnn.version())
-    with kernels(device, options.precision):
+    with compute_with(device, options.precision):
         if device.type == "cuda":
             print("products:", torch.backends.cuda.matmul.fp32_precision, end=", convolutions: ")
             print(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
         if options.model == "vgg16-gn" and not options.network:
             layers = layers_of(model.module)
-            first = each_layer(ways, layers, weights, x, targets, options.threshold)
+            first = each_layer(backends, layers, weights, x, targets, options.threshold)
             print(f"\nfirst over {options.threshold:g}: {first or 'none; every layer alone is exact to rounding'}")
-            said = all_layers(ways, layers, weights, x, targets)
+            said = all_layers(backends, layers, weights, x, targets)
             print("\n2d. in short", f"first layer over {options.threshold:g}: {first or 'none'}", *said, sep="\n")
-        network(ways, model, weights, x, targets)
+        network(backends, model, weights, x, targets)
 
 
 if __name__ == "__main__":

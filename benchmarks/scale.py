@@ -1,12 +1,12 @@
-"""Whether a round takes longer because more clients are registered: a thousand against a million, cohort 100.
+"""Time of a round with a thousand and with a million registered clients, cohort 100.
 
-    python benchmarks/scale.py                        FedAvg on a small perceptron
-    python benchmarks/scale.py --asked                as if every client had been asked before
-    python benchmarks/scale.py --method scaffold      any preset; those with memories keep one for each client asked
+    python benchmarks/scale.py                        FedAvg on a small MLP
+    python benchmarks/scale.py --sampled              every client has participated before
+    python benchmarks/scale.py --method scaffold      any preset; stateful methods keep a state per participant
 
-Each federation runs in a process of its own. A round's time is the median of processor seconds over a few rounds after
-one that is not counted, memory is the largest that the process held. All clients share one pool of examples, so that
-only the number of clients differs. "ratio" is the time with more clients over that with fewer.
+Each federation runs in a separate process. The time of a round is the median CPU time of a few rounds after a warm-up
+round, memory is the peak of the process. All clients share one pool of examples, so that only the number of clients
+differs. "ratio" is the time with more clients divided by that with fewer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 POOL, EACH, BATCH = 100_000, 20, 10
 
 
-def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) -> dict[str, float]:
-    """Seconds to deal the examples and of a round, seconds and bytes of a checkpoint, megabytes held."""
+def measure(clients: int, cohort: int, rounds: int, method: str, sampled: bool) -> dict[str, float]:
+    """Seconds of the partition and of a round, seconds and bytes of a checkpoint, peak megabytes."""
     import numpy as np
     import torch
     from torch import nn
@@ -55,7 +55,7 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
     job = Job(task, method_from(table.get("method", {})), 10**6, cohort, Local(batch=BATCH), eval_every=10**6)
     simulation = LocalEngine("cpu", "vmap").prepare(job)
     state, _ = simulation.round(simulation.start())
-    if asked:
+    if sampled:
         seen = ClientState(state.server.public.version)
         state = state._replace(clients=ClientStates(dict.fromkeys(range(clients), seen)))
     took = []
@@ -78,15 +78,15 @@ def measure(clients: int, cohort: int, rounds: int, method: str, asked: bool) ->
 
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", nargs=2, type=int, default=[1_000, 1_000_000], help="fewer and more")
+    parser.add_argument("--clients", nargs=2, type=int, default=[1_000, 1_000_000], help="the two numbers of clients")
     parser.add_argument("--cohort", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that are timed")
+    parser.add_argument("--rounds", type=int, default=7, help="number of timed rounds")
     parser.add_argument("--method", default="fedavg")
-    parser.add_argument("--asked", action="store_true", help="as if every client had been asked before")
-    parser.add_argument("--one", type=int, help="measure this many clients in this process")
+    parser.add_argument("--sampled", action="store_true", help="every client has participated before")
+    parser.add_argument("--one", type=int, help="measure this number of clients in this process")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.cohort, options.rounds, options.method, options.asked)))
+        print(json.dumps(measure(options.one, options.cohort, options.rounds, options.method, options.sampled)))
         return
     rows = []
     for clients in options.clients:

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that others rely on: the fuzzer in its short form, pages, bars."""
+"""Tests of the benchmarks: a short run of the fuzzer, pages, checks, fault injection."""
 
 import doctest
 import io
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import attackers, codecs, contestants, faults, fuzz_wire, page, peers, precision
+from benchmarks import attackers, codecs, faults, frameworks, fuzz_wire, page, peers, precision
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -21,56 +21,56 @@ from thinwire.models import vgg
 
 
 def test_forged_messages_are_decoded_or_refused():
-    names = ("raw, buffers", "top-k by block", "private, snapshot", "mapo, 3 rounds a basis")
-    sync_counts = fuzz_wire.fuzz(range(2000), seed=1, trace_every=8, names=names)
-    assert sync_counts.failures == []
-    refusals = {outcome for _, outcome in sync_counts.outcomes} - {"decoded"}
-    decoded = sum(count for (_, outcome), count in sync_counts.outcomes.items() if outcome == "decoded")
-    assert decoded > 200  # mutations that are still messages
+    names = ("raw, buffers", "top-k by block", "private, full download", "mapo, 3 rounds per basis")
+    outcomes = fuzz_wire.fuzz(range(2000), seed=1, trace_every=8, names=names)
+    assert outcomes.failures == []
+    refusals = {outcome for _, outcome in outcomes.counts} - {"decoded"}
+    decoded = sum(count for (_, outcome), count in outcomes.counts.items() if outcome == "decoded")
+    assert decoded > 200  # mutations that are still valid messages
     # from the outermost check to the innermost
     for deep in ("checksum", "fields [", "not finite", "positions", "compressed section", "level N does not exist"):
         assert any(deep in refusal for refusal in refusals), deep
-    assert "2,000 messages" in fuzz_wire.report(sync_counts, by_door=True)
+    assert "2,000 messages" in fuzz_wire.report(outcomes, by_target=True)
 
 
-def test_the_fuzzer_sees_what_it_looks_for():
-    big = fuzz_wire.Door("hungry", 1000, (b"x",), lambda data: len(bytearray(10_000_000)) > 0)
-    odd = fuzz_wire.Door("odd", 1000, (b"x",), lambda data: data.no_such_thing)
-    wrong = fuzz_wire.Door("wrong", 1000, (b"x",), lambda data: False)
-    hungry = fuzz_wire.Door("torch", 1000, (b"x",), lambda data: bool((fuzz_wire.torch.zeros(1 << 20) + 1).all()))
-    for door, says in ((big, "bytes of memory"), (odd, "AttributeError"), (wrong, "not a valid tree")):
-        sync_counts = fuzz_wire.SyncCounts()
-        fuzz_wire._send(1, 0, [door], {0: [b"x"]}, sync_counts, traced=True)
-        assert says in sync_counts.failures[0]
-    sync_counts = fuzz_wire.SyncCounts()
-    fuzz_wire._send(64, 0, [hungry], {0: [b"x"]}, sync_counts, traced=True)
-    assert "bytes of memory" in sync_counts.failures[0]
+def test_fuzzer_detects_memory_use_errors_and_invalid_results():
+    big = fuzz_wire.Target("hungry", 1000, (b"x",), lambda data: len(bytearray(10_000_000)) > 0)
+    odd = fuzz_wire.Target("odd", 1000, (b"x",), lambda data: data.no_such_thing)
+    wrong = fuzz_wire.Target("wrong", 1000, (b"x",), lambda data: False)
+    hungry = fuzz_wire.Target("torch", 1000, (b"x",), lambda data: bool((fuzz_wire.torch.zeros(1 << 20) + 1).all()))
+    for target, expected in ((big, "bytes of memory"), (odd, "AttributeError"), (wrong, "not a valid tree")):
+        outcomes = fuzz_wire.Outcomes()
+        fuzz_wire._send(1, 0, [target], {0: [b"x"]}, outcomes, traced=True)
+        assert expected in outcomes.failures[0]
+    outcomes = fuzz_wire.Outcomes()
+    fuzz_wire._send(64, 0, [hungry], {0: [b"x"]}, outcomes, traced=True)
+    assert "bytes of memory" in outcomes.failures[0]
 
 
-def test_measuring_memory_takes_none_that_stays():
-    """A storage that outlives the measurement was noted for ever, and some message paid for the growing notes."""
+def test_memory_measurement_does_not_leak():
+    """Storages that outlive a measurement must not be recorded, or the record would grow."""
     held = fuzz_wire.torch.zeros(100)
     measured = [fuzz_wire.most_memory(lambda: held + 1) for _ in range(3000)]
     assert max(measured[1:]) < min(measured) + 20_000
 
 
 @pytest.mark.parametrize("codec", [Threshold(0.0), TopK(0.9), TopK(0.3)])
-def test_codecs_that_keep_many_numbers_take_little_memory(codec):
-    """Positions of eight bytes, the values and two copies of the result were alive at a time."""
+def test_dense_sparse_codecs_use_little_memory(codec):
+    """Regression test: eight-byte positions, the values and two copies of the result were alive together."""
     tree = {"w": Key(1).normal(300, 200)}
     spec, peer = Spec.of(tree), Peer(Key(5))
     data = memoryview(codec.encode(tree, codec.init(spec), peer)[0])
-    # twice: torch imports what it needs when it is first used
+    # twice: torch imports modules on first use
     assert min(fuzz_wire.most_memory(lambda: codec.decode(data, spec, peer)) for _ in range(2)) < 3.1 * spec.nbytes
 
 
 @pytest.mark.parametrize("level", ["repaired", "built"])
-def test_messages_with_checksums_that_fit_reach_what_is_behind_them(level):
-    through, kin = fuzz_wire.ready(("raw, buffers", "mapo, 3 rounds a basis"))
+def test_messages_with_valid_checksums_reach_inner_checks(level):
+    through, kin = fuzz_wire.ready(("raw, buffers", "mapo, 3 rounds per basis"))
     reasons = Counter()
     for i in range(300):
         rng = random.Random(i)
-        which = rng.choice([at for at, door in enumerate(through) if door.schema])
+        which = rng.choice([at for at, target in enumerate(through) if target.schema])
         data = fuzz_wire.forged(rng, through[which], through[which].seeds[0], kin[which], level)
         try:
             reasons[str(through[which].read(data))] += 1
@@ -81,12 +81,12 @@ def test_messages_with_checksums_that_fit_reach_what_is_behind_them(level):
     assert any("fields [" in reason for reason in reasons)
 
 
-def test_a_message_of_the_fuzzer_is_a_function_of_its_number():
+def test_fuzzer_messages_are_a_function_of_their_index():
     through, kin = fuzz_wire.ready(("raw, buffers",))
     assert all(fuzz_wire.message(i, 0, through, kin) == fuzz_wire.message(i, 0, through, kin) for i in range(50))
 
 
-def test_attackers_send_valid_messages_that_turn_the_mean_around():
+def test_attackers_send_valid_messages_that_reverse_the_mean():
     assert [len(attackers.attackers_of(1, share)) for share in attackers.SHARES] == [0, 2, 4, 6]
     mean, found = {"kind": "weighted"}, {}
     for share in (0.0, 0.3):
@@ -96,7 +96,7 @@ def test_attackers_send_valid_messages_that_turn_the_mean_around():
     assert "| weighted | 62.5 (50 to 75) |" in attackers.table({"weighted": row})
 
 
-def test_a_part_of_a_page_is_written_and_the_rest_left_alone(tmp_path):
+def test_writing_a_section_leaves_the_rest_of_the_page_unchanged(tmp_path):
     assert doctest.testmod(page).failed == 0
     file = tmp_path / "page.md"
     file.write_text("# Page\n")
@@ -112,8 +112,8 @@ def test_a_part_of_a_page_is_written_and_the_rest_left_alone(tmp_path):
         page.write_part(file, "b", "four", "make b")
 
 
-def test_bars_can_be_missed():
-    bars = codecs.Bars()
+def test_checks_can_fail():
+    bars = codecs.Checks()
     bars.hold("near", [(1.0, "a"), (1.02, "b")], 1.03, most=True)
     assert bars.missed == 0
     bars.hold("near", [(1.0, "a"), (1.04, "b")], 1.03, most=True)
@@ -122,23 +122,23 @@ def test_bars_can_be_missed():
     assert bars.table().count("FAIL") == 2
 
 
-def test_flower_sends_positions_and_values_or_all_of_them():
+def test_flower_arrays_are_positions_and_values_or_dense():
     spec = Spec.of({"w": Key(0).normal(100, 10)})
     dense, pairs = codecs.flower_arrays(TopK(0.1, inner=Quantize(8)), spec)
     assert dense == [("f4", [100, 10])]
     assert pairs == [("i4", [100]), ("i1", [100]), ("f4", [1])]
 
 
-def test_contestants_do_the_same_work(tmp_path, monkeypatch):
-    steps = peers.lay_out("cnn2", 40, 2, tmp_path)
-    answers = io.StringIO()
-    monkeypatch.setattr(contestants, "ANSWERS", answers)
+def test_frameworks_do_the_same_work(tmp_path, monkeypatch):
+    steps = peers.write_inputs("cnn2", 40, 2, tmp_path)
+    responses = io.StringIO()
+    monkeypatch.setattr(frameworks, "RESPONSES", responses)
     for name in ("loop", "loop-channels-last", "ours"):
         monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
-        contestants.PLAYERS[name.split("-")[0]](contestants.Work(name, tmp_path))
-    played = [line for line in map(json.loads, answers.getvalue().splitlines()) if "round" in line]
-    assert [line["round"] for line in played] == [0, 1] * 3
-    assert {line["steps"] for line in played} == {steps} == {20}
+        frameworks.FRAMEWORKS[name.split("-")[0]](frameworks.Work(name, tmp_path))
+    rounds = [line for line in map(json.loads, responses.getvalue().splitlines()) if "round" in line]
+    assert [line["round"] for line in rounds] == [0, 1] * 3
+    assert {line["steps"] for line in rounds} == {steps} == {20}
     first, loop, last, ours = (
         dict(np.load(tmp_path / f"{name}.npz"))
         for name in ("first", "after-loop", "after-loop-channels-last", "after-ours")
@@ -147,45 +147,45 @@ def test_contestants_do_the_same_work(tmp_path, monkeypatch):
         assert peers.distance(other, loop) < 1e-3 * peers.distance(loop, first)
 
 
-def test_who_is_missing_is_said_in_one_line(tmp_path):
-    peers.lay_out("cnn2", 8, 1, tmp_path)
-    (tmp_path / "pfl.py").write_text("raise ImportError('no pfl here')")  # as if it were not installed
+def test_missing_framework_is_reported_in_one_line(tmp_path):
+    peers.write_inputs("cnn2", 8, 1, tmp_path)
+    (tmp_path / "pfl.py").write_text("raise ImportError('no pfl here')")  # simulates a missing package
     (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
-    player = peers.Contestant("pfl", str(tmp_path / "python"), tmp_path)
-    player.end()
-    assert player.trouble == "not measured: no pfl here"
+    process = peers.FrameworkProcess("pfl", str(tmp_path / "python"), tmp_path)
+    process.close()
+    assert process.failure == "not measured: no pfl here"
 
 
-def test_the_script_of_faults_is_complete_and_always_the_same():
+def test_fault_script_is_complete_and_deterministic():
     drawn = Counter(faults.script(256, client, version) for client in range(8) for version in range(40))
     assert min(drawn[fault] for fault in faults.FAULTS) >= 3
-    one, two = (faults.Havoc(256, 40, 8, Path()) for _ in range(2))
+    one, two = (faults.ProcessFaults(256, 40, 8, Path()) for _ in range(2))
     assert (one.kills, one.leaves, one.second) == (two.kills, two.leaves, two.second)
     assert len(one.kills) == 3
     assert max(one.kills | one.leaves.keys()) < 40
     assert not one.kills & one.leaves.keys()
 
 
-def test_books_strike_out_what_a_killed_server_did_not_save(tmp_path):
-    first = faults.Books(tmp_path)
+def test_message_log_drops_rounds_that_a_killed_server_did_not_save(tmp_path):
+    first = faults.MessageLog(tmp_path)
     for number in (1, 2, 3):
         first(number, "up", 0, b"first")
-    again = faults.Books(tmp_path)
-    again(3, "down", 0, b"asked")
+    again = faults.MessageLog(tmp_path)
+    again(3, "down", 0, b"request")
     again(3, "up", 1, b"again")
     assert again.read() == {1: {0: b"first"}, 2: {0: b"first"}, 3: {1: b"again"}}
 
 
-def test_no_spoilt_message_may_count():
-    assert faults._sound({"cut", "sound"}) == "sound"
-    assert faults._sound({"exploded"}) == "exploded"
-    with pytest.raises(AssertionError, match="only ever sent as"):
-        faults._sound({"not_finite"})
+def test_corrupted_messages_may_not_be_accepted():
+    assert faults._accepted_kind({"truncated", "valid"}) == "valid"
+    assert faults._accepted_kind({"scaled_update"}) == "scaled_update"
+    with pytest.raises(AssertionError, match="only sent as"):
+        faults._accepted_kind({"not_finite"})
 
 
-def test_layers_one_by_one_are_the_network(monkeypatch):
-    """The passes that are compared layer by layer make the very gradient that training takes."""
+def test_layer_by_layer_passes_equal_the_network(monkeypatch):
+    """The layer-by-layer passes give the gradient of the network."""
     torch.manual_seed(0)
     monkeypatch.setattr(vgg, "STAGES", ((4,), (8,), (8,), (8,), (8,)))
     module = vgg.vgg16_gn(groups=4).double()
@@ -193,11 +193,11 @@ def test_layers_one_by_one_are_the_network(monkeypatch):
     weights = {name: p.detach()[None] for name, p in module.named_parameters()}
     layers = precision.layers_of(module)
     torch.nn.functional.cross_entropy(module(x[0]), targets[0]).backward()
-    for way in ("loop", "im2col"):
-        made = precision.through(way, layers, weights, x, targets)
+    for backend in ("loop", "im2col"):
+        made = precision.through(backend, layers, weights, x, targets)
         for layer, passed in zip(layers, made, strict=True):
             for name, grad in zip(layer.weights, passed.by_weights, strict=True):
-                assert torch.allclose(grad[0], module.get_parameter(name).grad, atol=1e-12), (way, name)
+                assert torch.allclose(grad[0], module.get_parameter(name).grad, atol=1e-12), (backend, name)
     values = precision.outputs("loop", layers, weights, x)
     still = precision.without_flips("loop", layers, weights, x, targets, values)
     assert all(

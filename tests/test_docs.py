@@ -1,14 +1,16 @@
-"""What the documentation says is there, and runs."""
+"""Tests of the documentation: links, commands, Python blocks, plugins, and the values of tables."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import runpy
 import shlex
 import statistics
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -21,24 +23,30 @@ import thinwire as tw
 from benchmarks import costs, deployment
 from benchmarks.faults import FAULTS
 from thinwire.cli.app import app
-from thinwire.core.registry import entries
+from thinwire.core import registry
+from thinwire.core.registry import KINDS, entries
 from thinwire.core.units import human_bytes
+from thinwire.experiments.build import build_job
 from thinwire.experiments.config import parse_overrides, resolve
 from thinwire.experiments.presets import presets
 from thinwire.experiments.repro import load
 from thinwire.reports.repro_page import section
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "CHANGELOG.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the first is history
+PAGES = [
+    ROOT / "CHANGELOG.md",
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]  # the first lists past changes
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists() or target.startswith("http"), f"{page.name} links to {target}"
 
 
-def test_the_architecture_names_files_that_exist():
+def test_files_named_by_the_architecture_exist():
     text = (ROOT / "docs/architecture.md").read_text()
     rows = [row for row in text.splitlines() if row.startswith("| `") and ".py" in row]
     assert rows
@@ -50,7 +58,7 @@ def test_the_architecture_names_files_that_exist():
 
 
 def sections(page):
-    """(the names in a heading, what stands under it), for each heading of a page."""
+    """(the names in a heading, the text of its section), for each heading of a page."""
     text = page.read_text()
     for head in re.finditer(r"^(#{2,3}) (.*)$", text, re.M):
         rest = text[head.end() :]
@@ -58,25 +66,50 @@ def sections(page):
         yield re.findall(r"`([^`]+)`", head[2]), rest[: end.start()] if end else rest
 
 
+FILE = re.compile(r"^`([\w/.-]+)`:\n\n```\w+\n(.*?)^```\n", re.S | re.M)  # a file of a plugin, and its contents
+
+
+@pytest.fixture(autouse=True)
+def unregistered():
+    """Remove the parts that a page registers."""
+    before = registry.foreign()
+    yield
+    registry.unregister(registry.foreign() - before)
+
+
+def import_plugins(page, folder, monkeypatch):
+    """Write the files of the plugins of a page and import them; the modules by package and name."""
+    packages = {}
+    for name, content in FILE.findall(page.read_text()):
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+        if file.suffix == ".py":
+            monkeypatch.syspath_prepend(str(file.parent))
+            monkeypatch.delitem(sys.modules, file.stem, raising=False)
+            packages.setdefault(file.parent.name, {})[file.stem] = importlib.import_module(file.stem)
+    return packages
+
+
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
 PARTS = ("**What.**", "**Formula.**", "**When.**", "**Cost.**", "**Tests.**", "**Run.**")
 
 
 @pytest.mark.parametrize("name", sorted(presets("methods")))
-def test_every_method_has_a_section_with_all_its_parts(name):
+def test_every_method_has_a_complete_section(name):
     found = [body for page in METHOD_PAGES for names, body in sections(page) if name in names]
     assert len(found) == 1, f"{len(found)} headings of docs/methods name `{name}`"
     places = [found[0].find(part) for part in PARTS]
     assert -1 not in places, f"the section of {name} lacks {PARTS[places.index(-1)]}"
     assert places == sorted(places)
-    said = {part: found[0][i:j] for part, i, j in zip(PARTS, places, [*places[1:], None], strict=True)}
-    assert all(len(words) > len(part) + 10 for part, words in said.items())
-    assert re.search(r"\bNot\b", said["**When.**"]), "when not to use it"
-    assert re.search(r"`tests/[a-z_/]+\.py::test_\w+`", said["**Tests.**"])
-    assert re.search(rf"thinwire run ([a-z0-9-]+\+)*{re.escape(name)}[+ ]", said["**Run.**"]), "an example that runs it"
+    text = {part: found[0][i:j] for part, i, j in zip(PARTS, places, [*places[1:], None], strict=True)}
+    assert all(len(words) > len(part) + 10 for part, words in text.items())
+    assert re.search(r"\bNot\b", text["**When.**"]), "when not to use it"
+    assert re.search(r"`tests/[a-z_/]+\.py::test_\w+`", text["**Tests.**"])
+    assert re.search(rf"thinwire run ([a-z0-9-]+\+)*{re.escape(name)}[+ ]", text["**Run.**"]), "an example that runs it"
 
 
-def test_the_tests_that_pages_name_exist():
+def test_tests_named_by_pages_exist():
     named = {match for page in PAGES for match in re.findall(r"(tests/[a-z_/]+\.py)::(test_\w+)", page.read_text())}
     assert len(named) > 80
     for file in sorted({file for file, _ in named}):
@@ -86,8 +119,8 @@ def test_the_tests_that_pages_name_exist():
 
 
 @pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda page: page.stem)
-def test_the_costs_on_a_page_are_those_of_messages(page):
-    """Lengths that do not depend on contents to the byte; the others within a few per cent, as floats may differ."""
+def test_costs_on_a_page_are_lengths_of_messages(page):
+    """Exactly if the length does not depend on the values, otherwise within a few percent, as floats may differ."""
     described = costs.described(page.read_text())
     table = re.search(r"<!-- begin costs: .*? -->\n(.*?)<!-- end costs -->", page.read_text(), re.S)
     if not described:
@@ -105,11 +138,11 @@ def test_the_costs_on_a_page_are_those_of_messages(page):
             assert (up, down) == (pytest.approx(found.up, rel=0.04), pytest.approx(found.down, rel=0.04)), name
 
 
-VERBS = ("run", "compare", "check", "show", "tune", "deploy", "app")
+VERBS = ("run", "compare", "check", "show", "tune", "deploy", "flower-app")
 
 
 def commands(page):
-    """Every `thinwire` command that a page shows and that names no placeholder."""
+    """Every `thinwire` command on a page."""
     text = page.read_text()
     fenced = [inside for kind, inside in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M) if not kind]
     shown = "".join(fenced).replace("\\\n", " ").splitlines()
@@ -121,8 +154,9 @@ def commands(page):
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_commands_of_a_page_are_understood(page):
-    """Options exist, methods, tasks and settings are known; nothing is run."""
+def test_commands_of_a_page_are_valid(page, tmp_path, monkeypatch):
+    """Options exist; methods, tasks and settings are known. Nothing is run."""
+    import_plugins(page, tmp_path, monkeypatch)
     for verb, *words in commands(page):
         given = get_command(app).commands[verb].make_context(verb, list(words)).params
         names = given.get("methods") or [given.get("what")]
@@ -135,20 +169,8 @@ def test_the_commands_of_a_page_are_understood(page):
                 resolve(name, on, {**known, **parse_overrides(given.get("set_") or [])})
 
 
-def test_every_part_has_one_line_that_is_a_sentence():
-    for kind in (
-        "space",
-        "sketch",
-        "schedule",
-        "codec",
-        "optimizer",
-        "correction",
-        "privacy",
-        "client_weight",
-        "mask",
-        "aggregator",
-        "split",
-    ):
+def test_every_part_has_a_one_line_description():
+    for kind in KINDS:
         for entry in entries(kind).values():
             assert entry.doc.endswith("."), f"{kind} {entry.name}: {entry.doc!r}"
 
@@ -161,8 +183,8 @@ def test_examples_run(example, capsys, monkeypatch, tmp_path):
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_a_csv_of_ones_own_becomes_a_page(capsys, monkeypatch, tmp_path):
-    """What the README promises: tensors and pictures of three channels or one, labels that are words, few clients."""
+def test_csv_example_writes_a_page(capsys, monkeypatch, tmp_path):
+    """The CSV of the README: tensors with any number of channels, text labels, few clients."""
     lines = ["file,label,client"]
     for i in range(60):
         tensor = torch.randn(2, 9, 7) + (i % 3)
@@ -170,37 +192,45 @@ def test_a_csv_of_ones_own_becomes_a_page(capsys, monkeypatch, tmp_path):
         torch.save(tensor, tmp_path / name) if i % 2 else np.save(tmp_path / name, tensor.numpy())
         lines.append(f"{name},{('cat', 'dog', 'eel')[i % 3]},{('left', 'middle', 'right')[i % 7 % 3]}")
     (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
     example = ROOT / "examples/compare_on_your_data.py"
     assert f"python examples/{example.name} your.csv" in (ROOT / "README.md").read_text()
     monkeypatch.setattr(sys, "argv", [str(example), str(tmp_path / "mine.csv")])
     runpy.run_path(str(example), run_name="__main__")
     assert "open comparison/page.html" in capsys.readouterr().out
     page = Path("comparison/page.html").read_text()
-    for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 of them in a round", "2 seeds", "Bytes to reach"):
+    for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 sampled per round", "2 seeds", "Bytes to reach"):
         assert words in page
 
 
-NEEDS_MORE = ("mlflow", "wandb", "peft", "checkpoint")  # blocks that need what is not installed with thinwire
+NEEDS_MORE = ("mlflow", "wandb", "peft", "checkpoint")  # blocks that need packages or files that are not installed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_python_of_a_page_runs(page, monkeypatch, tmp_path):
-    """Blocks of a page follow one another; a small model and its data are there, as the page says."""
+def test_python_blocks_of_a_page_run(page, monkeypatch, tmp_path):
+    """The blocks run in order, with a small model and its data. Files of plugins are tested below."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = nn.Sequential()
     model.add_module("attn", nn.Linear(16, 16))
     model.add_module("head", nn.Linear(16, 3))
     clients = [(torch.randn(12, 16), torch.randint(0, 3, (12,))) for _ in range(10)]
-    names = {"tw": tw, "torch": torch, "nn": nn, "model": model, "clients": clients, "test": clients[0]}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
-        if page.name != "parts.md" and not any(word in block for word in NEEDS_MORE):
+    names = {
+        "__name__": "page",
+        "tw": tw,
+        "torch": torch,
+        "nn": nn,
+        "model": model,
+        "clients": clients,
+        "test": clients[0],
+    }
+    for block in re.findall(r"^```python\n(.*?)^```", FILE.sub("", page.read_text()), re.S | re.M):
+        if not any(word in block for word in NEEDS_MORE):
             exec(compile(block, f"{page.name}: {block.splitlines()[0]}", "exec"), names)
 
 
-def test_written_parts_name_a_program_that_is_there():
+def test_generated_sections_name_an_existing_program():
     found = [
         (page, mark)
         for page in PAGES
@@ -212,7 +242,7 @@ def test_written_parts_name_a_program_that_is_there():
         assert (ROOT / re.match(r"python (\S+\.py)", command)[1]).is_file(), command
 
 
-def test_every_page_is_reached_from_the_readme():
+def test_every_page_is_linked_from_the_readme():
     seen, ahead = set(), [ROOT / "README.md"]
     while ahead:
         page = ahead.pop()
@@ -223,26 +253,31 @@ def test_every_page_is_reached_from_the_readme():
     missed = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")} - {
         page.relative_to(ROOT).as_posix() for page in seen
     }
-    assert not missed, f"no link leads to {missed}"
+    assert not missed, f"pages without a link: {missed}"
 
 
-def test_the_part_of_the_documentation_is_a_part(tmp_path):
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/parts.md").read_text(), re.S)
-    file = tmp_path / "documented_part.py"
-    file.write_text(code[1])
-    sys.path.insert(0, str(tmp_path))
-    try:
-        __import__("documented_part")
-    finally:
-        sys.path.remove(str(tmp_path))
-        from thinwire.core import registry
-
-        registry._TABLE["space"].pop("scaled", None)
+def test_plugins_of_the_page_meet_their_contracts(tmp_path, monkeypatch):
+    """Both packages are complete: they import, pass their own tests, and train by name."""
+    packages = import_plugins(ROOT / "docs/parts.md", tmp_path, monkeypatch)
+    assert set(packages) == {"thinwire-ternary", "thinwire-rings"}
+    for package, modules in packages.items():
+        project = tomllib.loads((tmp_path / package / "pyproject.toml").read_text())["project"]
+        (target,) = project["entry-points"]["thinwire.parts"].values()
+        assert target in modules
+        for name, test in ((name, test) for module in modules.values() for name, test in vars(module).items()):
+            if name.startswith("test_"):
+                test()
+    codec = resolve("fedavg", "rings", {"method.up": "ternary", "rounds": 2})
+    rows = list(codec.engine.run(build_job(codec)))
+    assert rows[-1].bytes_up < rows[-1].bytes_down / 10
+    partition = build_job(resolve("mapo", "rings", {"task.partition.reverse": True})).task
+    first = partition.train.targets[partition.clients.client(0)]
+    assert set(first.tolist()) == {2}
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda page: page.stem)
-def test_every_number_of_a_result_has_its_runs(page):
-    """Each run that a table names is in the file beside the page, and gives the means that the table shows."""
+def test_values_of_result_tables_are_those_of_their_runs(page):
+    """Each run of a table is in the JSON file of the page, and gives the means in the table."""
     runs = json.loads(page.with_suffix(".json").read_text())
     lines = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
     heads = [i for i, cells in enumerate(lines) if cells[0] == "method"]
@@ -267,8 +302,8 @@ def test_every_number_of_a_result_has_its_runs(page):
     assert seen
 
 
-def test_every_number_of_the_papers_tables_has_its_runs():
-    """Means, differences and bytes are those of the runs beside the page; counts are counted again."""
+def test_values_of_reproduced_tables_are_those_of_their_runs():
+    """Means, differences and bytes are those of the runs in the JSON file; parameter counts are computed again."""
     page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())
     text, named, head = page.read_text(), set(), [""]
     for line in text.splitlines():
@@ -295,8 +330,8 @@ def test_every_number_of_the_papers_tables_has_its_runs():
         assert one["best_accuracy"] == max((accuracy for _, _, accuracy in one["curve"]), default=None)
         assert one["curve"][-1][1] <= one["bytes_total"]
     assert named <= runs.keys()
-    pictures = {file.name for file in (ROOT / "docs/reproduction").glob("*.svg")}
-    assert pictures == set(re.findall(r"\(reproduction/([^)]+)\)", text)), "pictures that no table shows, or missing"
+    charts = {file.name for file in (ROOT / "docs/reproduction").glob("*.svg")}
+    assert charts == set(re.findall(r"\(reproduction/([^)]+)\)", text)), "charts without a link, or missing"
     counted = [load(name, "gpu") for name, one in presets("repro").items() if one.table.get("counted")]
     assert counted
     for one in counted:
@@ -304,8 +339,8 @@ def test_every_number_of_the_papers_tables_has_its_runs():
             assert section(one, Path()).text.strip() in text
 
 
-def test_the_page_of_deployments_says_what_was_measured():
-    """Each table is that of the numbers beside the page, and the numbers hold what the page promises."""
+def test_tables_of_the_deployment_page_are_those_of_its_measurements():
+    """Each table is generated from the JSON file, and the measurements meet the claims of the page."""
     page, found = (ROOT / "docs/deployment.md").read_text(), json.loads((ROOT / "docs/deployment.json").read_text())
     assert set(found) == set(deployment.COMMANDS)
     for what, entry in found.items():
@@ -315,7 +350,7 @@ def test_the_page_of_deployments_says_what_was_measured():
     assert all(row["weights"] and row["bytes"] for row in known["same"].values())
     assert known["many"]["lost"] == known["simulated"]["lost"] == 0
     faults = known["faults"]
-    assert abs(faults["accuracy"] - faults["quiet accuracy"]) <= 0.02
-    assert {*FAULTS, "answer comes twice", "answer of an earlier round"} <= faults["struck"].keys()
-    assert sum("server killed" in line for line in faults["havoc"]) == 3
-    assert faults["turned away"] >= 1
+    assert abs(faults["accuracy"] - faults["accuracy without faults"]) <= 0.02
+    assert {*FAULTS, "duplicate response", "response of an earlier round"} <= faults["message faults"].keys()
+    assert sum("server killed" in line for line in faults["process faults"]) == 3
+    assert faults["second servers refused"] >= 1

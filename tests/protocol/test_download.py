@@ -157,7 +157,7 @@ def test_clients_far_behind_are_sent_the_state():
 @pytest.mark.parametrize(("space", "down", "kind"), [(MAPO(k=1), Raw(), wire.STATE), (Full(), TopK(0.001), wire.STEPS)])
 def test_the_number_of_bodies_is_limited(space, down, kind, monkeypatch):
     """Each body may cost a client a merge of the whole model, even if it has few bytes."""
-    monkeypatch.setattr(wire, "LONGEST_WAY", 8)
+    monkeypatch.setattr(wire, "MAX_STEPS", 8)
     one = federation(space, down)
     kinds = []
     for _ in range(12):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, weighted_mean
@@ -26,10 +26,8 @@ class Aggregator(Protocol):
         """Whether `admit` clips updates; then it must receive updates, not weights of the model."""
         return False
 
-    @property
-    def is_weighted_mean(self) -> bool:
-        """Whether this is the plain weighted mean: only that is computed under secure aggregation and privacy."""
-        return False
+    is_weighted_mean: ClassVar[bool] = False
+    """Whether this is the plain weighted mean: only that is computed under secure aggregation and privacy."""
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError if the aggregator cannot be used with so many clients in a round."""
@@ -57,23 +55,8 @@ class WeightedMean(Aggregator):
     Not robust: one client can move the result anywhere.
     """
 
-    @property
-    def is_weighted_mean(self) -> bool:
-        """True."""
-        return True
+    is_weighted_mean = True
 
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the weighted mean."""
         return weighted_mean(trees, weights)
-
-
-def check_cohort(aggregator: Aggregator, clients: int) -> None:
-    """Call `aggregator.check(clients)`."""
-    aggregator.check(clients)
-
-
-# Former places, until `thinwire/__init__.py` names the new ones; at the end, because these modules import this one.
-from thinwire.aggregators.bounded import Bounded as Bounded  # noqa: E402
-from thinwire.aggregators.by_norm import ByNorm as ByNorm  # noqa: E402
-from thinwire.aggregators.coordinatewise import Median as Median  # noqa: E402
-from thinwire.aggregators.coordinatewise import TrimmedMean as TrimmedMean  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
 
@@ -12,10 +12,8 @@ from thinwire.core.registry import register
 class ClientWeight(Protocol):
     """Weight of a client in the weighted mean:  p_i = weight_i / sum_j weight_j."""
 
-    @property
-    def sent(self) -> bool:
-        """Whether the weight is a field of the upload (four bytes), because only the client can compute it."""
-        return False
+    sent: ClassVar[bool] = False
+    """Whether the weight is a field of the upload (four bytes), because only the client can compute it."""
 
     @abstractmethod
     def weight(self, samples: int) -> float:
@@ -32,10 +30,7 @@ class BySamples(ClientWeight):
     600.0
     """
 
-    @property
-    def sent(self) -> bool:
-        """True: only the client can count its examples."""
-        return True
+    sent = True
 
     def weight(self, samples: int) -> float:
         """Return the number of examples."""

@@ -20,7 +20,7 @@ from thinwire.errors import ConfigError
 GROUP = "thinwire.parts"
 
 _installed = False  # whether installed plugins were imported
-_imported: list[str] = []  # modules that `load` imported, in order
+_imported: list[str] = []  # modules that `load` imported
 
 
 def load(modules: Sequence[str]) -> None:
@@ -38,11 +38,6 @@ def load(modules: Sequence[str]) -> None:
         if why := _import(module):
             raise ConfigError(f"module {visible(module, 200)!r} cannot be imported as a plugin: {why}")
         _imported.append(module)
-
-
-def imported() -> tuple[str, ...]:
-    """The modules that `load` has imported; a run directory records them, so that a resumed run imports them too."""
-    return tuple(_imported)
 
 
 def load_installed() -> None:

@@ -84,10 +84,17 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Rounds between two evaluations, and an accuracy on the test set at which the run ends early."""
+    """When and how the model is evaluated on the test set.
+
+    Args:
+        every: rounds between two evaluations.
+        target_accuracy: an accuracy at which the run ends early.
+        metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
+    """
 
     every: int = 1
     target_accuracy: float = 1.0
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.target_accuracy <= 1:

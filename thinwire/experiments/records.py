@@ -130,9 +130,17 @@ def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "hones
         "final_client_accuracy": of_clients[-1] if of_clients else None,
         "best_client_accuracy": max(of_clients, default=None),
         "final_loss": records[-1]["loss"] if records else None,
+        **_final("metrics", records),
+        **_final("clients_eval", records),
         **byte_totals(up, down, catchup, accounting),
         "seconds": round(sum(record["seconds"] for record in records), 3),
     }
+
+
+def _final(field: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last value of a field that not all runs have, as `final_...`; empty if no record has one."""
+    found = next((record[field] for record in reversed(records) if record.get(field)), None)
+    return {f"final_{field}": found} if found else {}
 
 
 def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.data.losses import Loss, cross_entropy
+from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.experiments.chance import chance_of
@@ -37,6 +37,7 @@ from thinwire.experiments.result import Run as Run
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.summary import summarize
 from thinwire.experiments.toml import Table
+from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.protocol.method import Method
 from thinwire.runtime.engine import Mode
 from thinwire.runtime.federation import OnMessage
@@ -74,7 +75,8 @@ class Settings:
             return cls(method=method or Method())
         if not isinstance(method, str):
             raise ConfigError(
-                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; write 'fedavg'"
+                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
+                "write for example 'fedavg'"
             )
         name, table = stated_settings(method)
         given = values_from(table)
@@ -95,7 +97,8 @@ def simulate(
     cohort: int | None = None,
     test: Any = None,
     seed: int | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
+    metrics: Mapping[str, Metric] | Sequence[str] | None = None,
     local: Local | None = None,
     device: str | None = None,
     backend: Mode | None = None,
@@ -120,7 +123,9 @@ def simulate(
         cohort: clients in a round; all of them.
         test: a pair or a Dataset to evaluate on.
         seed: the root of all randomness; 0.
-        loss: `loss(outputs, targets)`, one value for each example or their mean; cross entropy.
+        loss: `loss(outputs, targets)`, one value for each example or their mean; or `cross-entropy`, `mse`, `bce`.
+        metrics: metrics of the test set: functions of outputs and targets by name, `{"f1": fn}`, or names of built-in
+            ones, `["f1"]` (docs/metrics.md).
         local: local training of a client in a round; one epoch with batches of 32.
         device: `cpu` or `cuda`; `cpu`.
         backend: `auto`, `graph`, `threads`, `vmap` or `loop`; `auto`.
@@ -141,7 +146,11 @@ def simulate(
     if eval_every is not None:
         settings = replace(settings, eval=replace(settings.eval, every=eval_every))
     label = name or settings.name or (Path(out).name if out else "fedavg")
-    job = _job(model, clients, test, loss or cross_entropy, settings)
+    if metrics is None:
+        metrics = settings.eval.metrics
+    chosen = metrics if isinstance(metrics, Mapping) else metrics_by_name(metrics)
+    criterion = loss_by_name(loss) if isinstance(loss, str) else loss or cross_entropy
+    job = replace(_job(model, clients, test, criterion, settings), metrics=chosen)
     simulation = settings.engine.prepare(job)
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
     with folder.replaced() if folder else nullcontext():

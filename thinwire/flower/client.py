@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thinwire.core.tree import add, to_device
 from thinwire.errors import Drifted, ThinwireError
 from thinwire.flower.client_store import ClientStore, Position, Request, Response
 from thinwire.protocol.client import (
@@ -102,15 +101,10 @@ class Client:
         return Response(bytes(message), float(updates.loss[0]), work.samples[0], accuracy=accuracy), after
 
     def _accuracy(self, client: int, public: PublicState, state: ClientState) -> float:
-        """The accuracy of the received model, with the client's own blocks, on its validation examples; or -1."""
-        tests = self.job.task.client_tests
-        if tests is None or not public.version or not self.federation.is_evaluated(public.version):
+        """The accuracy of the received model on the client's validation examples; -1 where it is not evaluated."""
+        if not public.version or not self.federation.is_evaluated(public.version):
             return -1.0
-        contract = self.contract.at(public.version)
-        coords = {**public.coords, **add(to_device(state.unsent, public.device), public.coords)}
-        basis = contract.basis(public.version, public.device)
-        weights = contract.method.space.evaluation_weights(public.base, basis, coords)
-        _, value = self.federation.model.evaluate(weights, public.buffers, self.federation.train, tests.client(client))
+        value = self.federation.client_accuracy(public, state, client)
         return -1.0 if value is None else value
 
     def _lost(self, client: int, store: ClientStore, version: int) -> tuple[Response, ClientStore]:

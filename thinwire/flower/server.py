@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from thinwire.core.key import SecretKey
+from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, IncompatibleParts, WireError
@@ -36,7 +36,7 @@ from thinwire.protocol.server import ClosedRound, close_round, full_state_messag
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
 from thinwire.runtime.engine import EngineSettings
-from thinwire.runtime.federation import Federation, OnMessage, show_messages
+from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
@@ -129,8 +129,7 @@ class FlowerServer:
         record = self._record(number, got, closed, len(cohort), contract.client_opt(server.public.version).lr)
         if self.federation.is_evaluated(number):
             with self.federation.compute():
-                test_loss, accuracy = self.federation.evaluate(closed.server.public)
-            record = record._replace(test_loss=test_loss, accuracy=accuracy)
+                record = self.federation.evaluated(closed.server.public, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:
@@ -153,10 +152,8 @@ class FlowerServer:
         bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
         for i, why in bounded.items():
             self.log(f"round {number}: bounded client {i}: {why}")
-        own = [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1]
-        return RoundRecord(
+        record = RoundRecord(
             *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
-            client_accuracy=sum(own) / len(own) if own else None,
             lr=lr,
             drifted=got.drifted,
             refused=len(got.refused),
@@ -164,6 +161,8 @@ class FlowerServer:
             absent=cohort - len(counted) - len(got.refused.keys() - counted.keys()),
             epsilon=(self.federation.epsilon(number) or (None,))[0],
         )
+        # of the model that clients received, which is that of the round before
+        return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
 
     def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
         """Send the requests, and again to clients that did not respond while there are too few."""

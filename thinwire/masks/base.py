@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree
@@ -20,20 +20,14 @@ class Mask(Protocol):
     Masks are trees of boolean blocks; an empty tree selects everything.
     """
 
-    @property
-    def active(self) -> bool:
-        """Whether the mask may select less than everything."""
-        return True
+    active: ClassVar[bool] = True
+    """Whether the mask may select less than everything."""
 
-    @property
-    def prunes(self) -> bool:
-        """Whether the server sets coordinates to zero."""
-        return False
+    prunes: ClassVar[bool] = False
+    """Whether the server sets coordinates to zero."""
 
-    @property
-    def fixed(self) -> bool:
-        """Whether the mask is known before any download; then coordinates outside it are never sent."""
-        return False
+    fixed: ClassVar[bool] = False
+    """Whether the mask is known before any download; then coordinates outside it are never sent."""
 
     @abstractmethod
     def trained(self, coords: Tree, version: int) -> Tree:
@@ -65,10 +59,7 @@ class NoMask(Mask):
     ({}, False)
     """
 
-    @property
-    def active(self) -> bool:
-        """False: everything is trained and kept."""
-        return False
+    active = False
 
     def trained(self, coords: Tree, version: int) -> Tree:
         """Return an empty tree: everything is trained."""

@@ -58,10 +58,7 @@ class PruneMask(Mask):
         if self.at < 0 or (self.at == 0 and self.density < 1):
             raise ConfigError(f"at must be 1 or more rounds (or 0 with density = 1), not {self.at}; write at = 1")
 
-    @property
-    def prunes(self) -> bool:
-        """True: the server sets coordinates to zero."""
-        return True
+    prunes = True
 
     def share(self, version: int) -> float:
         """Return the share of the coordinates that is kept at a version."""

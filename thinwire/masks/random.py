@@ -42,10 +42,7 @@ class RandomMask(Mask):
         if not 0 < self.density <= 1:
             raise ConfigError(f"density must be above 0 and at most 1, not {self.density}; write density = 0.1")
 
-    @property
-    def fixed(self) -> bool:
-        """True: the mask depends on the seed alone."""
-        return True
+    fixed = True
 
     def trained(self, coords: Tree, version: int) -> Tree:
         """Return the mask of the random subset."""

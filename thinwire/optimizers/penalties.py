@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,10 +27,8 @@ Expand: TypeAlias = Callable[[Tree], Tree]
 class Penalty(Protocol):
     """A term added to the loss of every local step. Not a correction, which has state or refers to the global model."""
 
-    @property
-    def active(self) -> bool:
-        """Whether there is a term to add; if not, `gradient` is never called."""
-        return True
+    active: ClassVar[bool] = True
+    """Whether there is a term to add; if not, `gradient` is never called."""
 
     def check(self, weights: Spec, coords: Spec) -> None:
         """Raise a ConfigError if the model and the space lack the blocks that are penalized."""
@@ -58,10 +56,7 @@ class NoPenalty(Penalty):
     False
     """
 
-    @property
-    def active(self) -> bool:
-        """False: there is no term."""
-        return False
+    active = False
 
     def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
         """Return zeros."""
@@ -103,7 +98,7 @@ class L1L2(Penalty):
             raise ConfigError("a penalty is on weights (layers) or on coordinates (coords), not on both; leave one out")
 
     @property
-    def active(self) -> bool:
+    def active(self) -> bool:  # type: ignore[override]
         """Whether l1 or l2 is above 0."""
         return bool(self.l1 or self.l2)
 
@@ -156,7 +151,7 @@ class Jacobian(Penalty):
             raise ConfigError(f"strength must be 0 or more, not {self.strength}")
 
     @property
-    def active(self) -> bool:
+    def active(self) -> bool:  # type: ignore[override]
         """Whether the strength is above 0."""
         return self.strength > 0
 

@@ -22,7 +22,7 @@ from thinwire.core.tree import (
     Tree,
     all_finite,
     as_matrix,
-    begin_to_bring,
+    bring_async,
     cut,
     grand_total,
     repeat,
@@ -179,7 +179,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
         sent = {"": matrix}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
     trees = [sent, report, unsent, moved, outcome.buffers, public.shared, sums, *opt.values()]
-    arrive = begin_to_bring(trees, "cpu")
+    arrive = bring_async(trees, "cpu")
 
     def wait() -> Updates:
         code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
@@ -212,7 +212,7 @@ def make_uploads(
     def one(i: int) -> tuple[Bytes, ClientState]:
         client = group.clients[i]
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
-        message = wire.laid_out(pieces, allocate if wire.length(pieces) >= LEAST else None)
+        message = wire.join_pieces(pieces, allocate if wire.length(pieces) >= LEAST else None)
         return message, unchanged if state.is_empty else state
 
     messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
@@ -241,7 +241,7 @@ def make_upload(
     check = (report,) if update.finite else (report, update.code, update.schedule_report, update.buffers)
     if not all(all_finite(tree) for tree in check if tree):
         raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
-    codec_state = _codec_state(contract, client, state, version)
+    codec_state = _codec_state(contract, client, state, version) if state.codec else state.codec
     payload, codec_state = contract.up(client).encode(
         update.code, codec_state, contract.peer(version, client, context.trained)
     )
@@ -265,8 +265,6 @@ def _code(contract: Contract, sent: Tree, version: int, client: int) -> Tree:
 
 def _codec_state(contract: Contract, client: int, state: ClientState, version: int) -> Tree:
     """The state of a client's upload codec, which is reset if the basis was redrawn since."""
-    if not state.codec:
-        return state.codec
     stale = state.version < contract.since or contract.window(state.version) != contract.window(version)
     return contract.up(client).init(contract.code) if stale else state.codec
 

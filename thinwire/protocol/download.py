@@ -22,7 +22,7 @@ from thinwire.protocol.fields import raw
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.wire import message as wire
-from thinwire.wire.bits import Bytes
+from thinwire.wire.bits import Bytes, varint
 
 
 class RoundOpening:
@@ -40,6 +40,7 @@ class RoundOpening:
         self._full: dict[int, Bytes] = {}  # coordinates by tier
         self._snapshots: dict[frozenset[str], bytes] = {}  # by the blocks in them
         self._requests: dict[bool, bytes] = {}  # with news or without
+        self._drift_check: Bytes = b""
         self._crcs: dict[
             int, tuple[Bytes, int]
         ] = {}  # by the id of a body, which is referenced so that the id stays its
@@ -71,7 +72,7 @@ class RoundOpening:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
         contract, now = self.contract, self.server.public.version
         past = self.server.ledger.past_way(version) if contract.method.download == "incremental" else None
-        if past is None or len(past) >= contract.longest_way:  # at least one body is needed for the open window
+        if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
             return self.state(version, client)
         steps = self.steps(version, past)
         if contract.window(now) and wire.length(steps) > contract.weights.nbytes + contract.coords.nbytes:
@@ -81,7 +82,7 @@ class RoundOpening:
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The entries and snapshots from a version to now; `past` are those before the open window."""
         contract, now = self.contract, self.server.public.version
-        bodies = (*past, *self._open_window(version, contract.longest_way - len(past)), self._request(now > version))
+        bodies = (*past, *self._open_window(version, contract.max_steps - len(past)), self._request(now > version))
         return wire.pack_pieces(wire.STEPS, now, bodies, contract.schema, now - version, self._crc)
 
     def state(self, version: int, client: int) -> wire.Pieces:
@@ -104,8 +105,9 @@ class RoundOpening:
         entries, touched = ledger.since(start), ledger.synced_since(start)
         if entries is not None and len(entries) > most:
             entries = None
-        if entries is not None and sum(map(len, entries)) <= contract.coords.restrict(touched).nbytes:
-            return entries
+        nbytes = contract.coords.restrict(touched).nbytes
+        if entries is not None and sum(map(len, entries)) <= nbytes + 3 + len(varint(nbytes)):
+            return entries  # a snapshot is the values, and at least so much around them
         snapshot = self._snapshot(touched)
         return (snapshot,) if entries is None or len(snapshot) < sum(map(len, entries)) else entries
 
@@ -141,17 +143,14 @@ class RoundOpening:
         """The last body: the plan of the round, the shared state and buffers if they are news, and the drift check."""
         if news not in self._requests:
             fields: dict[int, Bytes] = {}
-            if news:
+            if news and (self.contract.shared.blocks or self.contract.buffers.blocks):
                 trees = {wire.SHARED: self.public.shared, wire.BUFFERS: self.public.buffers}
                 fields = {number: raw(tree) for number, tree in trees.items() if tree}
             if has_drift_check(self.contract):
+                self._drift_check = self._drift_check or pack_drift_check(self.contract, self.server.public)
                 fields[wire.DRIFT_CHECK] = self._drift_check
             self._requests[news] = wire.pack_body(wire.Body(self.names, fields), self.contract.schema)
         return self._requests[news]
-
-    @cached_property
-    def _drift_check(self) -> Bytes:
-        return pack_drift_check(self.contract, self.server.public)
 
 
 def has_drift_check(contract: Contract) -> bool:

@@ -73,13 +73,14 @@ def decode_uploads(
     contract: Contract, public: PublicState, plan: Plan, messages: Mapping[int, Bytes]
 ) -> dict[int, Upload]:
     """Decode and check the uploads of a round, in the order of client numbers. Raises WireError for a bad message."""
-    contract, masks = contract.at(public.version), trained_by_tier(contract, public, messages)
-    clients = sorted(messages)
-    uploads = each(
-        lambda i: decode_upload(contract, plan, public.version, i, messages[i], masks[contract.tier(i)]),
-        clients,
-        contract.code.nbytes,
-    )
+    contract, clients = contract.at(public.version), sorted(messages)
+    masks = trained_by_tier(contract, public, clients) if contract.method.mask.active else {}
+
+    def decode(i: int) -> Upload:
+        mask = masks[contract.tier(i)] if masks else None
+        return decode_upload(contract, plan, public.version, i, messages[i], mask)
+
+    uploads = each(decode, clients, contract.code.nbytes)
     return dict(zip(clients, uploads, strict=True))
 
 
@@ -103,7 +104,7 @@ def decode_upload(
     code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, mask))
     upload = Upload(
         code,
-        _weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
+        struct.unpack("<f", fields[wire.WEIGHT])[0] if method.client_weight.sent else method.client_weight.weight(0),
         unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
         unraw(fields[wire.REPORT], report) if report.blocks else {},
@@ -124,14 +125,9 @@ def _fields(contract: Contract, plan: Plan, version: int, client: int, data: Byt
     if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} sent other blocks than the round requested")
     expect_fields(body, contract.upload_fields(plan)[0])
+    if wire.WEIGHT in body.fields and len(body.fields[wire.WEIGHT]) != 4:
+        raise WireError(f"expected 4 bytes for a weight, got {len(body.fields[wire.WEIGHT])}")
     return body.fields
-
-
-def _weight(data: Bytes) -> float:
-    if len(data) != 4:
-        raise WireError(f"expected 4 bytes for a weight, got {len(data)}")
-    weight: float = struct.unpack("<f", data)[0]
-    return weight
 
 
 def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:

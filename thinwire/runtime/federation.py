@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
 from thinwire.core.key import Key
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, add, to_device
 from thinwire.data.examples import Examples
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
+from thinwire.metrics.clients import summarize
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
-from thinwire.protocol.state import PublicState
+from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runtime.engine import EngineSettings
-from thinwire.runtime.job import Job, RunState
+from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
 from thinwire.training.autotune import first_line
+from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.precision import compute_with
@@ -97,11 +99,27 @@ class Federation:
         """Whether the model is evaluated after this round."""
         return number % self.job.eval_every == 0 or number == self.job.rounds
 
-    def evaluate(self, public: PublicState) -> tuple[float | None, float | None]:
-        """Loss and accuracy on the test set, if there is one."""
+    def evaluated(self, public: PublicState, record: RoundRecord) -> RoundRecord:
+        """The record of a round with loss, accuracy and metrics on the test set, if there is one."""
         if self.test is None:
-            return None, None
-        return self.model.evaluate(self.weights(public), public.buffers, self.test)
+            return record
+        found = evaluate(self.model, self.weights(public), public.buffers, self.test, metrics=self.job.metrics)
+        return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
+
+    def client_accuracy(self, public: PublicState, state: ClientState | None, client: int) -> float | None:
+        """The accuracy of a client's model on its own validation examples; None if it has none.
+
+        Its model is the public one, with the client's unsent changes added.
+        """
+        tests = self.job.task.client_tests
+        if tests is None or not len(tests.client(client)):
+            return None
+        contract, coords = self.contract.at(public.version), public.coords
+        if state is not None and state.unsent:
+            coords = {**coords, **add(to_device(state.unsent, self.device), coords)}
+        basis = contract.basis(public.version, self.device)
+        weights = contract.method.space.evaluation_weights(public.base, basis, coords)
+        return evaluate(self.model, weights, public.buffers, self.train, tests.client(client)).accuracy
 
     def epsilon(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of this number of rounds, or why it is not known; None where the method promises none."""
@@ -128,3 +146,13 @@ def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
     if conv == "fused" and not has_triton(device):
         raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
     return None if conv == "grouped" else conv
+
+
+def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> RoundRecord:
+    """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
+    if not values:
+        return record
+    found = summarize(values)
+    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_tenth}
+    summary |= {"p10": found.q10, "p50": found.q50, "p90": found.q90}
+    return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)

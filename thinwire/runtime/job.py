@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
+from thinwire.metrics.base import Metric
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
@@ -34,6 +35,8 @@ class RoundRecord(NamedTuple):
     bounded: int = 0  # clients whose upload was far above the cohort's median and was scaled down
     absent: int = 0  # clients of the cohort that did not respond in time
     epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
+    metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
+    clients_eval: Mapping[str, float] | None = None  # accuracy over clients: count, mean, worst_10, p10, p50, p90
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
 
 
@@ -49,6 +52,7 @@ class Job:
         local: how much a client trains in a round.
         seed: the root of all randomness.
         eval_every: rounds between two evaluations; the last round is always evaluated.
+        metrics: metrics of the test set besides loss and accuracy, by name.
     """
 
     task: Task
@@ -58,6 +62,7 @@ class Job:
     local: Local = field(default_factory=Local)
     seed: int = 0
     eval_every: int = 1
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clients = len(self.task.clients)

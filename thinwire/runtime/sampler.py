@@ -61,7 +61,7 @@ class Sampler:
         fits = planned is not None and planned[:2] == (number, clients)
         batches = planned[2] if planned and fits else self._batches(number, clients)
         return Workload(
-            sent(batches.index, self.device),
+            torch.from_numpy(batches.index) if self.device.type == "cpu" else sent(batches.index, self.device),
             batches.rows,
             tuple(len(self.clients.client(i)) for i in clients),
             tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),

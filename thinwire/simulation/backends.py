@@ -48,13 +48,10 @@ class Backends:
             "loop": LoopTrainer(),
         }
         model, device = federation.model, federation.device
-        self.alone = replace(model, products=None)  # torch's own convolutions are fastest for one client
+        alone = replace(model, products=None)  # torch's own convolutions are fastest for one client
+        self.models: dict[Backend, TrainableModel] = {"graph": model, "vmap": model, "loop": alone, "threads": alone}
         # except for their gradients on a CPU without oneDNN
         self.columns = device.type == "cpu" and engine.conv != "grouped" and by_columns(model.module)
-
-    def model(self, backend: Backend) -> TrainableModel:
-        """The model for a backend: one client at a time, or many."""
-        return self.alone if backend in ("loop", "threads") else self.federation.model
 
     def initial(self) -> tuple[Backend, str]:
         """The backend before the first round, and the reason if it is not the default."""

@@ -116,10 +116,10 @@ class Simulation:
 
     def _round(self, state: RunState, on_message: OnMessage | None) -> tuple[RunState, RoundRecord]:
         began, number, public = time.perf_counter(), state.round + 1, state.server.public
-        state = self.choose_backend(state)
+        state = state if state.round else self.choose_backend(state)
         plan, cohort = self.federation.sample(state)
-        trained = self.pipeline.take(state.round, cohort, public.coords)
-        ready = trained.ready if trained else self.pipeline.now()
+        trained = self.pipeline.take(state.round, cohort, public.coords) if self.pipeline.trained else None
+        ready = trained.ready if trained else self.pipeline.now() if self.pipeline.stream else None
         opened = self.open(state, plan, cohort, ready)
         try:
             with self.federation.compute(state.onednn):
@@ -128,11 +128,12 @@ class Simulation:
             up = {
                 i: message for clients, result in results for i, message in zip(clients, result.messages, strict=True)
             }
-            with self.pipeline.beside(ready):
+            with self.pipeline.beside(ready) if self.pipeline.trained else nullcontext():
                 closed = self._close(state.server, plan, up)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
-        closed = closed._replace(server=self.pipeline.confirm(closed.server))
+        if self.pipeline.trained:
+            closed = closed._replace(server=self.pipeline.confirm(closed.server))
         if on_message:
             sent = {i: b"".join(pieces) for i, pieces in opened.download.result().messages.items()}
             show_messages(on_message, number, sent, {i: bytes(message) for i, message in up.items()})
@@ -147,7 +148,7 @@ class Simulation:
             lr=contract.client_opt(public.version).lr,
             refused=len(closed.refused),
             bounded=len(closed.bounded),
-            epsilon=(self.federation.epsilon(number) or (None,))[0],
+            epsilon=(self.federation.epsilon(number) or (None,))[0] if self.job.method.privacy.active else None,
         )
         if self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.beside():
@@ -165,7 +166,7 @@ class Simulation:
             return Download(messages, *opening.split([sum(map(len, pieces)) for pieces in messages.values()]))
 
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
-        states = {i: drop_stale(s, synced[s.version]) for i, s in known.items()}
+        states = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
         return OpenRound(state.round, plan, cohort, states, Lazy(encode, self.pipeline.stream, ready))  # type: ignore[arg-type]
 
     def choose_backend(self, state: RunState) -> RunState:
@@ -235,7 +236,8 @@ class Simulation:
         for task in tasks:
             one = trained or self._local_training(task)
             wait = begin_updates(self.contract, task.group, one.inputs.start, one.outcome)
-            if len(tasks) == 1 and not (state.chunk or self.engine.chunk):
+            alone = len(tasks) == 1 and not (state.chunk or self.engine.chunk)
+            if alone and (self.device.type == "cuda" or self.pipeline.on) and state.round + 1 < self.job.rounds:
                 self._work_ahead(state, one)
             opened.download.result()
             yield self._uploads(task, one.inputs.work, wait())
@@ -250,7 +252,7 @@ class Simulation:
         """Local training of a group."""
         group = task.group
         work = work or self.federation.sampler.workload(task.number, group.clients)
-        inputs = training_inputs(self.contract, self.backends.model(task.backend), group, work)
+        inputs = training_inputs(self.contract, self.backends.models[task.backend], group, work)
         return Trained(task.number, group, inputs, self.backends.trainers[task.backend].train(inputs), None)
 
     def _uploads(self, task: GroupTask, work: Workload, updates: Updates) -> GroupResult:
@@ -262,8 +264,6 @@ class Simulation:
     def _work_ahead(self, state: RunState, trained: Trained) -> None:
         """On a GPU: train the next cohort speculatively, or else plan its batches, while this one's uploads are made."""
         number = state.round + 1
-        if (self.device.type != "cuda" and not self.pipeline.on) or number >= self.job.rounds:
-            return
         contract, names = self.contract.at(state.server.public.version), trained.group.plan.names
         # the first round shows whether this backend works
         ahead = self.pipeline.on and number > 1 and state.backend == "graph"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.core.key import Key
 from thinwire.core.registry import register
@@ -20,10 +20,8 @@ from thinwire.core.tree import Tree
 class Sketch(Protocol):
     """A code of an update that can be averaged. Not a codec, which turns values into bytes."""
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether the code is the update itself."""
-        return False
+    is_identity: ClassVar[bool] = False
+    """Whether the code is the update itself."""
 
     @abstractmethod
     def spec(self, coords: Spec) -> Spec:
@@ -51,10 +49,7 @@ class Identity(Sketch):
     [1.0]
     """
 
-    @property
-    def is_identity(self) -> bool:
-        """True: encoding and decoding return their input."""
-        return True
+    is_identity = True
 
     def spec(self, coords: Spec) -> Spec:
         """Return the blocks of the update."""

@@ -25,10 +25,8 @@ class Space(Protocol):
     methods have a default. Fields of the dataclass need a default value too: `redraw_every: int = 1`.
     """
 
-    @property
-    def redraw_every(self) -> int:
-        """Rounds after which the coordinates are merged into the base and a new basis is drawn; 0 means never."""
-        return 0
+    redraw_every: int = 0
+    """Rounds after which the coordinates are merged into the base and a new basis is drawn; 0 means never."""
 
     @property
     def unaffected_by_merging(self) -> bool:
@@ -79,8 +77,3 @@ class Space(Protocol):
         raise IncompatibleParts(
             f"{type(self).__name__} cannot start from given weights; take LoRA or Full as the space of the next stage"
         )
-
-
-def in_use(space: Space, base: Tree, basis: Tree, coords: Tree) -> Tree:
-    """Return `space.evaluation_weights(base, basis, coords)`."""
-    return space.evaluation_weights(base, basis, coords)

@@ -158,7 +158,7 @@ class LoRA(Space):
 
     def unmerged(self) -> Space:
         """Return a space that keeps A and B apart from the weights."""
-        return Unmerged(self)
+        return Unmerged(self)  # type: ignore[arg-type]
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and (alpha / rank) B of each."""

@@ -85,7 +85,7 @@ class Route(Space):
                 )
 
     @property
-    def redraw_every(self) -> int:
+    def redraw_every(self) -> int:  # type: ignore[override]
         """Rounds after which all spaces merge and draw a new basis; 0 means never."""
         return max(space.redraw_every for space in self._spaces())
 
@@ -119,7 +119,7 @@ class Route(Space):
 
     def unmerged(self) -> Space:
         """Return a route that keeps the adapters of its spaces apart from the weights."""
-        return Unmerged(self)
+        return Unmerged(self)  # type: ignore[arg-type]
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of all spaces, followed by the adapters of spaces that have them."""

@@ -46,7 +46,7 @@ class Unmerged(Space):
     inner: HasAdapters
 
     @property
-    def redraw_every(self) -> int:
+    def redraw_every(self) -> int:  # type: ignore[override]
         """That of the inner space."""
         return self.inner.redraw_every
 

@@ -7,7 +7,7 @@ axis of every block.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -127,14 +127,6 @@ class TrainingInputs:
     trainable: Tree = field(default_factory=dict)
     private: frozenset[str] = frozenset()
     lr_factor: float | None = None
-
-    @property
-    def scaled_optimizer(self) -> Optimizer:
-        """The optimizer with the learning rate of this round."""
-        if self.lr_factor is None:
-            return self.optimizer
-        scaled: Optimizer = replace(self.optimizer, lr=self.optimizer.lr * self.lr_factor)  # type: ignore[type-var]
-        return scaled
 
 
 class Trainer(Protocol):

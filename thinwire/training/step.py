@@ -45,7 +45,9 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         autograd: compute gradients with autograd instead of torch.func. Not under vmap; takes less time and supports
             gradient checkpointing.
     """
-    optimizer = inputs.optimizer if lr_factor is not None else inputs.scaled_optimizer
+    optimizer = inputs.optimizer
+    if lr_factor is None and inputs.lr_factor is not None:
+        optimizer = replace(optimizer, lr=optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
     gradients = _autograd_gradients if autograd else _functional_gradients
     correction, penalty = inputs.correction, inputs.penalty
 
@@ -156,7 +158,8 @@ def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome
         if (work.rows[:, s] == 0).any():
             coords, opt, buffers = keep_finished(rows[:, s] > 0, (coords, opt, buffers), now)
         loss_sum = loss_sum + loss.detach() * rows[:, s]
-    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), work.steps, opt)
+    steps = tuple((work.rows > 0).sum(1).tolist())
+    return TrainingOutcome(coords, buffers, loss_sum / rows.sum(1), steps, opt)
 
 
 def keep_finished(

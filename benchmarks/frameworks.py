@@ -1,12 +1,12 @@
-"""One side of the comparison in `peers.py`: a process that plays rounds of one framework, one each time it is told to.
+"""One process of the comparison in `peers.py`: runs rounds of one framework on request.
 
-    python benchmarks/contestants.py NAME FOLDER        NAME is a framework, with -off for torch without oneDNN
+    python benchmarks/frameworks.py NAME FOLDER        NAME is a framework, with -off for torch without oneDNN
 
-FOLDER holds what all have in common: `work.json` (model, rate, batch), `x.npy` and `y.npy`, `first.npz` (the weights to
-begin with), `cohorts.npy` (rounds, clients) and `orders.npy` (rounds, clients, examples): who trains, and on which
-examples in which order. A line on the input starts a round; the answer on the output is one line of JSON. What the
-first round made of the weights is left in `FOLDER/after-NAME.npz`. Only "ours" needs thinwire, and only the others
-need what they are named after.
+FOLDER has the common inputs: `work.json` (model, learning rate, batch), `x.npy` and `y.npy`, `first.npz` (the initial
+weights), `cohorts.npy` (rounds, clients) and `orders.npy` (rounds, clients, examples): the order of the examples. A
+line on standard input starts a round; the response on standard output is one line of JSON. The weights after the first
+round are written to `FOLDER/after-NAME.npz`. Only "ours" needs thinwire; each other framework needs only its own
+package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 Weights = dict[str, np.ndarray]
-ANSWERS: IO[str] = sys.stdout
+RESPONSES: IO[str] = sys.stdout
 CLIENTS = 100
 # channels, size, convolutions, hidden
 SHAPES: dict[str, tuple[int, int, tuple[int, ...], int]] = {
@@ -33,7 +33,7 @@ SHAPES: dict[str, tuple[int, int, tuple[int, ...], int]] = {
 
 
 class Work:
-    """What all have in common, and the line to whoever compares them."""
+    """The common inputs, and the connection to the parent process."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -46,7 +46,7 @@ class Work:
         self.cohorts, self.orders = np.load(folder / "cohorts.npy"), np.load(folder / "orders.npy")
 
     def play(self, one_round: Callable[[int], tuple[int, Callable[[], Weights], str]]) -> None:
-        """Play all rounds; each gives its steps, a function that gives the weights, and what to say about it."""
+        """Run all rounds; each gives its steps, a function that returns the weights, and a note."""
         for number in range(len(self.cohorts)):
             if not self.wait():
                 return
@@ -55,29 +55,29 @@ class Work:
             self.tell(number, time.perf_counter() - began, steps, weights, note, time.process_time() - cpu)
 
     def wait(self) -> bool:
-        """Until a round may begin; False if no more is wanted."""
+        """Wait for the next request; False if there is none."""
         self.say({"ready": self.name})
         return bool(sys.stdin.readline().strip())
 
     def tell(
         self, number: int, seconds: float, steps: int, weights: Callable[[], Weights], note: str, cpu: float = 0.0
     ) -> None:
-        """Say how the round went, and leave the weights after the first."""
+        """Report a round, and write the weights after the first."""
         if number == 0:
             np.savez(self.folder / f"after-{self.name}.npz", **weights())
         self.say({"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note})
 
     def say(self, what: dict[str, Any]) -> None:
-        """One line of JSON."""
-        ANSWERS.write(json.dumps(what) + "\n")
-        ANSWERS.flush()
+        """Write one line of JSON."""
+        RESPONSES.write(json.dumps(what) + "\n")
+        RESPONSES.flush()
 
 
-# -- what peers that use torch share -----------------------------------------------------------------------------------
+# -- shared by frameworks based on torch -------------------------------------------------------------------------------
 
 
 def torch_model(work: Work) -> Any:
-    """The network, as anybody would write it, with the weights to begin with."""
+    """The network in plain torch, with the initial weights."""
     import torch
     from torch import nn
 
@@ -104,7 +104,7 @@ def as_numpy(tensors: dict[str, Any]) -> Weights:
 
 
 def use_onednn(work: Work) -> str:
-    """Switch oneDNN off for a name that says so."""
+    """Disable oneDNN if the name ends in -off."""
     import torch
 
     if work.name.endswith("-off"):
@@ -113,7 +113,7 @@ def use_onednn(work: Work) -> str:
 
 
 def train(model: Any, x: Any, y: Any, work: Work) -> int:
-    """A client's epoch; the number of steps."""
+    """Train a client for one epoch; returns the number of steps."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -127,7 +127,7 @@ def train(model: Any, x: Any, y: Any, work: Work) -> int:
     return steps
 
 
-# -- the contestants ---------------------------------------------------------------------------------------------------
+# -- the frameworks ----------------------------------------------------------------------------------------------------
 
 
 def loop(work: Work) -> None:
@@ -180,7 +180,7 @@ def job_of(model: str, lr: float, batch: int, cohort: int, folder: Path) -> Any:
 
 
 def ours(work: Work) -> None:
-    """Whole rounds of thinwire: training, messages and server."""
+    """Complete rounds of thinwire: training, messages and server."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -193,7 +193,7 @@ def ours(work: Work) -> None:
         nonlocal state
         state, _ = simulation.round(state)
         if state.cohort != tuple(work.cohorts[number].tolist()):
-            raise SystemExit("the cohort is not the one that the others were given")
+            raise SystemExit("the cohort differs from that of the other frameworks")
         steps = sum(simulation.federation.sampler.workload(number, state.cohort).steps)
         note = f"torch {torch.__version__}, {state.backend}, oneDNN {'on' if state.onednn else 'off'}"
         return steps, lambda: as_numpy(simulation.federation.weights(state.server.public)), note
@@ -202,7 +202,7 @@ def ours(work: Work) -> None:
 
 
 def pfl(work: Work) -> None:
-    """Its simulated backend in one process, as its own benchmarks use it."""
+    """pfl's simulated backend in one process, as in its benchmarks."""
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -267,7 +267,7 @@ def pfl(work: Work) -> None:
 
 
 def flower(work: Work) -> None:
-    """Its simulation on Ray: an actor with one core for each core of the machine."""
+    """Flower's simulation on Ray: one actor per core."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     import ray
     import torch
@@ -300,7 +300,7 @@ def flower(work: Work) -> None:
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Grid) -> Any:
             if not work.wait():
                 ray.shutdown()
-                os._exit(0)  # Flower would go on with its next round
+                os._exit(0)  # otherwise Flower starts its next round
             self.began = time.perf_counter()
             messages = list(super().configure_train(server_round, arrays, config, grid))
             for place, message in enumerate(messages):
@@ -331,7 +331,7 @@ _ACTOR: list[Any] = []
 
 
 def actor(name: str, folder: str) -> Any:
-    """What an actor of Flower keeps from client to client."""
+    """State of a Flower actor, kept between clients."""
     if not _ACTOR:
         import torch
 
@@ -343,11 +343,11 @@ def actor(name: str, folder: str) -> Any:
 
 
 def fedjax(work: Work) -> None:
-    """`for_each_client`, compiled, with pictures in the order that is fastest on a CPU (channels last)."""
+    """FedJAX's compiled `for_each_client`, with channels last, the fastest layout on a CPU."""
     import jax
     import jax.numpy as jnp
 
-    jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 still calls it by its old name
+    jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 uses the old name
     import fedjax as fj
 
     widths = SHAPES[work.model][2]
@@ -406,20 +406,20 @@ def fedjax(work: Work) -> None:
     work.play(one_round)
 
 
-PLAYERS = {"loop": loop, "ours": ours, "pfl": pfl, "flower": flower, "fedjax": fedjax}
+FRAMEWORKS = {"loop": loop, "ours": ours, "pfl": pfl, "flower": flower, "fedjax": fedjax}
 
 
 def main() -> None:  # noqa: D103
     name, folder = sys.argv[1], Path(sys.argv[2])
     work = Work(name, folder)
     try:
-        PLAYERS[name.split("-")[0]](work)
+        FRAMEWORKS[name.split("-")[0]](work)
     except ImportError as error:
         work.say({"missing": str(error)})
 
 
 if __name__ == "__main__":
-    # frameworks print what they like: answers go to the real output, all else to the other
-    ANSWERS = os.fdopen(os.dup(1), "w")
+    # frameworks may print to standard output: responses use the original one, all other output goes to stderr
+    RESPONSES = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     main()

@@ -1,0 +1,108 @@
+"""Corrupted and forged client responses: what faulty networks and malicious clients send."""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire.flower.client import Client
+from thinwire.flower.client_store import Response
+from thinwire.wire import message as wire
+
+
+def truncated(client: Client, number: int, response: Response) -> Response:
+    """The message without its last three bytes."""
+    return response._replace(data=response.data[:-3])
+
+
+def bit_flip(client: Client, number: int, response: Response) -> Response:
+    """The message with one flipped bit."""
+    middle = len(response.data) // 2
+    return response._replace(
+        data=response.data[:middle] + bytes([response.data[middle] ^ 1]) + response.data[middle + 1 :]
+    )
+
+
+def with_field(
+    client: Client, number: int, response: Response, field: int, payload: bytes, version_offset: int = 0
+) -> Response:
+    """The message with one field replaced and a valid checksum."""
+    schema = client.contract.schema.sent_by(number)
+    message = wire.unpack(response.data, schema)
+    body = wire.unpack_body(message.bodies[0], schema)
+    fields = {**body.fields, field: payload or body.fields[field]}
+    body = wire.pack_body(wire.Body(body.plan, fields), schema)
+    return response._replace(data=wire.pack(wire.UP, message.version + version_offset, [body], schema))
+
+
+def not_finite(client: Client, number: int, response: Response) -> Response:
+    """Coordinates that are NaN."""
+    size = client.contract.code.size
+    return with_field(client, number, response, wire.COORDS, torch.full((size,), torch.nan).numpy().tobytes())
+
+
+def scaled_update(client: Client, number: int, response: Response) -> Response:
+    """An update multiplied by -1e6: it is finite and therefore accepted; the aggregator must be robust to it."""
+    return with_scaled_field(client, number, response, wire.COORDS, -1e6)
+
+
+def inflated_examples(client: Client, number: int, response: Response) -> Response:
+    """A number of examples multiplied by 1e9: accepted, as above."""
+    return with_scaled_field(client, number, response, wire.WEIGHT, 1e9)
+
+
+def with_scaled_field(client: Client, number: int, response: Response, field: int, factor: float) -> Response:
+    """The message with one field of raw float32 values multiplied by a factor."""
+    schema = client.contract.schema.sent_by(number)
+    fields = wire.unpack_body(wire.unpack(response.data, schema).bodies[0], schema).fields
+    values = torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor
+    return with_field(client, number, response, field, values.numpy().tobytes())
+
+
+def infinite_weight(client: Client, number: int, response: Response) -> Response:
+    """An infinite aggregation weight."""
+    return with_field(client, number, response, wire.WEIGHT, torch.tensor([torch.inf]).numpy().tobytes())
+
+
+def future_version(client: Client, number: int, response: Response) -> Response:
+    """A version that the server has not reached."""
+    return with_field(client, number, response, wire.COORDS, b"", version_offset=1)
+
+
+def unknown_format(client: Client, number: int, response: Response) -> Response:
+    """An unknown format version."""
+    return response._replace(data=response.data[:2] + b"\x07" + response.data[3:])
+
+
+def garbage(client: Client, number: int, response: Response) -> Response:
+    """Bytes that are not a message."""
+    return Response(b"hello", 1.0, 1)
+
+
+def oversized(client: Client, number: int, response: Response) -> Response:
+    """The message repeated ten times, which exceeds the maximal length."""
+    return response._replace(data=response.data * 10)
+
+
+def nan_loss(client: Client, number: int, response: Response) -> Response:
+    """A training loss of NaN."""
+    return response._replace(loss=float("nan"))
+
+
+def client_error(client: Client, number: int, response: Response) -> Response:
+    """An error instead of a message."""
+    return Response(b"", error="it ran out of memory")
+
+
+_REFUSED = (
+    truncated,
+    bit_flip,
+    not_finite,
+    infinite_weight,
+    future_version,
+    unknown_format,
+    garbage,
+    oversized,
+    nan_loss,
+)
+CORRUPTIONS = {f.__name__: f for f in (*_REFUSED, client_error)}  # the server must reject these
+FORGERIES = {f.__name__: f for f in (scaled_update, inflated_examples)}  # the server cannot detect these
