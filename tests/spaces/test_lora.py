@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from thinwire.data.functional import Functional
+from thinwire.training.functional import Functional
 from torch import nn
 from torch.func import functional_call
 
