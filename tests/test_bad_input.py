@@ -58,7 +58,7 @@ def refused(result: tuple[int, str, str]) -> str:
 LONG = "x" * 300
 DEEP = "[" * 5000
 DIGITS = "9" * 5000
-TOO_LONG = "File name too long; give it a shorter name"
+TOO_LONG = "File name too long; use a shorter name"
 
 WORDS = [
     # seeds and counts
@@ -67,7 +67,7 @@ WORDS = [
     (("show", "fedavg", "--seed", "-1"), "seed must be from 0"),
     (("compare", "fedavg", "--seed", "-1"), "seed must be from 0"),
     (("tune", "flasc", "--seed", "-1"), "seed must be from 0"),
-    (("app", "fedavg", "new", "--seed", "-1"), "seed must be from 0"),
+    (("flower-app", "fedavg", "new", "--seed", "-1"), "seed must be from 0"),
     (("deploy", "fedavg", "--seed", "-1"), "seed must be from 0"),
     (("run", "fedavg", "--seed", "9" * 30), "seed must be from 0"),
     (("run", "fedavg", "--seed", DIGITS), "Invalid value for '--seed'"),
@@ -78,7 +78,7 @@ WORDS = [
     (("tune", "flasc", "--ranks", DIGITS), "ranks must be numbers separated by commas"),
     (("tune", "flasc", "--budget", DIGITS), "at most 63 bits"),
     (("report", ".", "--compute", "nan"), "compute must be 0 or more seconds, not nan"),
-    (("report", ".", "--joules", "nan"), "joules a megabyte must be more than 0"),
+    (("report", ".", "--joules", "nan"), "joules per megabyte must be more than 0"),
     (("watch", ".", "--every", "inf"), "every must be above 0"),
     # settings
     (("run", "fedavg", "--set", f"rounds={DEEP}"), "a value of --set is nested more than 32 levels deep"),
@@ -102,15 +102,15 @@ WORDS = [
     (("run", "fedavg", *FAST, "--out", LONG), TOO_LONG),
     (("run", "fedavg", "--on", "mnist", "--data-dir", LONG), TOO_LONG),
     (("resume", LONG), TOO_LONG),
-    (("adapter", LONG, "y"), TOO_LONG),
-    (("app", "fedavg", LONG), TOO_LONG),
+    (("export-peft", LONG, "y"), TOO_LONG),
+    (("flower-app", "fedavg", LONG), TOO_LONG),
     (("show", LONG), TOO_LONG),
     (("report", LONG), TOO_LONG),
     (("watch", LONG), TOO_LONG),
     (("compare", "fedavg", *FAST, "--html", LONG), TOO_LONG),
     (("repro", "fedpara-1", "--md", LONG), TOO_LONG),
     (("run", "fedavg", *FAST, "--out", "/dev/null/x"), "/dev/null/x: Not a directory"),
-    (("app", "fedavg", "/dev/null/x"), "Not a directory"),
+    (("flower-app", "fedavg", "/dev/null/x"), "Not a directory"),
     (("repro", "fedpara-1", "--md", "/dev/null/x.md"), "Not a directory"),
     (("resume", "/dev/null"), "/dev/null is not a run directory"),
     # unknown commands and options
@@ -179,9 +179,15 @@ DAMAGE = [
     ("run", "model.safetensors", b"x", ("resume", "show"), "model.safetensors is damaged, or of another"),
     ("run", "SHA256SUMS", b"\xff" * 99, ("resume", "show", "report", "watch"), "SHA256SUMS is damaged"),
     ("cut", "metrics.jsonl", b"", ("report", "watch"), "`thinwire resume cut` restores them"),
-    ("cut", "checkpoints/round-000002.json", b"[" * 5000, ("resume", "adapter"), "remove it to continue from round 1"),
-    ("cut", "checkpoints/round-000002.json", b'{"a": ' + b"9" * 5000, ("resume", "adapter"), "thousands of digits"),
-    ("cut", "checkpoints/round-000002.safetensors", b"x" * 99, ("resume", "adapter"), "it has 99 bytes, not"),
+    (
+        "cut",
+        "checkpoints/round-000002.json",
+        b"[" * 5000,
+        ("resume", "export-peft"),
+        "remove it to continue from round 1",
+    ),
+    ("cut", "checkpoints/round-000002.json", b'{"a": ' + b"9" * 5000, ("resume", "export-peft"), "thousands of digits"),
+    ("cut", "checkpoints/round-000002.safetensors", b"x" * 99, ("resume", "export-peft"), "it has 99 bytes, not"),
     ("cut", "deployment.json", b"[" * 200_000, ("resume",), "deployment.json cannot be read (it is nested too deeply)"),
 ]
 
@@ -190,7 +196,7 @@ DAMAGE = [
 def test_damaged_files_of_a_run_are_refused(thinwire, finished, tmp_path, run, file, data, verbs, message):
     shutil.copytree(finished / run, tmp_path / run)
     (tmp_path / run / file).write_bytes(data)
-    more = {"adapter": ("new",), "watch": ("--once",)}
+    more = {"export-peft": ("new",), "watch": ("--once",)}
     for verb in verbs:
         assert message in refused(thinwire(verb, run, *more.get(verb, ())))
     assert (tmp_path / run / file).read_bytes() == data
@@ -229,7 +235,7 @@ def test_a_file_that_cannot_grow_is_named_and_the_run_continues_later(thinwire, 
     with files_of_at_most(size):
         line = refused(thinwire("run", "fedavg", *FAST, "--out", "run"))
         assert "run/" in line
-        assert "File too large; allow longer files" in line
+        assert "File too large; raise the limit on file sizes" in line
     assert not list(tmp_path.rglob("*.tmp"))
     verb = (
         ("resume", "run", "-q")
@@ -245,7 +251,7 @@ def test_a_file_that_cannot_grow_is_named_and_the_run_continues_later(thinwire, 
 @pytest.mark.parametrize(
     "words",
     [
-        ("app", "fedavg", "new"),
+        ("flower-app", "fedavg", "new"),
         ("report", "run", "--html", "new"),
         ("report", "run", "--md", "new"),
         ("show", "run", "--plot", "new.svg"),
@@ -280,7 +286,7 @@ def as_nobody():
     [
         ("run", "fedavg", *FAST, "--out", "closed/run"),
         ("compare", "fedavg", *FAST, "--out", "closed/runs"),
-        ("app", "fedavg", "closed/app"),
+        ("flower-app", "fedavg", "closed/app"),
         ("report", "open/run", "--html", "closed/page.html"),
         ("repro", "fedpara-1", "--md", "closed/page.md"),
         ("resume", "closed/cut"),
@@ -300,7 +306,7 @@ def test_a_folder_without_write_permission_is_named(thinwire, tmp_path, finished
         with as_nobody():
             line = refused(thinwire(*words))
         assert "closed/" in line
-        assert "Permission denied; choose a place where you may read and write" in line
+        assert "Permission denied; use a folder that you can read and write" in line
         assert sorted(tmp_path.rglob("*")) == before
     finally:
         for folder in ("closed", "closed/cut", "closed/cut/checkpoints"):
@@ -326,7 +332,7 @@ def test_a_full_disk_is_refused_in_one_line(tmp_path):
     first, code = done.stderr.splitlines()
     assert code == "code 2"
     assert "disk/run/" in first
-    assert first.endswith("No space left on device; make room, then give the same command again")
+    assert first.endswith("No space left on device; free some space, then repeat the command")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full of Linux")
@@ -335,7 +341,7 @@ def test_output_that_cannot_be_written_is_refused_in_one_line():
         words = [sys.executable, "-m", "thinwire", "list", "--json"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert done.stderr == "thinwire: No space left on device; make room, then give the same command again\n"
+    assert done.stderr == "thinwire: No space left on device; free some space, then repeat the command\n"
 
 
 # -- names that are shown ----------------------------------------------------------------------------------------------
@@ -354,7 +360,7 @@ def test_brackets_in_a_name_are_not_markup(thinwire, tmp_path):
     assert "<i>" not in (tmp_path / "page.html").read_text()
     row = next(line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| \\[bold"))
     assert row.startswith("| \\[bold\\]a\\[red\\] b\\|c \\`d\\` &lt;i> |")
-    assert thinwire("app", "fedavg", "app", "--set", f'name="{name}')[0] == 0
+    assert thinwire("flower-app", "fedavg", "app", "--set", f'name="{name}')[0] == 0
 
 
 def test_names_in_run_directories_are_escaped(thinwire, finished, tmp_path):

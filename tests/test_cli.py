@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that bad input gets one clear line, exit code 2, and nothing half-written."""
+"""Command line: its output, and one-line errors with exit code 2 that leave no files behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -14,15 +15,17 @@ from typer.main import get_command
 
 from thinwire.cli.app import app, main
 from thinwire.core.units import human_bytes
+from thinwire.errors import ConfigError
+from thinwire.experiments.catalog import LISTS
 
 
 @pytest.fixture
 def thinwire(monkeypatch, capsys, tmp_path):
-    """Call the command line in an empty folder: (exit code, stdout, stderr)."""
+    """Call the command line in an empty folder; returns (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *args])
         try:
             main()
             code = 0
@@ -37,8 +40,8 @@ def thinwire(monkeypatch, capsys, tmp_path):
 FAST = ("--rounds", "2", "--set", "local.epochs=1", "-q")
 
 
-def refused(result: tuple[int, str, str], code: int = 2) -> str:
-    """The single line of a refusal."""
+def error_line(result: tuple[int, str, str], code: int = 2) -> str:
+    """The error message, which must be a single line on stderr."""
     found, out, err = result
     assert found == code, err
     assert out == ""
@@ -62,7 +65,7 @@ def test_help_does_not_load_torch():
     subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_run_prints_its_totals_and_json_on_request(thinwire, tmp_path):
+def test_run_prints_totals_or_json(thinwire, tmp_path):
     code, out, _ = thinwire("run", "fedavg", *FAST, "--out", "here")
     assert code == 0
     assert "final accuracy" in out
@@ -70,7 +73,7 @@ def test_run_prints_its_totals_and_json_on_request(thinwire, tmp_path):
     assert json.loads(out) == json.loads((tmp_path / "here/summary.json").read_text())
 
 
-def test_a_run_without_out_goes_under_runs(thinwire, tmp_path):
+def test_run_without_out_writes_under_runs(thinwire, tmp_path):
     thinwire("run", "fedsgd", *FAST)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("fedsgd-digits-s0-")
@@ -83,7 +86,7 @@ def test_progress_outside_a_terminal_is_plain_lines(thinwire):
     assert all("round" in line and "accuracy" in line for line in lines)
 
 
-def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
+def test_compare_prints_one_row_per_method_and_reuses_runs(thinwire):
     code, out, err = thinwire("compare", "fedavg", "fedsgd", "--seeds", "2", *FAST)
     assert code == 0
     assert err.endswith("wrote runs/compare.html\n")
@@ -95,16 +98,16 @@ def test_compare_prints_one_row_a_method_and_reuses_runs(thinwire):
     assert [row["method"] for row in rows] == ["fedavg", "fedsgd"]
     assert rows[0]["ratio"] == 1.0
     assert rows[0]["seeds"] == 2
-    assert rows[0]["final_accuracy"].keys() == {"aggregator", "std"}
+    assert rows[0]["final_accuracy"].keys() == {"mean", "std"}
     assert {row["accounting"] for row in rows} == {"honest"}
 
 
-def test_compare_shows_both_totals_and_says_by_which_it_compares(thinwire):
+def test_compare_shows_both_totals_and_names_its_accounting(thinwire):
     fast = ("fedavg", "mapo", *FAST, "--cohort", "2")
     code, out, _ = thinwire("compare", *fast)
     assert code == 0
     head = next(line for line in out.splitlines() if "catch-up" in line)
-    assert head.split()[-9:] == ["total", "ideal", "fewer", "seconds", "at", "2", "Mbps", "slow", "up"]
+    assert head.split()[-9:] == ["total", "ideal", "ratio", "seconds", "at", "2", "Mbps", "slow", "up"]
     assert "by total (honest accounting)" in " ".join(out.split())
     code, out, _ = thinwire("compare", *fast, "--accounting", "ideal")
     assert "by ideal (ideal accounting)" in " ".join(out.split())
@@ -114,7 +117,7 @@ def test_compare_shows_both_totals_and_says_by_which_it_compares(thinwire):
         assert row["ratio"] == rows[0]["bytes_total_ideal"] / row["bytes_total_ideal"]
 
 
-def test_compare_report_and_watch_speak_of_the_same_runs(thinwire, tmp_path):
+def test_compare_report_and_watch_agree(thinwire, tmp_path):
     code, out, _ = thinwire("compare", "fedavg", "fedsgd", *FAST, "--html", "a.html", "--json")
     rows = json.loads(out)
     assert code == 0
@@ -126,19 +129,19 @@ def test_compare_report_and_watch_speak_of_the_same_runs(thinwire, tmp_path):
     assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
     assert "fedsgd" in thinwire("report", "runs")[1]
     run = str(next((tmp_path / "runs").glob("fedavg*")))
-    told = json.loads(thinwire("watch", run, "--once", "--json")[1])
-    assert (told["state"], told["bytes_total"]) == ("finished", rows[0]["bytes_total"])
-    assert json.loads(thinwire("watch", run, "--json")[1]) | {"silent_seconds": 0} == told | {"silent_seconds": 0}
+    status = json.loads(thinwire("watch", run, "--once", "--json")[1])
+    assert (status["state"], status["bytes_total"]) == ("finished", rows[0]["bytes_total"])
+    assert json.loads(thinwire("watch", run, "--json")[1]) | {"silent_seconds": 0} == status | {"silent_seconds": 0}
     assert "finished" in thinwire("watch", run)[1]
 
 
-def test_compare_alone_is_a_tour_of_methods_that_exist(thinwire):
+def test_compare_without_methods_runs_a_selection(thinwire):
     rows = json.loads(thinwire("compare", "--rounds", "1", "--set", "local.epochs=1", "-q", "--json")[1])
     assert [row["method"] for row in rows][:4] == ["fedavg", "mapo", "fedpara", "sparse"]
 
 
-@pytest.mark.parametrize("what", ["methods", "tasks", "models", "splits", "parts"])
-def test_list_gives_objects_with_name_line_and_paper(thinwire, what):
+@pytest.mark.parametrize("what", LISTS)
+def test_list_items_have_name_description_and_paper(thinwire, what):
     items = json.loads(thinwire("list", what, "--json")[1])
     assert items
     for item in items:
@@ -150,7 +153,7 @@ def test_list_gives_objects_with_name_line_and_paper(thinwire, what):
     assert items[0]["name"] in thinwire("list", what)[1]
 
 
-def test_show_prints_a_file_that_runs(thinwire, tmp_path):
+def test_show_prints_a_file_that_run_accepts(thinwire, tmp_path):
     _, out, _ = thinwire("show", "fedavgm", "--on", "digits", "--rounds", "2")
     (tmp_path / "mine.toml").write_text(out)
     code, out, _ = thinwire("run", "mine.toml", "-q", "--json")
@@ -158,25 +161,25 @@ def test_show_prints_a_file_that_runs(thinwire, tmp_path):
     assert json.loads(out)["rounds"] == 2
 
 
-def test_show_of_a_run_tells_and_draws_how_often_each_layer_spoke(thinwire, tmp_path):
-    words = ("--rounds", "6", "--set", "method.schedule.phi=2", "--set", "local.steps=2", "--out", "run", "-q")
-    assert thinwire("run", "fedlama", *words)[0] == 0
+def test_show_of_a_run_prints_and_draws_synchronizations_of_layers(thinwire, tmp_path):
+    options = ("--rounds", "6", "--set", "method.schedule.phi=2", "--set", "local.steps=2", "--out", "run", "-q")
+    assert thinwire("run", "fedlama", *options)[0] == 0
     summary = json.loads(thinwire("show", "run", "--json")[1])
     syncs = {row["layer"]: row["syncs"] for row in summary["layers"]}
     assert set(syncs) == {"fc1", "head"}
-    assert sorted(syncs.values())[0] == 4, "one layer waited in two of three windows"
+    assert sorted(syncs.values())[0] == 4, "one layer was skipped in two of three windows"
     code, out, _ = thinwire("show", "run", "--plot", "layers.svg")
     assert code == 0
     assert all(f"{layer} " in out for layer in syncs)
-    picture = ElementTree.parse(tmp_path / "layers.svg")
-    words = [element.text for element in picture.iter() if element.get("class") in ("name", "value")][1:]
-    told = [(f"{row['layer']} ({row['syncs']} of 6)", human_bytes(row["bytes_up"])) for row in summary["layers"]]
-    assert list(zip(words[::2], words[1::2], strict=True)) == told
+    chart = ElementTree.parse(tmp_path / "layers.svg")
+    texts = [element.text for element in chart.iter() if element.get("class") in ("name", "value")][1:]
+    expected = [(f"{row['layer']} ({row['syncs']} of 6)", human_bytes(row["bytes_up"])) for row in summary["layers"]]
+    assert list(zip(texts[::2], texts[1::2], strict=True)) == expected
     assert "over 2, 10, 50 Mbps, slow up" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
+def test_check_prints_costs_without_training(thinwire, tmp_path):
     code, out, _ = thinwire("check", "fedavg", "--json")
     facts = json.loads(out)
     assert code == 0
@@ -186,23 +189,23 @@ def test_check_tells_the_cost_and_trains_nothing(thinwire, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mapo", "fedper", "fedpara", "fedlama", "scaffold", "fednova"])
-def test_check_foretells_the_bytes_of_a_run(thinwire, method):
+def test_check_predicts_the_bytes_of_a_run(thinwire, method):
     facts = json.loads(thinwire("check", method, "--json")[1])
     code, out, _ = thinwire("run", method, *FAST, "--cohort", "20", "--json")
     summary = json.loads(out)
     assert code == 0
     assert summary["bytes_up"] == 2 * 20 * facts["bytes_up_per_client"]
-    nothing_new = summary["bytes_down"] - 20 * facts["bytes_down_per_client"]
-    assert 0 < nothing_new <= 20 * 24  # the first round has nothing to tell
+    first_round = summary["bytes_down"] - 20 * facts["bytes_down_per_client"]
+    assert 0 < first_round <= 20 * 24  # in the first round there is nothing to download
 
 
-def test_check_leaves_nothing_behind(thinwire, tmp_path):
+def test_check_writes_no_files(thinwire, tmp_path):
     thinwire("check", "fedavg")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (("run", "fedavgg"), "did you mean 'fedavg'"),
         (("run", "fedavg", "--on", "digit"), "did you mean 'digits'"),
@@ -216,6 +219,12 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("run", "absent.toml"), "no such experiment file"),
         (("resume", "nowhere"), "not a run directory"),
         (("list", "method"), "did you mean 'methods'"),
+        (("list", "splits"), "`thinwire list splits` is now `thinwire list partitions`"),
+        (("app", "fedavg", "folder"), "`thinwire app` is now `thinwire flower-app`"),
+        (("adapter", "run", "folder"), "`thinwire adapter` is now `thinwire export-peft`"),
+        (("tune", "--hold-out", "0.1"), "--hold-out is now --validation-fraction"),
+        (("runn", "fedavg"), "No such command 'runn'"),
+        (("run", "fedavg", "--round", "3"), "`thinwire run --help`"),
         (("compare", "fedavg", "mapoo"), "unknown method 'mapoo'"),
         (("report", "nowhere"), "not a run directory"),
         (("compare", "fedavg", "--html", "no/page.html"), "there is no folder no"),
@@ -228,36 +237,27 @@ def test_check_leaves_nothing_behind(thinwire, tmp_path):
         (("run", "fedavg", "--set", "task.model=cnn2"), "28"),
     ],
 )
-def test_bad_input_gets_one_line_and_leaves_nothing(thinwire, tmp_path, words, says):
-    assert says in refused(thinwire(*words))
+def test_bad_input_is_one_line_and_writes_no_files(thinwire, tmp_path, args, message):
+    assert message in error_line(thinwire(*args))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_and_corrupt_data_get_one_line(thinwire, tmp_path):
+def test_missing_and_corrupt_data_are_one_line(thinwire, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
-    words = ("run", "fedavg", "--on", "mnist", "--data-dir", str(data))
-    assert "mnist" in refused(thinwire(*words))
+    args = ("run", "fedavg", "--on", "mnist", "--data-dir", str(data))
+    assert "mnist" in error_line(thinwire(*args))
     folder = data / "mnist"
     folder.mkdir()
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{name}-ubyte.gz").write_bytes(gzip.compress(bytes(1000))[:-7])
-    assert "-ubyte" in refused(thinwire(*words))
+    assert "-ubyte" in error_line(thinwire(*args))
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thinwire, tmp_path):
-    words = (
-        "run",
-        "fedavg",
-        "--rounds",
-        "60",
-        "--set",
-        "checkpoint.every=1",
-        "--set",
-        "method.client_opt.weight_decay=10",
-    )
-    line = refused(thinwire(*words, "--out", "run", "-q"), code=3)
+def test_diverged_run_names_the_round_and_keeps_the_last_checkpoint(thinwire, tmp_path):
+    settings = ("--set", "checkpoint.every=1", "--set", "method.client_opt.weight_decay=10")
+    line = error_line(thinwire("run", "fedavg", "--rounds", "60", *settings, "--out", "run", "-q"), code=3)
     assert "round" in line
     number = int(line.split("round ")[1].split(":")[0])
     assert number > 1
@@ -266,12 +266,12 @@ def test_a_diverging_run_names_the_round_and_keeps_the_last_good_checkpoint(thin
     assert not (tmp_path / "run/model.safetensors").exists()
 
 
-def test_another_configuration_in_the_directory_is_refused(thinwire):
+def test_directory_of_another_configuration_is_refused(thinwire):
     assert thinwire("run", "fedavg", *FAST, "--out", "run")[0] == 0
-    assert "another configuration" in refused(thinwire("run", "fedavg", *FAST, "--seed", "1", "--out", "run"))
+    assert "another configuration" in error_line(thinwire("run", "fedavg", *FAST, "--seed", "1", "--out", "run"))
 
 
-def test_the_papers_tables_are_listed_and_made(thinwire, tmp_path, monkeypatch):
+def test_repro_lists_and_reproduces_tables(thinwire, tmp_path, monkeypatch):
     code, out, _ = thinwire("repro", "--json")
     listed = {row["paper"]: row for row in json.loads(out)}
     assert code == 0
@@ -280,8 +280,70 @@ def test_the_papers_tables_are_listed_and_made(thinwire, tmp_path, monkeypatch):
     code, out, _ = thinwire("repro", "fedpara-1", "--md", "page.md")
     assert code == 0
     assert "| linear, FedPara | 16,384 |" in (tmp_path / "page.md").read_text()
-    assert "mapo-3" in refused(thinwire("repro", "mapo-33"))
+    assert "mapo-3" in error_line(thinwire("repro", "mapo-33"))
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
     code, out, err = thinwire("repro", "pfedpara-3", "-q")
-    assert (code, err.count("\n")) == (1, 4), "a line for each run that did not finish, however quiet"
+    assert (code, err.count("\n")) == (1, 4), "a line for each run that did not finish, even if quiet"
     assert "4 runs did not finish" in out
+
+
+def test_list_help_names_every_list(thinwire):
+    text = thinwire("list", "--help")[1]
+    for what in LISTS:
+        assert what in text
+
+
+@pytest.fixture
+def loaded(monkeypatch) -> list[list[str]]:
+    """The arguments of every call of `plugins.load`."""
+    calls: list[list[str]] = []
+    plugins = ModuleType("thinwire.experiments.plugins")
+    plugins.load = calls.append
+    monkeypatch.setitem(sys.modules, "thinwire.experiments.plugins", plugins)
+    return calls
+
+
+@pytest.mark.parametrize("verb", ["run", "compare", "check", "show", "list", "deploy"])
+def test_import_is_accepted_before_and_after_the_verb(thinwire, loaded, verb):
+    args = ("methods",) if verb == "list" else ("no-such-method",)
+    thinwire("--import", "one", "--import", "two", verb, *args, "--import", "three")
+    assert loaded == [["one", "two"], ["three"]]
+
+
+def test_import_loads_modules_before_names_are_resolved(thinwire, monkeypatch):
+    def load(modules: list[str]) -> None:
+        raise ConfigError(f"cannot import {modules[0]}")
+
+    plugins = ModuleType("thinwire.experiments.plugins")
+    plugins.load = load
+    monkeypatch.setitem(sys.modules, "thinwire.experiments.plugins", plugins)
+    assert "cannot import absent" in error_line(thinwire("--import", "absent", "run", "no-such-method"))
+    assert "cannot import absent" in error_line(thinwire("run", "no-such-method", "--import", "absent"))
+
+
+def test_without_import_no_plugin_is_loaded(thinwire, loaded):
+    assert thinwire("list", "tasks")[0] == 0
+    assert loaded == []
+
+
+def test_report_prints_metrics_and_client_quantiles(thinwire, write_run, tmp_path):
+    clients = {"count": 20, "mean": 0.8, "worst_10": 0.31, "p10": 0.4, "p50": 0.85, "p90": 0.95}
+    write_run("fedavg", metrics={"macro_f1": 0.75}, clients_eval=clients)
+    write_run("plain")
+    code, out, _ = thinwire("report", str(tmp_path / "runs"))
+    assert code == 0
+    head = next(line for line in out.splitlines() if "catch-up" in line)
+    assert "best % macro_f1 worst 10 % of clients up" in " ".join(head.split())
+    row = next(line for line in out.splitlines() if line.split()[:1] == ["fedavg"])
+    assert row.split()[3:5] == ["0.75", "31.00"]
+    assert next(line for line in out.splitlines() if line.split()[:1] == ["plain"]).split()[3:5] == ["-", "-"]
+    rows = json.loads(thinwire("report", str(tmp_path / "runs"), "--json")[1])
+    assert rows[0]["final_metrics"] == {"macro_f1": {"mean": 0.75, "std": 0.0}}
+    assert rows[1]["final_clients_eval"] == {}
+
+
+def test_report_of_runs_without_metrics_has_the_usual_columns(thinwire, write_run, tmp_path):
+    write_run("fedavg")
+    out = thinwire("report", str(tmp_path / "runs"))[1]
+    head = next(line for line in out.splitlines() if "catch-up" in line)
+    assert head.split()[:7] == ["method", "final", "%", "best", "%", "up", "down"]

@@ -3,7 +3,7 @@
     ThinwireError
     ├── ConfigError            a setting, name or file of the user is invalid
     │   └── UnknownName        no part, preset or option has this name; the message suggests the nearest name
-    ├── IncompatibleParts      two parts of a method cannot be combined; the message says what to write instead
+    ├── IncompatibleParts      two parts of a method cannot be combined; the message suggests an alternative
     ├── DataError              a data file is missing, truncated or malformed
     ├── WireError              a message is refused: damaged, too long, or of another method
     ├── Drifted                the public state of a client differs from the server's; the client requests a full state
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 
 class ThinwireError(Exception):
-    """Base class of all errors; the message is one line that says what to do."""
+    """Base class of all errors; the message is one line and suggests what to write."""
 
 
 class ConfigError(ThinwireError):

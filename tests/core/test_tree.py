@@ -122,9 +122,9 @@ def test_arithmetic_on_flat_trees_equals_arithmetic_on_blocks():
     torch.manual_seed(0)
     like = [torch.zeros(2), torch.zeros(2, 3)]
     a, b = (cut(torch.randn(8), ["a", "b"], like) for _ in range(2))
-    for made, blocks in ((t.add(a, b), t.add({**a}, {**b})), (t.sub(a, b), t.sub({**a}, {**b}))):
-        assert isinstance(made, t.FlatTree)
-        assert same(made, blocks)
+    for result, blocks in ((t.add(a, b), t.add({**a}, {**b})), (t.sub(a, b), t.sub({**a}, {**b}))):
+        assert isinstance(result, t.FlatTree)
+        assert same(result, blocks)
     assert same(t.scale(a, -0.3), t.scale({**a}, -0.3))
     assert t.flatten(a) is a.vector
     other = cut(torch.randn(8), ["b", "a"], like[::-1])

@@ -1,4 +1,4 @@
-"""Flower apps: what is written is complete, and what a machine is told is checked."""
+"""Flower apps: generated files are complete, and node configurations are checked."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import sys
 import pytest
 
 from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.apps import deployable, deployment, job_of, name_of, read_experiment, serves
+from thinwire.deployment.apps import clients_of_node, deployable, job_of, read_deployment, read_experiment, run_name
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.toml import loads
 from thinwire.flower import INSTALL, need_flower
 
 
-def test_without_flower_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flwr", None)  # also where it is installed
+def test_missing_flower_names_the_package_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)  # even if it is installed
     with pytest.raises(ConfigError, match="thinwire\\[flower\\]") as error:
         need_flower()
     assert INSTALL in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_app_folder_is_complete(tmp_path):
+def test_app_folder_is_complete(tmp_path):
     experiment = resolve("mapo+int8", "digits", {"task.clients": 4, "cohort.size": 4})
     files = {str(path.relative_to(tmp_path / "app")) for path in write_app(experiment, tmp_path / "app")}
     code = {f"federated/{name}.py" for name in ("__init__", "task", "server_app", "client_app")}
@@ -39,37 +39,39 @@ def test_an_app_folder_is_complete(tmp_path):
     assert len(job_of(read, {"partition-id": 0}).task.clients) == 4
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+def test_folder_with_files_is_not_overwritten(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ConfigError, match="not empty"):
         write_app(resolve("fedavg", "digits"), tmp_path)
 
 
 @pytest.mark.parametrize("config", [{}, {"partition-id": 4, "num-partitions": 4}, {"partition-id": "0"}])
-def test_a_node_must_know_its_part(config):
+def test_node_needs_a_partition_id(config):
     with pytest.raises(ConfigError, match="partition-id"):
-        serves(config, 4)
+        clients_of_node(config, 4)
 
 
-def test_every_client_is_served_once():
-    served = [client for part in range(3) for client in serves({"partition-id": part, "num-partitions": 3}, 10)]
-    assert sorted(served) == list(range(10))
+def test_every_client_is_on_one_node():
+    clients = [
+        client for part in range(3) for client in clients_of_node({"partition-id": part, "num-partitions": 3}, 10)
+    ]
+    assert sorted(clients) == list(range(10))
 
 
-def test_a_run_keeps_its_name_only_when_it_goes_on(tmp_path):
-    first = name_of(tmp_path, {"nodes": 2})
-    assert deployment(tmp_path) == {"run": first, "nodes": 2}
-    assert name_of(tmp_path, {"nodes": 2}) != first  # nothing was saved: clients start anew
+def test_run_name_is_kept_only_by_a_run_with_checkpoints(tmp_path):
+    first = run_name(tmp_path, {"nodes": 2})
+    assert read_deployment(tmp_path) == {"run": first, "nodes": 2}
+    assert run_name(tmp_path, {"nodes": 2}) != first  # no checkpoint: clients start from the initial weights
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/round-000001.json").write_text("{}")
-    again = name_of(tmp_path, {"nodes": 2})
-    assert again == name_of(tmp_path, {"nodes": 2})
+    again = run_name(tmp_path, {"nodes": 2})
+    assert again == run_name(tmp_path, {"nodes": 2})
     (tmp_path / "deployment.json").write_text(json.dumps([]))
     with pytest.raises(CheckpointError, match="cannot be read"):
-        deployment(tmp_path)
+        read_deployment(tmp_path)
 
 
-def test_a_name_with_quotes_makes_an_app_that_says_it_and_does_nothing_else(tmp_path):
+def test_name_with_quotes_is_not_executed(tmp_path):
     name = '"""; raise SystemExit(1)  # \'{x}'
     write_app(resolve("fedavg", "digits", {"name": name}), tmp_path / "app")
     table = loads((tmp_path / "app/pyproject.toml").read_text(), "pyproject.toml")

@@ -1,4 +1,4 @@
-"""Real processes on this machine, over TLS: the same bits as the simulation, also after a kill."""
+"""Processes on this machine over TLS: results equal the simulation bit for bit, also after a kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from thinwire.deployment.apps import deployable
-from thinwire.deployment.local import DeploymentFailed, _make_certificate, _make_key, deploy, free_ports
+from thinwire.deployment.certificates import make_certificate, make_key
+from thinwire.deployment.local import deploy
+from thinwire.deployment.processes import DeploymentFailed, free_ports
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 
@@ -38,13 +40,13 @@ def equal_runs(a: Path, b: Path) -> None:
 
 
 def flower_processes(folder: Path) -> list[str]:
-    """Command lines of processes of a deployment into this folder."""
+    """Command lines of the processes of a deployment into this folder."""
     listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if "thinwire-deploy-" in line and str(folder) in line]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mapo", "flasc", "scaffold", "pfedpara", "fedlama"])
-def test_a_deployment_is_the_simulation(method, tmp_path):
+def test_deployment_equals_the_simulation(method, tmp_path):
     experiment = small(method, 4, 3)
     deploy(experiment, tmp_path / "deployed", nodes=4)
     execute(experiment, tmp_path / "simulated")
@@ -52,7 +54,7 @@ def test_a_deployment_is_the_simulation(method, tmp_path):
     assert not flower_processes(tmp_path)
 
 
-def test_a_killed_server_is_resumed_to_the_same_bits(tmp_path):
+def test_killed_server_resumes_with_the_same_result(tmp_path):
     experiment = small("scaffold", 2, 4)
     processes = []
 
@@ -68,7 +70,7 @@ def test_a_killed_server_is_resumed_to_the_same_bits(tmp_path):
     equal_runs(tmp_path / "deployed", tmp_path / "simulated")
 
 
-def test_a_killed_node_is_left_out(tmp_path):
+def test_killed_node_is_skipped(tmp_path):
     experiment = small("fedavg", 3, 3)
     processes = []
 
@@ -87,27 +89,27 @@ def test_a_killed_node_is_left_out(tmp_path):
     assert [row["clients"] for row in lines(tmp_path / "run")] == [3, 2, 2]
 
 
-def test_ctrl_c_takes_everything_down_and_resume_goes_on(tmp_path):
+def test_ctrl_c_stops_all_processes_and_resume_continues(tmp_path):
     command = [sys.executable, "-m", "thinwire", "deploy", "fedavg", "--on", "digits", "--nodes", "2", "--rounds", "3"]
     process = subprocess.Popen([*command, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run/metrics.jsonl").is_file() or not (tmp_path / "run/metrics.jsonl").read_text():
         assert process.poll() is None
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "thinwire resume" in said
+    assert "thinwire resume" in printed
     assert not flower_processes(tmp_path)
     done = subprocess.run([sys.executable, "-m", "thinwire", "resume", str(tmp_path / "run"), "--json"], check=False)
     assert done.returncode == 0
     assert len(lines(tmp_path / "run")) == 3
 
 
-def test_a_node_without_a_known_key_or_with_a_wrong_certificate_is_turned_away(tmp_path):
-    """Each claims to serve client 1, which nobody serves: if it were let in, it would be heard."""
+def test_node_with_unknown_key_or_wrong_certificate_is_rejected(tmp_path):
+    """Each impostor announces client 1, whose node was stopped: if it were accepted, its uploads would count."""
     experiment = small("fedavg", 2, 2)
     refusals = {
-        "a key that nobody registered": "Failed to activate SuperNode",
+        "unregistered key": "Failed to activate SuperNode",
         "no key": "must be registered",
         "certificate of another authority": "CERTIFICATE_VERIFY_FAILED",
     }
@@ -117,26 +119,26 @@ def test_a_node_without_a_known_key_or_with_a_wrong_certificate_is_turned_away(t
     def start(processes) -> None:
         processes[2].kill()  # the node of client 1
         processes[2].wait()
-        words = Path(f"/proc/{processes[1].pid}/environ").read_bytes().decode().split("\0")
-        env = dict(word.split("=", 1) for word in words if "=" in word)
+        variables = Path(f"/proc/{processes[1].pid}/environ").read_bytes().decode().split("\0")
+        env = dict(variable.split("=", 1) for variable in variables if "=" in variable)
         command = [part.replace("partition-id=0", "partition-id=1") for part in processes[1].args]
-        _make_certificate(tmp_path)
+        make_certificate(tmp_path)
         where = {option: command.index(option) + 1 for option in command if option.startswith("--")}
         for name, port in zip(names, free_ports(3), strict=True):
-            own = list(command)
-            own[where["--port"]] = str(port)
+            changed = list(command)
+            changed[where["--port"]] = str(port)
             if name == names[0]:
-                own[where["--auth-supernode-private-key"]] = str(_make_key(tmp_path / "unknown"))
+                changed[where["--auth-supernode-private-key"]] = str(make_key(tmp_path / "unknown"))
             elif name == names[1]:
                 at = where["--auth-supernode-private-key"]
-                del own[at - 1 : at + 1]
+                del changed[at - 1 : at + 1]
             else:
-                own[where["--root-certificates"]] = str(tmp_path / "ca.pem")
-                own[where["--auth-supernode-private-key"]] = str(_make_key(tmp_path / "another"))
-            own += ["--max-retries", "2"]
+                changed[where["--root-certificates"]] = str(tmp_path / "ca.pem")
+                changed[where["--auth-supernode-private-key"]] = str(make_key(tmp_path / "another"))
+            changed += ["--max-retries", "2"]
             with (tmp_path / f"{name}.log").open("wb") as log:
-                impostors[name] = subprocess.Popen(own, env=env, stdout=log, stderr=log, start_new_session=True)
-        for process in impostors.values():  # they are refused, and say so
+                impostors[name] = subprocess.Popen(changed, env=env, stdout=log, stderr=log, start_new_session=True)
+        for process in impostors.values():  # they are rejected
             assert process.wait(120) != 0
 
     deploy(experiment, tmp_path / "run", nodes=2, settings={"seconds": 20.0, "quorum": 0.5}, on_start=start)

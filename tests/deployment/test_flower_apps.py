@@ -1,4 +1,4 @@
-"""The ServerApp and the ClientApp with Flower's own messages and contexts, in one process."""
+"""ServerApp and ClientApp with Flower's messages and contexts, in one process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ flwr = pytest.importorskip("flwr.app")
 
 @pytest.fixture(autouse=True)
 def identity(monkeypatch):
-    """What a process of Flower knows about itself before it runs an app."""
+    """The ids that a process of Flower has before it runs an app."""
     known = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for name, value in (("_run_id", 1), ("_node_id", 1), ("_task_id", 1)):
         monkeypatch.setattr(known, name, value)
 
 
 class DirectGrid:
-    """A grid whose nodes answer when their messages are pulled."""
+    """A grid whose nodes handle messages when replies are pulled."""
 
     def __init__(self, app, configs: dict[int, dict]) -> None:
         self.app, self.waiting = app, {}
@@ -60,7 +60,7 @@ def serve(app, grid, path, **config):
 
 @pytest.mark.parametrize("on_disk", [True, False])
 @pytest.mark.parametrize("method", ["scaffold", "mapo"])
-def test_both_apps_together_are_the_simulation(method, on_disk, tmp_path):
+def test_both_apps_equal_the_simulation(method, on_disk, tmp_path):
     experiment = deployable(
         resolve(method, "digits", {"task.clients": 4, "cohort.size": 3, "local.steps": 2, "rounds": 3})
     )
@@ -79,7 +79,7 @@ def test_both_apps_together_are_the_simulation(method, on_disk, tmp_path):
     assert (tmp_path / "nodes").exists() == on_disk
 
 
-def test_a_node_with_another_method_or_another_s_clients_is_left_out(tmp_path, capsys):
+def test_node_with_another_method_or_duplicate_clients_is_skipped(tmp_path, capsys):
     experiment = deployable(
         resolve("fedavg", "digits", {"task.clients": 2, "cohort.size": 2, "local.steps": 1, "rounds": 1})
     )
@@ -96,6 +96,6 @@ def test_a_node_with_another_method_or_another_s_clients_is_left_out(tmp_path, c
     }
     serve(server_app(experiment, job), DirectGrid(client_app(job), configs), tmp_path / "run", seconds=30.0)
     assert lines(tmp_path / "run")[0]["clients"] == 2
-    said = capsys.readouterr().out
-    assert "node 3 is left out: it runs another method" in said
-    assert "node 4 is left out: it says that it serves client 0, which another node serves" in said
+    printed = capsys.readouterr().out
+    assert "node 3 is left out: it runs another method" in printed
+    assert "node 4 is left out: it says that it serves client 0, which another node serves" in printed

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.experiments.trackers import numbers, tensorboard, tracker
+from thinwire.experiments.trackers import scalars, tensorboard, tracker
 
 
 def clients():
@@ -20,7 +20,7 @@ def clients():
 
 def test_on_round_gets_plain_values():
     lines = []
-    run = tw.simulate(nn.Linear(3, 2), clients(), rounds=2, on_round=lambda record: lines.append(numbers(record)))
+    run = tw.simulate(nn.Linear(3, 2), clients(), rounds=2, on_round=lambda record: lines.append(scalars(record)))
     assert len(lines) == 2
     assert sum(line["bytes_total"] for line in lines) == run.bytes_total
     assert "accuracy" not in lines[0]  # there were no test examples

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from thinwire.cli.terminal import standing_line
+from thinwire.cli.watch import status_line
 from thinwire.experiments.watch import follow, standing
 
 
@@ -16,7 +16,7 @@ def test_standing_of_a_finished_run(real_runs):
     now = standing(next(iter(sorted(real_runs.iterdir()))))
     assert (now.state, now.round, now.rounds, now.eta_seconds) == ("finished", 5, 5, 0.0)
     assert now.bytes_total == now.bytes_up + now.bytes_down + now.bytes_catchup > 0
-    assert "finished" in standing_line(now)
+    assert "finished" in status_line(now)
 
 
 def test_standing_of_a_running_run_has_the_remaining_time(write_run):
@@ -25,9 +25,9 @@ def test_standing_of_a_running_run_has_the_remaining_time(write_run):
     assert (now.state, now.round) == ("running", 15)
     assert now.eta_seconds == 15 * 0.5
     assert now.bytes_per_round == 2000
-    assert "7.5 s to go" in standing_line(now)
+    assert "7.5 s left" in status_line(now)
     os.utime(path / "metrics.jsonl", (1, 1))
-    assert "no news for" in standing_line(standing(path))
+    assert "no new round for" in status_line(standing(path))
 
 
 def test_standing_of_a_run_without_rounds(write_run):
@@ -35,7 +35,7 @@ def test_standing_of_a_run_without_rounds(write_run):
     (path / "metrics.jsonl").unlink()
     now = standing(path)
     assert (now.state, now.round, now.eta_seconds) == ("starting", 0, None)
-    assert "round 0/30" in standing_line(now)
+    assert "round 0/30" in status_line(now)
 
 
 def test_follow_ends_with_the_run_and_ignores_incomplete_lines(write_run):

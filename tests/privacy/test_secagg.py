@@ -124,6 +124,10 @@ def test_the_engine_runs_secure_aggregation(chunk):
 class Doubled(tw.NoCorrection):
     """A correction that scales without a report."""
 
+    @property
+    def active(self):
+        return True
+
     def factor(self, report):
         return 2.0
 
@@ -139,7 +143,7 @@ class Doubled(tw.NoCorrection):
         ({"budget": Budget((Tier(), Tier(up=RandomK(0.1, shared=True))))}, "Remove up from the tiers"),
         ({"correction": tw.Scaffold()}, "Use a correction that reports nothing"),
         ({"correction": tw.FedNova()}, "Use a correction that reports nothing"),
-        ({"correction": Doubled()}, "Take a correction that scales nothing"),
+        ({"correction": Doubled()}, "Use a correction that scales nothing"),
         ({"schedule": Turns()}, "Use a schedule that reports nothing"),
         ({"schedule": tw.FedLAMA(phi=2)}, "Use a schedule that reports nothing"),
     ],
@@ -155,7 +159,7 @@ def test_incompatible_parts_are_refused_before_training(options, message):
 def test_running_statistics_and_single_clients_are_refused():
     with pytest.raises(IncompatibleParts, match="group norm"):
         Federation(Method(secure_aggregation=True), digits_task(perceptron(norm=True)))
-    with pytest.raises(ConfigError, match="needs a cohort of 2 or more"):
+    with pytest.raises(ConfigError, match="a cohort of 2 or more"):
         Job(digits_task(), Method(secure_aggregation=True), cohort=1)
     with pytest.raises(IncompatibleParts, match="two or more"):
         Federation(Method(secure_aggregation=True)).round([0])

@@ -90,3 +90,10 @@ def test_rerun_command_resolves_to_the_same_experiment(method, task, changes, tm
 def test_rerun_command_of_a_changed_preset_reads_the_file(tmp_path):
     table = {**to_table(resolve("fedavg", "digits")), "name": "mine"}
     assert rerun(table, tmp_path / "x").startswith(f"thinwire run {tmp_path}/x/config.toml --out ")
+
+
+def test_rerun_command_imports_plugins(tmp_path, monkeypatch):
+    (tmp_path / "parts_of_a_plugin.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    table = {**to_table(resolve("fedavg", "digits", {"rounds": 5})), "import": ["parts_of_a_plugin"]}
+    assert rerun(table, tmp_path) == "thinwire run fedavg --on digits --rounds 5 --import parts_of_a_plugin"

@@ -31,12 +31,12 @@ def test_compressed_size_is_close_to_the_entropy():
 @pytest.mark.parametrize("size", [70_000, 200_001])
 def test_incompressible_sections_are_stored(order, size):
     rng = np.random.default_rng(0)
-    made = {
+    parts = {
         "n": rng.integers(0, 256, size, dtype=np.uint8).tobytes(),  # noise
         "r": bytes(size),  # runs
         "s": rng.binomial(20, 0.5, size).astype(np.uint8).tobytes(),  # skewed
     }
-    data = b"".join(made[kind] for kind in order)
+    data = b"".join(parts[kind] for kind in order)
     short = squeeze(data)
     assert expand(short, len(data)) == data == (short if order == "n" else zlib.decompress(short, -15))
     coded = [zlib.compressobj(9, zlib.DEFLATED, -15, 9, how) for how in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE)]

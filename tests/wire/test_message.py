@@ -21,7 +21,7 @@ from thinwire.wire.message import (
     WEIGHT,
     Body,
     Schema,
-    laid_out,
+    join_pieces,
     pack,
     pack_body,
     pack_pieces,
@@ -297,13 +297,13 @@ def test_values_of_a_long_message_are_aligned_and_not_copied(first):
     body = Body(None, {COORDS: payload.tobytes(), WEIGHT: b"abcd", 200: b"x" * first})
     pieces = pack_pieces(UP, 300, [pack_body(body, SCHEMA)[:7], pack_body(body, SCHEMA)[7:]], SCHEMA)
     assert len(pieces) < 5, "short pieces are joined"
-    made = laid_out(pieces, lambda size: np.empty(size, np.uint8))
-    assert bytes(made) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
+    joined = join_pieces(pieces, lambda size: np.empty(size, np.uint8))
+    assert bytes(joined) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
     parts = (b"short", memoryview(payload).cast("B"), b"end")
     for allocate in (lambda size: np.empty(size, np.uint8), None):
-        made = laid_out(parts, allocate)
-        assert bytes(made) == b"".join(parts)
-        values = np.frombuffer(made, np.uint8)[5:]
+        joined = join_pieces(parts, allocate)
+        assert bytes(joined) == b"".join(parts)
+        values = np.frombuffer(joined, np.uint8)[5:]
         assert values.ctypes.data % 8 == 0
         assert values.flags.writeable, "torch needs writable memory"
     field = unpack_body(unpack(pack(UP, 0, [pack_body(body, SCHEMA)], of(UP)), of(UP)).bodies[0], SCHEMA).fields[COORDS]

@@ -9,7 +9,6 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -60,20 +59,21 @@ def global_options(imports: Imports = None) -> None:
     """Options before the verb; `--import` is handled by its callback."""
 
 
-_FIRST: tuple[Callable[..., None], ...] = (run, resume, deploy)
-_MIDDLE: tuple[Callable[..., None], ...] = (check, repro, tune)
-_LAST: tuple[Callable[..., None], ...] = (show, compare, report, watch)
-for verb in _FIRST:
-    app.command()(verb)
+app.command()(run)
+app.command()(resume)
+app.command()(deploy)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)
 app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
-for verb in _MIDDLE:
-    app.command()(verb)
+app.command()(check)
+app.command()(repro)
+app.command()(tune)
 app.command("list")(list_names)
-for verb in _LAST:
-    app.command()(verb)
+app.command()(show)
+app.command()(compare)
+app.command()(report)
+app.command()(watch)
 
 
 def main() -> None:

@@ -8,23 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thinwire.errors import ConfigError
-
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
 
 
 def import_modules(modules: Sequence[str] | None) -> None:
     """Import packages that register parts, so that their names are known to the verb."""
-    if not modules:
-        return
-    try:
+    if modules:
         from thinwire.experiments.plugins import load
-    except ModuleNotFoundError as error:
-        if error.name != "thinwire.experiments.plugins":
-            raise
-        raise ConfigError("--import is not supported by this version of thinwire; upgrade it") from error
-    load(list(modules))
+
+        load(list(modules))
 
 
 Imports = Annotated[

@@ -84,9 +84,9 @@ def resume(
     runner = None
     if (run / "deployment.json").is_file():
         from thinwire.cli.deploy import local_runner
-        from thinwire.deployment.apps import deployment
+        from thinwire.deployment.apps import read_deployment
 
-        settings = deployment(run) or {}
+        settings = read_deployment(run) or {}
         settings.pop("run", None)
         if not (nodes := settings.pop("nodes", 0)):
             raise ConfigError(f"{run} was started with `flwr run`; start its app again with the same run-dir")

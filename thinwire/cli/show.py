@@ -22,6 +22,7 @@ from thinwire.cli.options import (
     resolve_experiment,
 )
 from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.catalog import LISTS, catalog
 
 RENAMED_LISTS = {"splits": "partitions"}
 
@@ -54,7 +55,7 @@ def check(
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, tasks, models, partitions, metrics or parts.")] = "methods",
+    what: Annotated[str, typer.Argument(help=f"{', '.join(LISTS)}.")] = "methods",
     as_json: AsJson = False,
     imports: Imports = None,
 ) -> None:
@@ -63,7 +64,6 @@ def list_names(
     Example: thinwire list models --json
     """
     from thinwire.cli.tables import print_json, show_list
-    from thinwire.experiments.catalog import catalog
 
     if what in RENAMED_LISTS:
         raise ConfigError(f"`thinwire list {what}` is now `thinwire list {RENAMED_LISTS[what]}`")

@@ -83,11 +83,6 @@ class Codec(Protocol):
         """
         return False
 
-    @property
-    def adds(self) -> bool:
-        """Former name of `summable`."""
-        return self.summable
-
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError, before training starts, if these blocks cannot be sent.
 
@@ -205,8 +200,6 @@ class Raw(Codec):
     def block_bytes(self, spec: Spec) -> dict[str, int]:
         """The size of the values of each block."""
         return {block.name: block.nbytes for block in spec}
-
-    shares = block_bytes  # former name
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

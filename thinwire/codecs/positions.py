@@ -42,7 +42,7 @@ def pack_sparse(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> byt
 
 
 def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec, peer: Peer) -> Tree:
-    """Decode positions and values; each segment must hold exactly `count` positions."""
+    """Decode positions and values; each segment must hold exactly `sent` positions."""
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")

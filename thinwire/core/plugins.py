@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Sequence
 from importlib import metadata
 
+from thinwire.core import registry
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
 GROUP = "thinwire.parts"
 
 _installed = False  # whether installed plugins were imported
-_imported: list[str] = []  # modules that `load` imported, in order
+_imported: list[str] = []  # modules that `load` imported
 
 
 def load(modules: Sequence[str]) -> None:
@@ -40,11 +41,6 @@ def load(modules: Sequence[str]) -> None:
         _imported.append(module)
 
 
-def imported() -> tuple[str, ...]:
-    """The modules that `load` has imported; a run directory records them, so that a resumed run imports them too."""
-    return tuple(_imported)
-
-
 def load_installed() -> None:
     """Import every installed plugin, once; a plugin that fails is left out with a warning."""
     global _installed
@@ -61,8 +57,6 @@ def load_installed() -> None:
 
 def _import(module: str) -> str:
     """Import a module; returns why it failed, on one line, or ""."""
-    from thinwire.core import registry
-
     before = registry.foreign()
     try:
         importlib.import_module(module)
@@ -81,3 +75,6 @@ def _reason(module: str, error: Exception) -> str:
             return f"no module named {missing!r} is installed; install it, or add its folder to PYTHONPATH"
         return f"it needs the module {missing!r}, which is not installed"
     return text if isinstance(error, ValueError | ConfigError) else f"{type(error).__name__}: {text}"
+
+
+registry.before_lookup.append(load_installed)

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from thinwire.core import plugins
 from thinwire.errors import UnknownName
+
+before_lookup: list[Callable[[], None]] = []  # called before names are looked up; `plugins` adds itself
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -93,7 +94,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("penalty", "thinwire.optimizers", "penalties", "thinwire.optimizers.penalties.Penalty", ("penalty",)),
         Kind("privacy", "thinwire.privacy", "privacy", "thinwire.privacy.base.Privacy", ("privacy",)),
-        Kind("mask", "thinwire.masks", "masks", "thinwire.masks.masks.Mask", ("mask",)),
+        Kind("mask", "thinwire.masks", "masks", "thinwire.masks.base.Mask", ("mask",)),
         Kind("partition", "thinwire.data", "partitions"),
         Kind("dataset", "thinwire.data", "datasets"),
         Kind("model", "thinwire.models", "models"),
@@ -165,7 +166,8 @@ def entries(kind: str) -> dict[str, Entry]:
     if kind not in KINDS:
         raise UnknownName("kind of part", kind, KINDS)
     _import_builtin(kind)
-    plugins.load_installed()
+    for hook in before_lookup:
+        hook()
     return dict(sorted(_TABLE.get(kind, {}).items()))
 
 

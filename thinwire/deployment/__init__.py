@@ -1,1 +1,1 @@
-"""Deployments over Flower: app folders, a whole deployment on one machine, long-running nodes."""
+"""Deployment over Flower: app folders, a deployment on one machine, and SuperNodes with low latency."""

@@ -1,4 +1,4 @@
-"""Write an experiment as a Flower app: a folder that `flwr run` runs unchanged, and that people may change."""
+"""Write an experiment as a Flower app: a folder for `flwr run`, to be used unchanged or edited."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ publisher = "thinwire"
 serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 
-# Any of these may be set for one run: flwr run . CONNECTION -c 'quorum=0.8 run-dir="/data/runs/first"'
+# Each of these can be set for one run: flwr run . CONNECTION -c 'quorum=0.8 run-dir="/data/runs/first"'
 [tool.flwr.app.config]
-run-dir = ""      # the run directory on the server's machine; empty: one under runs/, named after the experiment
-seconds = 600.0   # how long the server waits for answers
-quorum = 0.5      # the share of the cohort that must answer
-nodes = 0         # how many nodes `thinwire deploy` started
-tries = 3         # how often those that did not are asked while there is no quorum
+run-dir = ""      # run directory on the machine of the server; if empty, a new one under runs/
+seconds = 600.0   # seconds that the server waits for uploads
+quorum = 0.5      # fraction of the cohort that must upload
+nodes = 0         # number of nodes that `thinwire deploy` started; 0 otherwise
+tries = 3         # number of requests to a client while the quorum is not reached
 """
 
 _TASK = '''\
-"""What is learnt, by which method, from which examples. This is the file to change.
+"""Model, method and data of this app. This is the file to edit.
 
-`experiment.toml` says all but the data. As written here, every machine reads the whole data set and takes the part that
-the split gives it, so that the app learns what `thinwire run experiment.toml` learns. With data of your own, return
-another `Job` on the nodes: its task holds, under every client's number, the examples that lie on this machine.
+`experiment.toml` holds everything but the data. As generated, every machine reads the whole dataset and uses the part
+that the partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. To train on
+local data, return another `Job` on the nodes, whose task has the examples of this machine at every client's index:
 
     from thinwire.data.task import Task, alone
     task = Task(model, *alone(inputs, targets, clients))
@@ -65,12 +65,12 @@ EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
 
 
 def job(node_config: Mapping[str, Any] | None) -> Job:
-    """The job of one machine: a node with its configuration, or the server (None)."""
+    """The job of a node, given its configuration, or of the server, given None."""
     return job_of(EXPERIMENT, node_config)
 '''
 
 _SERVER = '''\
-"""What runs beside the SuperLink."""
+"""The ServerApp; it runs on the machine of the SuperLink."""
 
 from {package}.task import EXPERIMENT, job
 from thinwire.deployment.apps import server_app
@@ -79,7 +79,10 @@ app = server_app(EXPERIMENT, job)
 '''
 
 _CLIENT = '''\
-"""What runs on a node. Its configuration: partition-id, num-partitions; state-dir, data-dir, device if needed."""
+"""The ClientApp; it runs on every node.
+
+Node configuration: partition-id and num-partitions; optional: state-dir, data-dir, device.
+"""
 
 from {package}.task import job
 from thinwire.deployment.apps import client_app
@@ -89,17 +92,17 @@ app = client_app(job)
 
 
 def write_app(experiment: Experiment, folder: Path) -> list[Path]:
-    """Write the app; gives the files. A folder that holds anything is left alone."""
+    """Write the app into a new or empty folder; returns its files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not empty; name a new folder")
+        raise ConfigError(f"{folder} exists and is not empty; name another folder")
     experiment = deployable(experiment)
     name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{experiment.task.kind}".lower()).strip("-")
-    what = f"{experiment.name} on {experiment.task.kind}"
-    quoted = dumps({"x": what}).removeprefix("x = ").strip()  # a name may hold quotes
+    title = f"{experiment.name} on {experiment.task.kind}"
+    quoted = dumps({"x": title}).removeprefix("x = ").strip()  # a name may contain quotes
     fields = {"name": name, "quoted": quoted, "package": PACKAGE}
     texts = {
         "pyproject.toml": _PYPROJECT.format(**fields),
-        f"{PACKAGE}/__init__.py": f"{what + ', as a Flower app.'!r}\n",
+        f"{PACKAGE}/__init__.py": f"{title + ', as a Flower app.'!r}\n",
         f"{PACKAGE}/task.py": _TASK,
         f"{PACKAGE}/server_app.py": _SERVER.format(**fields),
         f"{PACKAGE}/client_app.py": _CLIENT.format(**fields),

@@ -1,9 +1,9 @@
-"""The two halves of a Flower app: what runs on a node, and what runs beside the SuperLink.
+"""The ClientApp and the ServerApp of a Flower app.
 
     app = client_app(job)                     app = server_app(experiment, job)
 
-`job(node_config)` gives the `Job` of a machine: on a node with the examples that lie there, on the server (None) with
-those for evaluation. Model, method and seed must be the same everywhere; that is checked before anything is trained.
+`job(node_config)` returns the `Job` of a machine: on a node, with its local examples; on the server (None), with the
+test set. Model, method and seed must be the same on all machines; this is checked before training starts.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
-FAILED = "thinwire failed:"  # how a server's last words begin in the log
+FAILED = "thinwire failed:"  # prefix of the server's error message in the log
 
 
 def deployable(experiment: Experiment) -> Experiment:
-    """The experiment as a deployment runs it: clients train one by one, and every round is saved.
+    """The experiment as a deployment runs it: clients train separately, and every round is checkpointed.
 
-    With each round saved, a server that was killed asks at most for the round that its clients answered last.
+    With a checkpoint per round, a restarted server repeats at most the round whose uploads its clients sent last.
     """
     engine = replace(experiment.engine, backend="loop", chunk=1)
     return replace(experiment, engine=engine, checkpoint=Checkpointing(1))
 
 
 def read_experiment(path: Path) -> Experiment:
-    """The experiment of an app folder."""
+    """Read the experiment of an app folder."""
     return deployable(from_table(read_toml(path)))
 
 
 def job_of(experiment: Experiment, node_config: Mapping[str, Any] | None) -> Job:
-    """The job of a machine that can read the whole data set: the same split as in the simulation."""
+    """The job of a machine that can read the whole dataset: the same partition as in the simulation."""
     folder = (node_config or {}).get("data-dir") or os.environ.get("THINWIRE_DATA")
     return _job_from(experiment, Path(str(folder)) if folder else None)
 
 
-@lru_cache(1)  # Flower's simulation plays many nodes in one process
+@lru_cache(1)  # Flower's simulation runs many nodes in one process
 def _job_from(experiment: Experiment, folder: Path | None) -> Job:
     return build_job(experiment, folder)
 
 
-def serves(node_config: Mapping[str, Any], clients: int) -> list[int]:
-    """The clients of a node: all whose number leaves its `partition-id` when divided by `num-partitions`.
+def clients_of_node(node_config: Mapping[str, Any], clients: int) -> list[int]:
+    """The clients of a node: those whose index modulo `num-partitions` is its `partition-id`.
 
-    >>> serves({"partition-id": 1, "num-partitions": 4}, 10)
+    >>> clients_of_node({"partition-id": 1, "num-partitions": 4}, 10)
     [1, 5, 9]
     """
     part, parts = node_config.get("partition-id"), node_config.get("num-partitions")
@@ -86,11 +86,11 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     """A Flower ClientApp.
 
     Args:
-        job: gives the job of a node from its `--node-config`.
-        mods: Flower's, around it.
+        job: returns the job of a node, given its `--node-config`.
+        mods: Flower mods.
 
-    A node keeps what its clients keep in the folder that `state-dir` in its `--node-config` names: then a server that
-    is killed and resumed finds it again. Without, Flower keeps it, for as long as one run of the server lasts.
+    Client states are stored in the folder `state-dir` of the `--node-config`, so that a run can be resumed after the
+    server was restarted. Without `state-dir`, Flower stores them for as long as one run of the server lasts.
     """
     need_flower()
     from flwr.app import Context, Message
@@ -100,30 +100,30 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     app = ClientApp(mods=list(mods))
 
-    def site(context: Context) -> tuple[Client, list[int]]:
+    def open_node(context: Context) -> tuple[Client, list[int]]:
         config = dict(context.node_config)
         client = _client_of(job(config), str(config.get("device", "cpu")))
-        return client, serves(config, len(client.job.task.clients))
+        return client, clients_of_node(config, len(client.job.task.clients))
 
-    def hello(message: Message, context: Context) -> Message:
-        client, mine = site(context)
-        return Message(pack({"clients": mine, "schema": client.contract.schema.digest}), reply_to=message)
+    def query(message: Message, context: Context) -> Message:
+        client, local = open_node(context)
+        return Message(pack({"clients": local, "schema": client.contract.schema.digest}), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         (run, number, accepted), data = unpack(message.content, run=str, client=int, accepted=int)
         try:
-            client, mine = site(context)
-            if number not in mine:
-                raise WireError(f"client {number} is not served here, but {mine}")
-            with _shelf(context, run, number) as shelf:
-                response, store = client.respond(number, Request(data, accepted), shelf.load(client))
-                shelf.save(store.dump(client.first))
+            client, local = open_node(context)
+            if number not in local:
+                raise WireError(f"client {number} is not on this node, which has {local}")
+            with _state_file(context, run, number) as file:
+                response, state = client.respond(number, Request(data, accepted), file.load(client))
+                file.save(state.dump(client.first))
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")
         fields = {"client": number, **{key: value for key, value in response._asdict().items() if key != "data"}}
         return Message(pack(fields, response.data), reply_to=message)
 
-    app.query()(hello)
+    app.query()(query)
     app.train()(train)
     return app
 
@@ -133,14 +133,14 @@ def _client_of(job: Job, device: str) -> Client:
     return Client(LocalEngine(device), job)
 
 
-class _Shelf:
-    """Where a client's things lie: a file, or the context that Flower keeps for a node."""
+class _StateFile:
+    """Storage of one client's state: a file, or the context that Flower stores for a node."""
 
     def __init__(self, context: Any, number: int, file: Path | None) -> None:
         self.context, self.name, self.file = context, f"client-{number}", file
 
     def load(self, client: Client) -> ClientStore | None:
-        """What was kept; what is damaged counts as lost, and the client asks for the whole state."""
+        """The stored state; None if there is none or it is damaged: then the client requests the full state."""
         try:
             if self.file:
                 return ClientStore.load(self.file.read_bytes(), client.first) if self.file.is_file() else None
@@ -149,46 +149,47 @@ class _Shelf:
         except CheckpointError:
             return None
 
-    def save(self, kept: bytes) -> None:
-        """Keep it, before the answer is sent."""
+    def save(self, state: bytes) -> None:
+        """Store the state; called before the upload is sent."""
         if self.file:
-            write_atomically(self.file, kept)
+            write_atomically(self.file, state)
         else:
             from flwr.app import ConfigRecord
 
-            self.context.state[self.name] = ConfigRecord({"kept": kept})
+            self.context.state[self.name] = ConfigRecord({"kept": state})
 
 
 @contextmanager
-def _shelf(context: Any, run: str, number: int) -> Iterator[_Shelf]:
+def _state_file(context: Any, run: str, number: int) -> Iterator[_StateFile]:
+    """The storage of a client, locked while it is used."""
     folder = context.node_config.get("state-dir")
     if not folder:
-        yield _Shelf(context, number, None)
+        yield _StateFile(context, number, None)
         return
-    if not re.fullmatch(r"[0-9a-f]{16}", run):  # it becomes the name of a folder
+    if not re.fullmatch(r"[0-9a-f]{16}", run):  # it is used as the name of a folder
         raise WireError(f"the name of the run must be 16 hexadecimal digits, not {run[:40]!r}")
-    place = Path(str(folder)) / run
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / f"client-{number}.lock").open("w") as lock:
+    states = Path(str(folder)) / run
+    states.mkdir(parents=True, exist_ok=True)
+    with (states / f"client-{number}.lock").open("w") as lock:
         try:
             import fcntl
 
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a message that was sent twice waits for the first
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a repeated request waits for the first
         except ImportError:
             pass
-        yield _Shelf(context, number, place / f"client-{number}.kept")
+        yield _StateFile(context, number, states / f"client-{number}.kept")
 
 
 # -- on the server -----------------------------------------------------------------------------------------------------
 
 
 def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
-    """A Flower ServerApp that runs an experiment into a run directory, or goes on where one stopped.
+    """A Flower ServerApp that runs an experiment into a run directory, or resumes it.
 
     Args:
-        experiment: what to run.
-        job: gives the job of the server, from None.
-        on_message: is shown every message that counts.
+        experiment: the experiment.
+        job: returns the job of the server, given None.
+        on_message: called with every message that is counted.
 
     Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`).
     """
@@ -205,19 +206,18 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         config = context.run_config
         path = Path(str(config.get("run-dir") or default_folder(experiment)))
         settings = {key: config[key] for key in ("nodes", "seconds", "quorum", "tries") if key in config}
-        patience = RoundPolicy(**{key: value for key, value in settings.items() if key != "nodes"})
+        policy = RoundPolicy(**{key: value for key, value in settings.items() if key != "nodes"})
 
         def log(line: str) -> None:
             write_log(path, line)
 
         def prepare() -> FlowerServer:
-            made = job(None)
-            served = FlowerServer(experiment.engine, made, connect, patience, log)
-            served.federation.try_model()
-            return served
+            server = FlowerServer(experiment.engine, job(None), connect, policy, log)
+            server.federation.try_model()
+            return server
 
         def connect(contract: Contract, clients: int) -> GridTransport:
-            return GridTransport(grid, lambda: name_of(path, settings), contract.schema.digest, clients, log=log)
+            return GridTransport(grid, lambda: run_name(path, settings), contract.schema.digest, clients, log=log)
 
         try:
             execute(experiment, path, resume=True, prepare=prepare, on_message=on_message)
@@ -230,26 +230,26 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
 
 
 def write_log(path: Path, line: str) -> None:
-    """A line for `flwr log`, and for the run directory once there is one; what clients say in it is escaped."""
+    """Print a line for `flwr log`, and append it to `server.log` of the run directory, with control codes escaped."""
     line = visible(line)
     print(line, flush=True)
     if (path / "config.toml").is_file():
         append(path / "server.log", f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n".encode())
 
 
-def name_of(path: Path, settings: Mapping[str, Any]) -> str:
-    """The name under which clients keep the states of a run; a run that starts anew gets a new one.
+def run_name(path: Path, settings: Mapping[str, Any]) -> str:
+    """The name under which clients store their states; a run without checkpoints gets a new one.
 
-    It is written to the run directory, with the settings of the deployment.
+    The name is written to the run directory, with the settings of the deployment.
     """
-    known = deployment(path)
+    known = read_deployment(path)
     name = known["run"] if known and rounds_in(path / "checkpoints") else secrets.token_hex(8)
     write_atomically(path / "deployment.json", (json.dumps({"run": name, **settings}, indent=1) + "\n").encode())
     return str(name)
 
 
-def deployment(path: Path) -> dict[str, Any] | None:
-    """What a run directory says about its deployment; None if it was not deployed."""
+def read_deployment(path: Path) -> dict[str, Any] | None:
+    """Name and settings of the deployment of a run directory; None if it was not deployed."""
     file = path / "deployment.json"
     if not file.is_file():
         return None

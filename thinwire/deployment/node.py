@@ -1,14 +1,14 @@
-"""A Flower SuperNode that stays awake: nothing is imported anew for a message, and nobody sleeps beside work.
+"""A Flower SuperNode with low latency: nothing is imported for a message, and waits are short while there is work.
 
-    thinwire node --superlink server:8000 --root-certificates ca.pem ...       the options are those of flower-supernode
+    thinwire node --superlink server:8000 --root-certificates ca.pem ...      takes the options of flower-supernode
 
-As Flower starts it, a SuperNode asks its SuperLink for messages every 3 seconds; a second process asks the SuperNode
-for tasks every second, and starts a third for each message, which imports Flower, torch and the app before it begins.
-Here both processes import all of it once. The second forks for a message: each still has a process of its own, which
-nothing outlives, and which runs Flower's own code from the beginning; only the imports are done already.
+Started by Flower, a SuperNode polls its SuperLink every 3 seconds; a second process polls the SuperNode for tasks every
+second and starts a third one per message, which imports Flower, torch and the app before it begins. Here both
+processes import everything once, and the second forks for each message. A message still has a process of its own that
+runs Flower's code from the start; only the imports are done in advance.
 
-Waits are a fifth of how long there was nothing to do, from a twentieth of Flower's own up to these: each look at the
-SuperLink costs bytes. Where a version of Flower has another inside, its waits are left as they are.
+A wait is a fifth of the time since the last work, but at least a twentieth of Flower's wait, since each poll of the
+SuperLink costs bytes, and at most Flower's wait. If a version of Flower has other internals, its waits stay.
 """
 
 from __future__ import annotations
@@ -31,42 +31,44 @@ from thinwire.errors import ConfigError
 from thinwire.flower import need_flower
 
 
-class Eager:
-    """Stands in for the module `time`: sleeps no longer than a fifth of the time that there was nothing to do."""
+class AdaptiveTime:
+    """Replacement of the module `time` whose `sleep` lasts at most a fifth of the time since the last work."""
 
     def __init__(self) -> None:
-        self.since, self.before = time.monotonic(), 0.0
+        self.last_work, self.last_wait = time.monotonic(), 0.0
 
     def busy(self) -> None:
-        """There was something to do."""
-        self.since = time.monotonic()
+        """Note that there was work."""
+        self.last_work = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep. A wait of another length than the last is for something else: something has happened between."""
-        if seconds != self.before:
+        """Sleep. A wait of another length than the last one comes from another place in the code: there was work."""
+        if seconds != self.last_wait:
             self.busy()
-        self.before = seconds
-        time.sleep(min(seconds, max(seconds / 20, (time.monotonic() - self.since) / 5)))
+        self.last_wait = seconds
+        time.sleep(min(seconds, max(seconds / 20, (time.monotonic() - self.last_work) / 5)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
 
 def node(options: Sequence[str]) -> None:
-    """Run a SuperNode until it is ended.
+    """Run a SuperNode until it is stopped.
 
     Args:
         options: as for `flower-supernode`.
     """
     need_flower()
     if any(option.startswith("--isolation") for option in options):
-        raise ConfigError("`thinwire node` chooses --isolation itself; leave it out, or use flower-supernode")
+        raise ConfigError("`thinwire node` sets --isolation; leave it out, or use flower-supernode")
     if not hasattr(os, "fork"):
-        raise ConfigError("`thinwire node` needs a system that can fork; use flower-supernode with the same options")
+        raise ConfigError(
+            "`thinwire node` needs an operating system with fork; use flower-supernode with the same options"
+        )
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     sys.argv = ["flower-supernode", *options]
-    given = _parsed(options)
+    parsed = _parse(options)
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
@@ -74,10 +76,10 @@ def node(options: Sequence[str]) -> None:
     secret = secrets.token_bytes(32)
     worker = os.fork()
     if worker == 0:
-        _work(given, secret)
-    threading.Thread(target=_end_with, args=(worker,), daemon=True).start()
-    _be_eager(start_client_internal, Eager())
-    read, write = os.pipe()  # a secret that never is a file
+        _work(parsed, secret)
+    threading.Thread(target=_stop_with, args=(worker,), daemon=True).start()
+    _shorten_waits(start_client_internal, AdaptiveTime())
+    read, write = os.pipe()  # the secret is never written to a file
     os.write(write, secret)
     os.close(write)
     sys.argv += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{read}"]
@@ -85,62 +87,62 @@ def node(options: Sequence[str]) -> None:
 
 
 def _import_all() -> None:
-    """What a message needs, so that the process that is forked for it has it already."""
+    """Import everything that a message needs, so that forked processes have it."""
     import flwr.clientapp
     import flwr.supernode.runtime.run_clientapp  # noqa: F401
     import torch._dynamo  # noqa: F401 - torch.func imports it when it is first used: a second or more
 
 
-def _parsed(options: Sequence[str]) -> Any:
-    """Flower's own reading of the options; it ends the process where they are wrong."""
+def _parse(options: Sequence[str]) -> Any:
+    """Parse the options with Flower's parser, which exits if they are wrong."""
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
     return _parse_args_run_supernode().parse_args(options)
 
 
-def _be_eager(module: ModuleType, waits: Eager) -> None:
+def _shorten_waits(module: ModuleType, adaptive: AdaptiveTime) -> None:
     if getattr(module, "time", None) is time:
-        module.time = waits  # type: ignore[attr-defined]
+        module.time = adaptive  # type: ignore[attr-defined]
 
 
-def _end_with(worker: int) -> None:
-    """End this process if the one beside it ends: whoever started it, starts both again."""
+def _stop_with(worker: int) -> None:
+    """Stop this process if the worker process ends, so that a supervisor restarts both."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(worker, 0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# -- the process beside it ---------------------------------------------------------------------------------------------
+# -- the worker process ------------------------------------------------------------------------------------------------
 
 
-def _work(given: Any, secret: bytes) -> NoReturn:
-    """Ask the SuperNode for tasks, and fork for each."""
+def _work(parsed: Any, secret: bytes) -> NoReturn:
+    """Poll the SuperNode for tasks, and fork for each."""
     from flwr.supercore.superexec import run_superexec as module
 
-    _leave_with(os.getppid())
-    waits = Eager()
-    _be_eager(module, waits)
-    module.get_executor = lambda *_, **__: Forking(waits)  # type: ignore[assignment]
-    host = f"[{given.host}]" if ":" in given.host else given.host
-    _wait_for_port(given.host, given.port)
+    _exit_with(os.getppid())
+    adaptive = AdaptiveTime()
+    _shorten_waits(module, adaptive)
+    module.get_executor = lambda *_, **__: ForkExecutor(adaptive)  # type: ignore[assignment]
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    _wait_for_port(parsed.host, parsed.port)
     module.run_superexec(
-        runtime_api_address=f"{host}:{given.port}",
-        insecure=given.ssl_certfile is None,
-        root_certificates_path=given.ssl_ca_certfile,
+        runtime_api_address=f"{host}:{parsed.port}",
+        insecure=parsed.ssl_certfile is None,
+        root_certificates_path=parsed.ssl_ca_certfile,
         superexec_auth_secret=secret,
-        runtime_dependency_install=given.runtime_dependency_install,
+        runtime_dependency_install=parsed.runtime_dependency_install,
     )
     sys.exit(0)
 
 
-def _leave_with(parent: int) -> None:
-    """End this process when another is gone, whatever it does; by a timer, since who forks should have no threads."""
+def _exit_with(parent: int) -> None:
+    """Exit when the parent process is gone; uses a timer, since a process that forks should have no threads."""
 
-    def look(*_: object) -> None:
+    def check(*_: object) -> None:
         if os.getppid() != parent:
             os._exit(0)
 
-    signal.signal(signal.SIGALRM, look)
+    signal.signal(signal.SIGALRM, check)
     signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
 
@@ -153,50 +155,50 @@ def _wait_for_port(host: str, port: int) -> None:
             time.sleep(0.05)
 
 
-class Forking:
-    """An executor of Flower's for clients' processes only, which are forked."""
+class ForkExecutor:
+    """An executor for Flower's SuperExec that forks a process for each ClientApp task."""
 
-    def __init__(self, waits: Eager) -> None:
-        self.waits = waits
+    def __init__(self, adaptive: AdaptiveTime) -> None:
+        self.adaptive = adaptive
 
     def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
-        """What it can start: clients."""
+        """Task types that it can start: ClientApps only."""
         from flwr.supercore.constant import TaskType
 
         return supported & {TaskType.CLIENT_APP}, set()
 
     def wait_for_capacity(self, *_: Any, **__: Any) -> None:
-        """There is always room for one more."""
+        """Return at once: the number of processes is not limited."""
 
     def launch(self, spec: Any) -> Any:
-        """Fork for a message."""
+        """Fork a process for a message."""
         from flwr.supercore.superexec.executor import LaunchResult
 
-        self.waits.busy()
+        self.adaptive.busy()
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fork() == 0:
-            _answer(spec)
+            _run_message(spec)
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Between two looks: bury those that are done."""
+        """Reap processes that have ended; called between two polls."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
-def _answer(spec: Any) -> NoReturn:
-    """One message, in a process of its own, as `flwr-clientapp` would."""
+def _run_message(spec: Any) -> NoReturn:
+    """Handle one message as `flwr-clientapp` does, then exit."""
     from flwr.supercore.exit import exit_handler
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
     code = 1
     try:
-        exit_handler.registered_exit_handlers.clear()  # those of the process that forked are not ours to call
+        exit_handler.registered_exit_handlers.clear()  # they belong to the parent process
         sys.argv = ["flwr-clientapp"]
         certificates = Path(spec.root_certificates_path).read_bytes() if spec.root_certificates_path else None
         run_clientapp(

@@ -1,1 +1,1 @@
-"""Layer 4. Experiments as files: configuration, run directories, checkpoints, comparison."""
+"""Experiments: configuration, presets, run directories, checkpoints, the round loop, grids and the tuner."""

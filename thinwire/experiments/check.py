@@ -57,7 +57,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "steps_per_round": {"min": min(steps), "max": max(steps)},
         "parameters": simulation.federation.model.parameters(),
         "trainable": contract.coords.size,
-        **({"tiers": _tiers(simulation)} if method.budget.tiers else {}),
+        **_tiers(simulation),
         "values_uploaded": code.size,
         "bytes_up_per_client": up,
         "bytes_down_per_client": down,
@@ -132,7 +132,8 @@ def _mean(sizes: Sequence[int] | Mapping[int, int], tiers: Sequence[int]) -> int
     return -(-sum(sizes[tier] for tier in tiers) // len(tiers))
 
 
-def _tiers(simulation: Simulation) -> dict[str, int]:
-    """The number of clients of each tier."""
+def _tiers(simulation: Simulation) -> dict[str, Any]:
+    """The number of clients of each tier, where there are tiers."""
+    known = simulation.job.method.budget.tiers
     tiers = [simulation.contract.tier(client) for client in range(len(simulation.job.task.clients))]
-    return {f"tier {i}": tiers.count(i) for i in range(len(simulation.job.method.budget.tiers))}
+    return {"tiers": {f"tier {i}": tiers.count(i) for i in range(len(known))}} if known else {}

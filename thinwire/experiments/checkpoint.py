@@ -157,10 +157,8 @@ def _tensors(state: RunState) -> Tree:
     out: Tree = {}
     for part in _PUBLIC:
         out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
-    owners: list[tuple[str, tuple[str, ...], Any]] = [
-        ("server", _SERVER, state.server),
-        *((f"client/{i}", _CLIENT, own) for i, own in state.clients.items()),
-    ]
+    clients = ((f"client/{i}", _CLIENT, own) for i, own in state.clients.items())
+    owners: list[tuple[str, tuple[str, ...], Any]] = [("server", _SERVER, state.server), *clients]
     for owner, parts, one in owners:
         trees = {part: getattr(one, part) for part in parts}
         trees |= {f"opt/{slot}": tree for slot, tree in one.opt.items()}

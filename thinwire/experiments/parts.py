@@ -56,7 +56,7 @@ def named(table: Any, where: str) -> tuple[str, Table]:
 def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterable[str] = ()) -> Table:
     """Check options against the parameters of a constructor and convert them to its types."""
     known = [name for name in inspect.signature(make).parameters if name not in set(skip)]
-    # of a dataclass the hints of its fields, which resolve in the modules of its bases
+    # the hints of inherited fields of a dataclass are resolved in the module of the base class
     plain_class = inspect.isclass(make) and not dataclasses.is_dataclass(make)
     hints = get_type_hints(make.__init__ if plain_class else make)
     out = {}

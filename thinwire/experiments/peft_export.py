@@ -71,14 +71,8 @@ def save_adapter(
     for path in modules_to_save:
         for name, block in modules[path].named_parameters():
             tensors[f"base_model.model.{path}.{name}"] = weights.get(f"{prefix}{path}.{name}", block)
-    config: Any = getattr(inner, "config", None)
     record = {
-        "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if type(inner).__name__.endswith("ForSequenceClassification") else None,
-        "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
-        "r": space.rank,
-        "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
-        "lora_dropout": 0.0,
+        **_config(inner, space),
         "target_modules": targets,
         "modules_to_save": modules_to_save or None,
         "fan_in_fan_out": fan_in_fan_out,
@@ -88,6 +82,19 @@ def save_adapter(
     data = save({name: block.detach().cpu().contiguous().clone() for name, block in tensors.items()})
     text = (json.dumps(record, indent=1) + "\n").encode()
     return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
+
+
+def _config(model: nn.Module, space: LoRA) -> dict[str, Any]:
+    """The first keys of `adapter_config.json`: the task, the base model, rank and alpha."""
+    config: Any = getattr(model, "config", None)
+    return {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if type(model).__name__.endswith("ForSequenceClassification") else None,
+        "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
+        "r": space.rank,
+        "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
+        "lora_dropout": 0.0,
+    }
 
 
 def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:

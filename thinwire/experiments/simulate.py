@@ -26,8 +26,7 @@ from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import judge
-from thinwire.experiments.describe import method_table
-from thinwire.experiments.experiment import Cohort, Evaluation
+from thinwire.experiments.experiment import Cohort, Evaluation, method_table
 from thinwire.experiments.load import values_from
 from thinwire.experiments.loop import Stop
 from thinwire.experiments.loop import rounds as train_rounds
@@ -75,7 +74,8 @@ class Settings:
             return cls(method=method or Method())
         if not isinstance(method, str):
             raise ConfigError(
-                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; write 'fedavg'"
+                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
+                "write for example 'fedavg'"
             )
         name, table = stated_settings(method)
         given = values_from(table)

@@ -90,7 +90,7 @@ class _TooLarge(Exception):
 
 
 def _check(value: Any, depth: int = 0) -> None:
-    """Refuse what is nested too deeply, and numbers of more than 64 bits, which TOML does not have."""
+    """Refuse values that are nested too deeply, and integers of more than 64 bits, which TOML does not have."""
     if depth > DEEPEST:
         raise RecursionError
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:  # a seed has 64 bits without a sign

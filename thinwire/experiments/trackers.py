@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TRACKERS = ("tensorboard",)
 
 
-def numbers(record: RoundRecord) -> dict[str, float]:
+def scalars(record: RoundRecord) -> dict[str, float]:
     """The numeric fields of a record by name, and its total bytes."""
     numeric = {key: value for key, value in record._asdict().items() if isinstance(value, int | float)}
     known = {key: value for key, value in numeric.items() if key != "round"}
@@ -48,7 +48,7 @@ def tensorboard(folder: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
             shutil.rmtree(folder, ignore_errors=True)
             writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
         sent += record.bytes_up + record.bytes_down + record.bytes_catchup
-        for name, value in {**numbers(record), "bytes_so_far": sent}.items():
+        for name, value in {**scalars(record), "bytes_so_far": sent}.items():
             writer.add_scalar(name, value, record.round)  # type: ignore[no-untyped-call]
 
     try:

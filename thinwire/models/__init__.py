@@ -1,16 +1,15 @@
-"""The networks of the published experiments, with exactly the published number of weights, by name.
+"""The models of the published experiments, with exactly the published number of parameters.
 
     cnn                 cnn2, cnn-cifar, cnn-cifar4, cnn-cifar-evofed, femnist-cnn
     mlp                 mlp, two-fc
     resnet, wrn, vgg    resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
-    roberta, pretrained roberta-large, pretrained: any checkpoint of transformers (need the extra `hf`)
+    roberta, pretrained roberta-large, pretrained: any checkpoint of transformers (require the extra `hf`)
 
-Each is a plain `nn.Module` that maps a batch to logits. Its parameters are registered in the order in which the
-forward pass meets them, a branch after the path it bypasses and weight before bias, because methods that cut the
-flat vector of all weights depend on that order. Each runs under `torch.func.vmap` over stacked weights; a network with
-running statistics (`norm="bn"`) wants its buffers stacked too, and one with dropout wants
-`vmap(..., randomness="different")`.
+Each is an `nn.Module` that maps a batch to logits. Parameters are registered in the order of the forward pass, a branch
+after the path that it bypasses and weight before bias, because methods that partition the flat vector of all parameters
+depend on that order. Each model runs under `torch.func.vmap` over stacked parameters; a model with running statistics
+(`norm="bn"`) also needs stacked buffers, and one with dropout needs `vmap(..., randomness="different")`.
 
 >>> model = build("cnn2", classes=10)
 >>> count(model)
@@ -54,11 +53,11 @@ __all__ = [
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """Make the network of that name, freshly initialised from torch's own generator.
+    """Build a model by name, initialized from the global generator of torch.
 
     Args:
-        name: a registered model, as `thinwire list models` shows them.
-        options: the keyword arguments of that model; an unknown one is refused with the nearest right one.
+        name: a registered model; `thinwire list models` lists them.
+        options: the keyword arguments of the model; an unknown one raises UnknownName with the nearest valid one.
 
     >>> import torch
     >>> build("mlp", hidden=32)(torch.zeros(5, 8, 8)).shape
@@ -74,7 +73,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 
 def count(model: nn.Module) -> int:
-    """How many trainable numbers a network has; running statistics and frozen weights are not among them.
+    """The number of trainable parameters of a model, without running statistics and frozen parameters.
 
     >>> count(nn.Linear(3, 2))
     8

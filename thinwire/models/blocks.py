@@ -1,4 +1,4 @@
-"""What residual networks are made of: a choice of normalisation, and the block that adds its input to its output.
+"""Building blocks of residual networks: normalization layers, convolutions and the basic block.
 
 Paper: He et al., Deep Residual Learning for Image Recognition.
 """
@@ -11,7 +11,7 @@ from thinwire.models.checks import one_of
 
 
 def norm_layer(kind: str, channels: int, *, groups: int = 8, affine: bool = True) -> nn.Module:
-    """One normalisation layer: "bn" over the batch, "gn" over groups of channels, or "none".
+    """A normalization layer: batch norm ("bn"), group norm ("gn") or identity ("none").
 
     >>> norm_layer("gn", 16).num_groups
     8
@@ -25,26 +25,30 @@ def norm_layer(kind: str, channels: int, *, groups: int = 8, affine: bool = True
 
 
 def conv3x3(fan: int, width: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the picture's size up to its stride; no bias, a normalisation follows."""
+    """A 3x3 convolution with padding 1, without bias, because a normalization follows."""
     return nn.Conv2d(fan, width, 3, stride=stride, padding=1, bias=False)
 
 
 def conv1x1(fan: int, width: int, stride: int = 1) -> nn.Conv2d:
-    """A 1x1 convolution without bias: how a shortcut changes its shape."""
+    """A 1x1 convolution without bias, for shortcuts that change the shape."""
     return nn.Conv2d(fan, width, 1, stride=stride, bias=False)
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions whose result is added to their input, normalised after each convolution.
+    """The basic residual block: two convolutions, each followed by a normalization, plus a shortcut.
 
         y = relu( N2(conv2(dropout(relu(N1(conv1(x)))))) + shortcut(x) ),   shortcut = identity or N3(conv1x1)
 
     Args:
-        fan, width: channels in and out.
+        fan: input channels.
+        width: output channels.
         stride: of the first convolution and of the shortcut.
-        project: whether the shortcut has a convolution of its own; needed where the shape changes.
-        norm, groups: see `norm_layer`.
-        dropout: share of the numbers between the convolutions that training leaves out.
+        project: whether the shortcut has a convolution; required if the shape changes.
+        norm: the kind of `norm_layer`.
+        groups: groups of "gn".
+        dropout: dropout probability between the convolutions.
+
+    Not `PreBlock`, which normalizes before each convolution.
 
     >>> import torch
     >>> BasicBlock(16, 32, stride=2, project=True)(torch.zeros(1, 16, 8, 8)).shape
@@ -77,7 +81,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
-        """The block's output."""
+        """Apply the block."""
         y = self.dropout(self.relu(self.norm1(self.conv1(x))))
         out: Tensor = self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
         return out

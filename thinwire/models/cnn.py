@@ -11,26 +11,27 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
-from thinwire.models.checks import at_least, one_of, pictures
+from thinwire.models.checks import at_least, check_images, one_of
 from thinwire.models.exact_init import truncated_normal_
 
-# Standard deviation of a standard normal number cut off at two: what keeps the variance right after the cut.
-CUT = 0.87962566103423978
+# Standard deviation of a standard normal truncated at two standard deviations.
+TRUNCATED_STD = 0.87962566103423978
 
 
 class ConvNet(nn.Sequential):
-    """Convolutions that each halve the picture, then linear layers.
+    """A CNN: convolutions with pooling, then one or two linear layers.
 
         [Conv5x5(pad 2) -> ReLU -> Pool2] per entry of `widths` -> flatten -> [Linear -> ReLU if hidden] -> Linear
 
     Args:
-        channels: colours of the pictures.
-        size: their height and width; every convolution halves it, rounding down.
+        channels: channels of the images.
+        size: height and width of the images; each pooling halves it, rounding down.
         widths: output channels of the convolutions.
         hidden: width of the linear layer before the last one; 0 for none.
-        classes: outputs.
+        classes: number of classes.
         pool: "avg" or "max".
-        init: "lecun" (kernels normal with variance 1 / inputs, cut at two deviations; biases 0), or "torch".
+        init: "lecun" (weights normal with variance 1 / inputs, truncated at two standard deviations; biases 0), or
+            "torch".
 
     >>> import torch
     >>> ConvNet(1, 28, (8, 16), 0, 10)(torch.zeros(2, 1, 28, 28)).shape
@@ -73,29 +74,31 @@ class ConvNet(nn.Sequential):
             lecun_(self)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, channels, size, size) -> (n, classes)
-        """Logits of a batch of pictures."""
-        pictures(x, self.channels, exact=self.size)
+        """Logits of a batch of images."""
+        check_images(x, self.channels, exact=self.size)
         for layer in self:
             x = layer(x)
         return x
 
 
 def lecun_(module: nn.Module) -> None:
-    """Fill kernels with normal numbers of variance 1 / inputs, cut off at two deviations, and biases with zeros.
+    """LeCun normal initialization in place: weights normal with variance 1 / inputs, truncated; biases zero.
 
-    This is the default of the library in which MAPA's and MAPO's authors wrote their code.
+    It is the default of the library that the authors of MAPA and MAPO use.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            std = 1 / math.sqrt(math.prod(layer.weight.shape[1:])) / CUT
+            std = 1 / math.sqrt(math.prod(layer.weight.shape[1:])) / TRUNCATED_STD
             truncated_normal_(layer.weight, std)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
 
-@register("model", "cnn2", doc="Two convolutions and one linear layer, for MNIST-like pictures.", paper="MAPA; MAPO")
+@register(
+    "model", "cnn2", doc="Two convolutions and one linear layer, for 28x28 images such as MNIST.", paper="MAPA; MAPO"
+)
 def cnn2(classes: int = 10, channels: int = 1, size: int = 28) -> ConvNet:
-    """Two convolutions and one linear layer: 11,274 weights for ten classes of 28x28 pictures.
+    """Two convolutions and one linear layer: 11,274 parameters for ten classes of 28x28 images.
 
         Conv5x5(1 -> 8) -> ReLU -> AvgPool2 -> Conv5x5(8 -> 16) -> ReLU -> AvgPool2 -> Linear(784 -> 10)
 
@@ -109,29 +112,29 @@ def cnn2(classes: int = 10, channels: int = 1, size: int = 28) -> ConvNet:
     "model", "cnn-cifar", doc="Three convolutions and two linear layers, for CIFAR-10 and SVHN.", paper="MAPA; MAPO"
 )
 def cnn_cifar(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
-    """Three convolutions and two linear layers: the 1,146,634 weights that both papers print.
+    """Three convolutions and two linear layers: 1,146,634 parameters, as both papers report.
 
         [Conv5x5 -> ReLU -> AvgPool2] with 64, 128, 128 channels -> Linear(2048 -> 256) -> ReLU -> Linear(256 -> 10)
 
-    Not the four convolutions of MAPO's tables, which cannot give the printed count: those are `cnn-cifar4`.
+    Not the four convolutions of the tables of MAPO, which have a different count: see `cnn-cifar4`.
     """
     return ConvNet(channels, size, (64, 128, 128), 256, classes)
 
 
-@register("model", "cnn-cifar4", doc="Four convolutions and two linear layers, as MAPO's tables say.", paper="MAPO")
+@register("model", "cnn-cifar4", doc="Four convolutions and two linear layers, as in the tables of MAPO.", paper="MAPO")
 def cnn_cifar4(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
-    """Four convolutions and two linear layers, read literally from MAPO's tables: 855,882 weights.
+    """Four convolutions and two linear layers, as in the tables of MAPO: 855,882 parameters.
 
         [Conv5x5 -> ReLU -> AvgPool2] with 64, 64, 128, 128 channels -> Linear(512 -> 256) -> ReLU -> Linear(256 -> 10)
 
-    Not the network with MAPO's printed count, which is `cnn-cifar`.
+    Not the model with the count that MAPO reports: see `cnn-cifar`.
     """
     return ConvNet(channels, size, (64, 64, 128, 128), 256, classes)
 
 
 @register("model", "cnn-cifar-evofed", doc="Two wide convolutions and two linear layers, for CIFAR-10.", paper="EvoFed")
 def cnn_cifar_evofed(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
-    """Two wide convolutions and two linear layers: 2,309,770 weights.
+    """Two wide convolutions and two linear layers: 2,309,770 parameters.
 
     [Conv5x5 -> ReLU -> AvgPool2] with 64, 128 channels -> Linear(8192 -> 256) -> ReLU -> Linear(256 -> 10)
     """
@@ -140,7 +143,7 @@ def cnn_cifar_evofed(classes: int = 10, channels: int = 3, size: int = 32) -> Co
 
 @register("model", "femnist-cnn", doc="Two convolutions and a wide linear layer, for FEMNIST.", paper="LEAF; FedLAMA")
 def femnist_cnn(classes: int = 62, channels: int = 1, size: int = 28) -> ConvNet:
-    """Two convolutions and a wide linear layer: 6,603,710 weights for 62 letters and digits.
+    """Two convolutions and a wide linear layer: 6,603,710 parameters for 62 letters and digits.
 
     [Conv5x5 -> ReLU -> MaxPool2] with 32, 64 channels -> Linear(3136 -> 2048) -> ReLU -> Linear(2048 -> 62)
     """

@@ -1,10 +1,9 @@
-"""Random initial weights with the same bits on every machine.
+"""Random initial weights with the same bits on all platforms.
 
-Version 0 of a run is derived from the seed by server and clients, and never sent. torch's own generator draws the same
-integers everywhere, but turns them into floats by vector code that depends on the instruction set: a network that is
-built on two kinds of machine differs in its last bits, and its messages are refused as those of another model. Within
-`exact_init`, what modules fill by `normal_`, `uniform_`, `randn` or `rand` comes from a `Key` instead, in the order of
-the calls:
+Server and clients derive version 0 of a run from the seed; it is never sent. The generator of torch draws the same
+integers on all platforms, but converts them to floating point by vectorized code that depends on the instruction set.
+The initial weights would differ in their last bits, and messages would be refused as those of another model. Inside
+`exact_init`, calls of `normal_`, `uniform_`, `randn` and `rand` draw from a `Key` instead, in the order of the calls:
 
     uniform_(a, b):  a + (b - a) u    normal_(m, s):  m + s z        u, z: exact draws of the key, sums in float64
 
@@ -15,8 +14,8 @@ the calls:
 >>> torch.equal(one.weight, two.weight), bool(one.weight.abs().max() <= 3**-0.5)
 (True, True)
 
-What is computed from draws by other functions (`trunc_normal_`, `orthogonal_`) still depends on the machine: fill such
-weights with `truncated_normal_`, or load them from a file.
+Other functions that transform random values (`trunc_normal_`, `orthogonal_`) still depend on the platform: use
+`truncated_normal_`, or load the weights from a file.
 """
 
 from __future__ import annotations
@@ -34,19 +33,23 @@ Draw: TypeAlias = Callable[[Key, Tensor, float, float], Tensor]
 
 
 class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N801 - reads as a function
-    """A context in which random fills are exact functions of a key and of the order of the calls."""
+    """A context in which random initialization is an exact function of a key and of the order of the calls.
+
+    Args:
+        key: the source of randomness.
+    """
 
     def __init__(self, key: Key) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.key, self.calls = key, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The drawn values in the place of torch's, for float tensors that have storage."""
+        """Replace random values of floating-point tensors that have storage."""
         kwargs = kwargs or {}
-        if func in _FILLED and args[0].is_floating_point() and args[0].device.type != "meta":
-            return self._fill(args[0], _FILLED[func], *args[1:3])
-        if func in _MADE:
-            return self._fill(func(*args, **kwargs), _MADE[func])
+        if func in _IN_PLACE and args[0].is_floating_point() and args[0].device.type != "meta":
+            return self._fill(args[0], _IN_PLACE[func], *args[1:3])
+        if func in _FACTORIES:
+            return self._fill(func(*args, **kwargs), _FACTORIES[func])
         return func(*args, **kwargs)
 
     def _fill(self, tensor: Tensor, draw: Draw, first: float = 0.0, second: float = 1.0) -> Tensor:
@@ -55,7 +58,7 @@ class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
-    """Fill a tensor with normal values of mean 0 that lie within two deviations; others are drawn again."""
+    """Fill a tensor with normal values of mean 0, truncated at two standard deviations by rejection."""
     with torch.no_grad():
         tensor.normal_(0.0, std)
         while not tensor.is_meta and (far := tensor.abs() > 2 * std).any():
@@ -72,5 +75,5 @@ def _normal(key: Key, like: Tensor, mean: float, std: float) -> Tensor:
 
 
 _aten = torch.ops.aten
-_FILLED: dict[Any, Draw] = {_aten.uniform_.default: _uniform, _aten.normal_.default: _normal}
-_MADE: dict[Any, Draw] = {_aten.rand.default: _uniform, _aten.randn.default: _normal}
+_IN_PLACE: dict[Any, Draw] = {_aten.uniform_.default: _uniform, _aten.normal_.default: _normal}
+_FACTORIES: dict[Any, Draw] = {_aten.rand.default: _uniform, _aten.randn.default: _normal}

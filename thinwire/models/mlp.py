@@ -1,4 +1,4 @@
-"""Networks of two linear layers, for pictures so small that nothing more is needed.
+"""Multilayer perceptrons with one hidden layer, for small images.
 
 Paper: pFedPara (MNIST and FEMNIST).
 """
@@ -15,9 +15,14 @@ from thinwire.models.checks import at_least
 
 
 class MLP(nn.Module):
-    """One hidden layer between any input, taken as a flat vector, and the classes.
+    """A multilayer perceptron with one hidden layer; inputs of any shape are flattened.
 
         logits = W2 relu(W1 x + b1) + b2
+
+    Args:
+        inputs: number of input features.
+        hidden: width of the hidden layer.
+        classes: number of classes.
 
     >>> import torch
     >>> MLP(64, 32, 10)(torch.zeros(5, 1, 8, 8)).shape
@@ -36,14 +41,14 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, classes)
         """Logits of a batch of any shape."""
         if math.prod(x.shape[1:]) != self.inputs:
-            raise ConfigError(f"examples of shape {tuple(x.shape[1:])} in a network built with inputs={self.inputs}")
+            raise ConfigError(f"examples of shape {tuple(x.shape[1:])} in a model with inputs={self.inputs}")
         out: Tensor = self.head(self.relu(self.fc1(x.flatten(1))))
         return out
 
 
-@register("model", "mlp", doc="One hidden layer, for scikit-learn's digits: trains in seconds anywhere.")
+@register("model", "mlp", doc="One hidden layer, for the digits of scikit-learn; trains in seconds on a CPU.")
 def mlp(classes: int = 10, inputs: int = 64, hidden: int = 64) -> MLP:
-    """One small hidden layer, for scikit-learn's 8x8 digits: 4,810 weights, or 2,410 with hidden=32.
+    """One small hidden layer, for the 8x8 digits of scikit-learn: 4,810 parameters, or 2,410 with hidden=32.
 
     Linear(64 -> hidden) -> ReLU -> Linear(hidden -> 10)
 
@@ -55,7 +60,7 @@ def mlp(classes: int = 10, inputs: int = 64, hidden: int = 64) -> MLP:
 
 @register("model", "two-fc", doc="Two linear layers of pFedPara, for MNIST and FEMNIST.", paper="pFedPara")
 def two_fc(classes: int = 10, inputs: int = 784, hidden: int = 256) -> MLP:
-    """Two linear layers for 28x28 pictures: 203,530 weights for 10 classes and 216,894 for 62.
+    """Two linear layers for 28x28 images: 203,530 parameters for 10 classes and 216,894 for 62.
 
     Linear(784 -> 256) -> ReLU -> Linear(256 -> classes)
     """

@@ -9,25 +9,25 @@ from torch import Tensor, nn
 
 from thinwire.core.registry import register
 from thinwire.models.blocks import BasicBlock, norm_layer
-from thinwire.models.checks import at_least, divides, one_of, pictures
+from thinwire.models.checks import at_least, check_images, divides, one_of
 
 
 class ResNet(nn.Module):
-    """Blocks that add to their input, in stages that halve the picture and double the channels.
+    """A residual network: stages of basic blocks; each stage after the first halves the image.
 
-        stem -> [block x depth] per width, all but the first stage with stride 2 -> mean over the picture -> Linear
+        stem -> [block x depth] per width, all but the first stage with stride 2 -> mean over the image -> Linear
 
     Args:
         widths: channels of the stages.
-        depth: blocks in a stage.
-        classes: outputs.
-        channels: colours of the pictures.
-        norm: "bn" or "gn"; both have two weights a channel, only "bn" has running statistics.
+        depth: blocks per stage.
+        classes: number of classes.
+        channels: channels of the images.
+        norm: "bn" or "gn"; both have two parameters per channel, only "bn" has running statistics.
         groups: groups of "gn".
-        stem: "cifar" for one 3x3 convolution, "imagenet" for a 7x7 of stride 2 and a 3x3 maximum of stride 2.
-        project_first: whether the first stage's first block has a convolution on its shortcut although it needs none.
-        dropout: inside the blocks.
-        stem_width: channels of the stem; those of the first stage if not given.
+        stem: "cifar" for a 3x3 convolution, "imagenet" for a 7x7 of stride 2 and 3x3 max pooling of stride 2.
+        project_first: whether the first block of the first stage has a convolution on its shortcut.
+        dropout: dropout probability inside the blocks.
+        stem_width: channels of the stem; those of the first stage by default.
 
     >>> import torch
     >>> ResNet((8, 16), 1, 10)(torch.zeros(2, 3, 8, 8)).shape
@@ -75,8 +75,8 @@ class ResNet(nn.Module):
         self.head = nn.Linear(fan, classes)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
-        """Logits of a batch of pictures of any size."""
-        pictures(x, self.channels)
+        """Logits of a batch of images of any size."""
+        check_images(x, self.channels)
         y = self.blocks(self.pool(self.relu(self.norm(self.conv(x)))))
         out: Tensor = self.head(y.mean((2, 3)))
         return out
@@ -84,19 +84,19 @@ class ResNet(nn.Module):
 
 @register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
 def resnet20(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 8) -> ResNet:
-    """Three stages of three residual blocks: 272,762 weights in 23 kernels, as FedLAMA draws it.
+    """Three stages of three residual blocks: 272,762 parameters, with 23 weight matrices, as in FedLAMA.
 
         Conv3x3(3 -> 16) -> 3 blocks each of 16, 32, 64 channels -> mean -> Linear(64 -> 10)
 
-    The first block of every stage, also of the first, has a 1x1 convolution on its shortcut. Not the 272,474 weights
-    of the usual version without the first of these, nor the 269,722 of the version without any.
+    The first block of each stage, including the first stage, has a 1x1 convolution on its shortcut. Not the version
+    without the first of these (272,474 parameters), nor the one without any (269,722).
     """
     return ResNet((16, 32, 64), 3, classes, channels=channels, norm=norm, groups=groups, project_first=True)
 
 
 @register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")
 def resnet18(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 32, stem: str = "cifar") -> ResNet:
-    """Four stages of two residual blocks: 11,173,962 weights, or 11,181,642 with stem="imagenet".
+    """Four stages of two residual blocks: 11,173,962 parameters, or 11,181,642 with stem="imagenet".
 
     Conv3x3(3 -> 64) -> 2 blocks each of 64, 128, 256, 512 channels -> mean -> Linear(512 -> 10)
     """

@@ -1,4 +1,4 @@
-"""Classify texts with a large language model from the `transformers` library, which the extra `hf` brings.
+"""RoBERTa for text classification, from the `transformers` library (extra `hf`).
 
 Papers: Liu et al., RoBERTa; MAPO (GLUE).
 """
@@ -14,18 +14,18 @@ from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import at_least, probability
 
-PAD = 1  # RoBERTa's code for filling up; its position table starts after it
+PAD = 1  # the padding token of RoBERTa; positions start after it
 
 
 class Roberta(nn.Module):
-    """A `transformers` classifier that takes codes and gives plain logits.
+    """A `transformers` classifier that maps token ids to logits.
 
-    The mask is handed over ready-made, as numbers to add to the attention scores: given one bit a word, version 5 of
-    the library looks at the data to choose its way, which `torch.func.vmap` forbids.
+    It passes an additive attention mask: given a mask of one bit per token, version 5 of the library branches on the
+    data, which `torch.func.vmap` does not allow.
 
     Args:
         model: a `RobertaForSequenceClassification`.
-        ready: whether it takes such a mask; before version 5 it takes, and only takes, one bit a word.
+        ready: whether it accepts an additive mask; before version 5 it accepts bits only.
     """
 
     def __init__(self, model: nn.Module, *, ready: bool = True) -> None:
@@ -33,7 +33,7 @@ class Roberta(nn.Module):
         self.model, self.ready = model, ready
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # (n, length) -> (n, classes)
-        """Logits of a batch of texts; without a mask, everything but the filling counts as a word."""
+        """Logits of a batch of texts; without a mask, all tokens except padding are used."""
         words = input_ids != PAD if attention_mask is None else attention_mask != 0
         position_ids = PAD + torch.cumsum(words, 1) * words
         mask = words.long()
@@ -45,37 +45,42 @@ class Roberta(nn.Module):
         return out
 
 
-@register("model", "roberta-large", doc="Language model of 24 layers (needs thinwire[hf]).", paper="RoBERTa; MAPO")
+@register(
+    "model",
+    "roberta-large",
+    doc="RoBERTa of 24 layers with a classification head (needs thinwire[hf]).",
+    paper="RoBERTa; MAPO",
+)
 def roberta_large(
     classes: int = 2, checkpoint: str = "", layers: int = 24, width: int = 1024, dropout: float = 0.1
 ) -> Roberta:
-    """A language model of 24 layers with a classification head: 355,361,794 weights for two classes.
+    """RoBERTa of 24 layers with a classification head: 355,361,794 parameters for two classes.
 
-    MAPO prints 357,199,876: the same network with a second copy of its head (1,051,650) and adapters of rank 8
-    (786,432), as the adapter library wraps it. Here every weight is counted once.
+    MAPO reports 357,199,876: the same model with a second copy of its head (1,051,650) and adapters of rank 8
+    (786,432), as peft wraps it. Here each parameter is counted once.
 
     Args:
-        classes: outputs.
+        classes: number of classes.
         checkpoint: folder or name of pretrained weights; empty for random ones.
-        layers: fewer make a smaller network of the same kind; a checkpoint brings its own.
-        width: numbers a word, a multiple of 64 (768, with 12 layers, is the base size); a checkpoint brings its own.
-        dropout: everywhere; drawn from torch's own generator, 0 leaves it out.
+        layers: number of layers; ignored with a checkpoint.
+        width: hidden size, a multiple of 64 (the base model has 768, with 12 layers); ignored with a checkpoint.
+        dropout: dropout probability of all layers, from the global generator of torch; 0 disables it.
     """
     at_least(2, classes=classes)
     at_least(1, layers=layers)
     at_least(64, width=width)
     probability(dropout=dropout)
     if width % 64:
-        raise ConfigError(f"width = {width}: expected a multiple of 64, the size of one attention head")
+        raise ConfigError(f"width = {width}: expected a multiple of 64, the size of an attention head")
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError("roberta-large needs the package transformers: pip install 'thinwire[hf]'") from error
+        raise ConfigError("model 'roberta-large' needs transformers: pip install 'thinwire[hf]'") from error
     common: dict[str, Any] = {
         "num_labels": classes,
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
-        "attn_implementation": "eager",  # plain products: the fused kernel has no rule for vmap on a CPU
+        "attn_implementation": "eager",  # plain products: the fused kernel has no batching rule for vmap on a CPU
     }
     family = transformers.RobertaForSequenceClassification
     ready = int(transformers.__version__.split(".")[0]) >= 5

@@ -1,4 +1,4 @@
-"""Classify short texts with one block of attention.
+"""A transformer of one block for the classification of short texts.
 
 Papers: Vaswani et al., Attention Is All You Need; MAPO (Sent140).
 """
@@ -14,15 +14,20 @@ from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import at_least
 
-PAD = 0  # the word code that fills a text up to the common length
+PAD = 0  # the token of padding
 
 
 class Attention(nn.Module):
-    """Every word gathers from the words it finds relevant, in several independent ways (heads).
+    """Multi-head self-attention.
 
         head = softmax(Q K^T / sqrt(depth)) V,   Q, K, V = linear maps of x;   out = linear map of all heads
 
-    Plain products instead of torch's fused attention, whose kernels do not all have a rule for `torch.func.vmap`.
+    It uses plain products, because not all fused attention kernels of torch have a batching rule for `torch.func.vmap`.
+
+    Args:
+        width: size of a token vector.
+        heads: number of heads.
+        depth: size of each head.
     """
 
     def __init__(self, width: int, heads: int, depth: int) -> None:
@@ -34,35 +39,36 @@ class Attention(nn.Module):
         self.out = nn.Linear(heads * depth, width)
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:  # (n, length, width), (n, length) bool -> (n, length, width)
-        """The gathered words; positions that are no words are not looked at."""
+        """Attend to all tokens where `words` is true; padding is masked."""
         q, k, v = (
             part(x).unflatten(-1, (self.heads, self.depth)).transpose(1, 2)  # (n, heads, length, depth)
             for part in (self.query, self.key, self.value)
         )
         scores = q @ k.transpose(-1, -2) / math.sqrt(self.depth)
-        # A large negative number, not minus infinity: a text without any word must not become NaN.
+        # a large negative value instead of minus infinity: an empty text must not give NaN
         scores = torch.where(words[:, None, None, :], scores, -1e9)
         out: Tensor = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         return out
 
 
 class TextClassifier(nn.Module):
-    """Word and position vectors, one attention block, and the mean over the words.
+    """A text classifier: token and position embeddings, one transformer block, mean over the tokens.
 
         x = E[word] + P[position];   x = LN1(x + attention(x));   x = LN2(x + W2 relu(W1 x));   logits = W mean(x)
 
     Args:
-        vocab: word codes; code 0 fills up short texts and counts for nothing.
-        length: most words in a text.
-        classes: outputs.
-        width: numbers a word.
-        heads, depth: attention heads, and numbers in each.
-        inner: width of the layer between W1 and W2.
+        vocab: size of the vocabulary; token 0 is padding.
+        length: maximum number of tokens.
+        classes: number of classes.
+        width: size of a token vector.
+        heads: number of attention heads.
+        depth: size of each head.
+        inner: width of the feed-forward layer.
 
     >>> model = TextClassifier(50, 10, 2)
     >>> codes = torch.tensor([[4, 7, 9]])
-    >>> filled = torch.tensor([[4, 7, 9, 0, 0]])
-    >>> torch.allclose(model(codes), model(filled), atol=1e-5)
+    >>> padded = torch.tensor([[4, 7, 9, 0, 0]])
+    >>> torch.allclose(model(codes), model(padded), atol=1e-5)
     True
     """
 
@@ -96,22 +102,24 @@ class TextClassifier(nn.Module):
         steps = codes.shape[1]
         if steps > self.length:
             raise ConfigError(
-                f"texts of {steps} words in a model of length={self.length}: cut them, or build it longer"
+                f"texts of {steps} tokens in a model of length={self.length}: truncate them, or build a longer model"
             )
         words = codes != PAD
         x = self.word(codes) + self.position.weight[:steps]
         x = self.norm1(x + self.attention(x, words))
         x = self.norm2(x + self.fc2(self.relu(self.fc1(x))))
-        share = words[..., None].to(x.dtype)
-        out: Tensor = self.head((x * share).sum(1) / share.sum(1).clamp(min=1))
+        weight = words[..., None].to(x.dtype)
+        out: Tensor = self.head((x * weight).sum(1) / weight.sum(1).clamp(min=1))
         return out
 
 
-@register("model", "transformer-sent140", doc="One attention block, for the mood of short messages.", paper="MAPO")
+@register(
+    "model", "transformer-sent140", doc="Transformer of one block, for the sentiment of short messages.", paper="MAPO"
+)
 def transformer_sent140(classes: int = 2, length: int = 40, vocab: int = 20000) -> TextClassifier:
-    """One attention block over 40 words out of 20,000: 2,221,570 weights.
+    """One transformer block, 40 tokens, a vocabulary of 20,000: 2,221,570 parameters.
 
-    Vectors of 96, 8 heads of 64, 512 in between. MAPO prints only the count; this is the one network found that gives
-    it with a round vocabulary and length.
+    Width 96, 8 heads of 64, feed-forward width 512. MAPO reports only the count; these sizes match it with a round
+    vocabulary and length.
     """
     return TextClassifier(vocab, length, classes)

@@ -1,4 +1,4 @@
-"""The deep plain network of 16 layers, with group normalisation.
+"""VGG-16 with group norm.
 
 Papers: Simonyan and Zisserman; FedPara (CIFAR-10, CIFAR-100, CINIC-10).
 """
@@ -8,19 +8,25 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
-from thinwire.models.checks import at_least, divides, pictures, probability
+from thinwire.models.checks import at_least, check_images, divides, probability
 
-# Output channels of the convolutions; a stage ends in a pooling that halves the picture.
+# Output channels of the convolutions; each stage ends with a pooling that halves the image.
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 class VGG16(nn.Module):
-    """Thirteen 3x3 convolutions in five stages, then three linear layers.
+    """VGG-16: thirteen 3x3 convolutions in five stages, then three linear layers.
 
-        [Conv3x3 -> GroupNorm -> ReLU] per channel number, MaxPool2 per stage -> mean over the picture
+        [Conv3x3 -> GroupNorm -> ReLU] per channel number, MaxPool2 per stage -> mean over the image
         -> [Linear(512 -> 512) -> ReLU] twice -> Linear(512 -> classes)
 
-    Pictures of 32x32 leave one pixel, over which the mean does nothing; larger ones are averaged.
+    Images of 32x32 have one pixel left before the mean; larger ones are averaged.
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+        groups: groups of each group norm.
+        dropout: dropout probability between the linear layers.
     """
 
     def __init__(self, classes: int, *, channels: int = 3, groups: int = 32, dropout: float = 0.0) -> None:
@@ -45,8 +51,8 @@ class VGG16(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
-        """Logits of a batch of pictures of at least 32x32."""
-        pictures(x, self.channels, least=32)
+        """Logits of a batch of images of at least 32x32."""
+        check_images(x, self.channels, least=32)
         y = self.features(x).mean((2, 3))
         y = self.dropout(self.relu(self.fc1(y)))
         y = self.dropout(self.relu(self.fc2(y)))
@@ -54,11 +60,11 @@ class VGG16(nn.Module):
         return out
 
 
-@register("model", "vgg16-gn", doc="Sixteen plain layers with group normalisation.", paper="VGG; FedPara")
+@register("model", "vgg16-gn", doc="VGG-16 with group norm.", paper="VGG; FedPara")
 def vgg16_gn(classes: int = 10, channels: int = 3, groups: int = 32, dropout: float = 0.0) -> VGG16:
-    """Sixteen plain layers with group normalisation: 15,253,578 weights for 10 classes, 15,299,748 for 100.
+    """VGG-16 with group norm: 15,253,578 parameters for 10 classes, 15,299,748 for 100.
 
-    FedPara does not say how many groups or how much dropout; neither changes the count.
+    FedPara does not report the number of groups or the dropout; neither changes the count.
 
     >>> import torch
     >>> with torch.device("meta"):

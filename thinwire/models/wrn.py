@@ -1,4 +1,4 @@
-"""Wide residual networks: few layers, many channels.
+"""Wide residual networks.
 
 Papers: Zagoruyko and Komodakis; MAPO (16 layers, CIFAR-100 and TinyImageNet); FedLAMA (28 layers, CIFAR-100).
 """
@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.blocks import conv1x1, conv3x3, norm_layer
-from thinwire.models.checks import at_least, divides, one_of, pictures, probability
+from thinwire.models.checks import at_least, check_images, divides, one_of, probability
 from thinwire.models.resnet import ResNet
 
 
 class PreBlock(nn.Module):
-    """Two convolutions whose result is added to their input, normalised before each convolution.
+    """The pre-activation residual block: two convolutions, each preceded by a normalization, plus a shortcut.
 
-        a = relu(N1(x));   y = conv2(dropout(relu(N2(conv1(a))))) + s,   s = x, or conv1x1(a) where the block projects
+        a = relu(N1(x));   y = conv2(dropout(relu(N2(conv1(a))))) + s,   s = x, or conv1x1(a) if `project`
 
-    Not `BasicBlock`, which normalises after each convolution and ends in a ReLU.
+    Not `BasicBlock`, which normalizes after each convolution and ends with a ReLU. The arguments are the same, with
+    `affine` in addition: whether the normalization has a trained scale and shift.
 
     >>> import torch
     >>> PreBlock(16, 32, stride=2, project=True)(torch.zeros(1, 16, 8, 8)).shape
@@ -48,7 +49,7 @@ class PreBlock(nn.Module):
         self.shortcut = conv1x1(fan, width, stride) if project else None
 
     def forward(self, x: Tensor) -> Tensor:  # (n, fan, h, w) -> (n, width, h / stride, w / stride)
-        """The block's output."""
+        """Apply the block."""
         a = self.relu(self.norm1(x))
         y = self.conv2(self.dropout(self.relu(self.norm2(self.conv1(a)))))
         out: Tensor = y + (x if self.shortcut is None else self.shortcut(a))
@@ -56,21 +57,21 @@ class PreBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A residual network of three stages with `width` times the usual channels, normalised before each convolution.
+    """A pre-activation residual network of three stages with `width` times the channels of a ResNet.
 
         Conv3x3(3 -> 16) -> (depth - 4) / 6 blocks each of 16, 32, 64 times `width` channels
-        -> N -> ReLU -> mean over the picture -> Linear
+        -> N -> ReLU -> mean over the image -> Linear
 
     Args:
-        depth: layers, 4 more than a multiple of 6.
-        width: factor on the channels.
-        classes: outputs.
-        channels: colours of the pictures.
+        depth: number of layers, 4 more than a multiple of 6.
+        width: multiplier of the channels.
+        classes: number of classes.
+        channels: channels of the images.
         norm: "bn", "gn" or "none".
         groups: groups of "gn".
-        affine: whether normalisation has a trained scale and shift.
-        project: "change" for a convolution on the shortcut where the shape changes, "always" for one in every block.
-        dropout: inside the blocks.
+        affine: whether the normalization has a trained scale and shift.
+        project: "change" for a convolution on the shortcut if the shape changes, "always" for one in each block.
+        dropout: dropout probability inside the blocks.
 
     >>> import torch
     >>> WideResNet(10, 1, 5)(torch.zeros(2, 3, 8, 8)).shape
@@ -124,15 +125,15 @@ class WideResNet(nn.Module):
         self.head = nn.Linear(fan, classes)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
-        """Logits of a batch of pictures of any size."""
-        pictures(x, self.channels)
+        """Logits of a batch of images of any size."""
+        check_images(x, self.channels)
         y = self.relu(self.norm(self.blocks(self.conv(x))))
         out: Tensor = self.head(y.mean((2, 3)))
         return out
 
 
 def blocks_per_stage(depth: int) -> int:
-    """How many blocks of two layers each of the three stages has.
+    """The number of blocks of two layers in each of the three stages.
 
     >>> blocks_per_stage(16), blocks_per_stage(28)
     (2, 4)
@@ -145,16 +146,16 @@ def blocks_per_stage(depth: int) -> int:
 
 @register("model", "wrn16-4", doc="Wide residual network of 16 layers, for CIFAR-100 and TinyImageNet.", paper="MAPO")
 def wrn16_4(classes: int = 100, channels: int = 3, norm: str = "gn", groups: int = 8) -> WideResNet:
-    """Sixteen layers, four times wide, as MAPO counts it: 2,854,420 weights for 100 classes, 2,880,120 for 200.
+    """WRN-16-4 with the count of MAPO: 2,854,420 parameters for 100 classes, 2,880,120 for 200.
 
-    Every block has a 1x1 convolution on its shortcut and no normalisation has weights: only this gives the printed
-    count. Not the textbook network (trained normalisation, shortcut convolutions only where the shape changes), which
-    has 2,772,020 weights for 100 classes.
+    Each block has a 1x1 convolution on its shortcut, and normalization has no parameters: only this matches the
+    reported count. Not the original network (affine normalization, shortcut convolutions only if the shape changes),
+    which has 2,772,020 parameters for 100 classes.
 
     Args:
-        classes: outputs.
-        channels: colours of the pictures.
-        norm: "gn", which keeps no running statistics and takes batches of any size; "bn_noaffine"; or "none".
+        classes: number of classes.
+        channels: channels of the images.
+        norm: "gn", which has no running statistics and supports any batch size; "bn_noaffine"; or "none".
         groups: groups of "gn".
     """
     one_of(("gn", "bn_noaffine", "none"), norm=norm)
@@ -171,10 +172,10 @@ def wrn28_10(
     dropout: float = 0.3,
     preactivation: bool = False,
 ) -> ResNet | WideResNet:
-    """Twenty-eight layers, ten times wide: 36,539,124 weights, or 36,536,884 with preactivation=True.
+    """WRN-28-10: 36,539,124 parameters, or 36,536,884 with preactivation=True.
 
-    As FedLAMA has it, normalisation follows each convolution, also that on a shortcut. With `preactivation` it comes
-    before, as in the original network. Dropout draws from torch's own generator; dropout=0 leaves it out.
+    As in FedLAMA, a normalization follows each convolution, including shortcuts. With `preactivation` it precedes each
+    convolution, as in the original network. Dropout uses the global generator of torch; dropout=0 disables it.
     """
     one_of(("bn", "gn"), norm=norm)
     probability(dropout=dropout)

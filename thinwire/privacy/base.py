@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -67,7 +67,6 @@ class Privacy(Protocol):
         return None
 
 
-@runtime_checkable
 class MaskedPrivacy(Protocol):
     """A mechanism for secure aggregation, where the server sees the sum only: clients clip and add noise themselves."""
 

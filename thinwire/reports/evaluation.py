@@ -31,8 +31,7 @@ def metric_value(record: Mapping[str, Any], metric: str) -> float | None:
     field, _, name = metric.partition(".")
     if name:
         return numbers_of(record.get(field)).get(name)
-    value = record.get(metric)
-    return float(value) if value is not None and _is_number(value) else None
+    return numbers_of({metric: record.get(metric)}).get(metric)
 
 
 def numbers_of(value: Any) -> dict[str, float]:

@@ -212,12 +212,12 @@ def _search(repro: Reproduction, trials: list[Line], lines: list[Line], out: Pat
         rows.append([line.label, "; ".join(tried), _chosen(line), ", ".join(edges) or "no", "; ".join(failed) or "-"])
     if not rows:
         return ""
-    seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
+    tuning_seeds = ", ".join(str(seed) for seed in repro.grid.tune["seeds"])
     rounds = " or ".join(str(n) for n in sorted({trial.runs[0].rounds for trial in trials}))
     by = " or ".join(dict.fromkeys(heading(repro.grid.by(line.row)) for line in lines))
     text = (
-        f"The search, by {by} {selection_set(by)} after {rounds} rounds on seed {seeds}, which is none of the table's "
-        "(the final accuracy is given where it is another):\n\n"
+        f"The search, by {by} {selection_set(by)} after {rounds} rounds on seed {tuning_seeds}, which is none of "
+        "the table's (the final accuracy is given where it is another):\n\n"
     )
     return text + markdown(["method", "tried", "chosen", "at the edge", f"{FAILED_RUNS}, on seed"], rows) + "\n"
 

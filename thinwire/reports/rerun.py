@@ -35,6 +35,7 @@ def rerun(table: TomlTable, path: Path) -> str:
     from_file = shlex.join(["thinwire", "run", str(path / "config.toml"), "--out", f"{path}-again"])
     try:
         wanted = to_table(from_table(table))
+        imports = wanted.pop("import", [])
         name, task = wanted["name"], wanted["task"]["kind"]
         changes = _changes(to_table(resolve(name, task)), wanted)
         found = resolve(name, task, parse_overrides([f"{key}={value}" for key, value in changes.items()]))
@@ -45,6 +46,7 @@ def rerun(table: TomlTable, path: Path) -> str:
     words = ["thinwire", "run", name, "--on", task]
     for key, value in changes.items():
         words += [_OPTIONS[key], value.strip('"')] if key in _OPTIONS else ["--set", f"{key}={value}"]
+    words += [word for module in imports for word in ("--import", module)]
     return shlex.join(words)
 
 

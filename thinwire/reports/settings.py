@@ -1,4 +1,4 @@
-"""Configurations as flat tables: which settings differ, and labels that tell configurations apart."""
+"""Configurations as flat tables: which settings differ, and unique labels."""
 
 from __future__ import annotations
 
