@@ -1,11 +1,11 @@
-"""What each preset sends in a round, for the pages of the methods.
+"""Message sizes of each preset in a round, for the method pages.
 
     python benchmarks/costs.py                  # print the tables
     python benchmarks/costs.py --docs docs      # write them into docs/methods
 
-The model is the one of the digits (64-64-10, 4,810 weights). Lengths are those of `thinwire check PRESET --on digits`
-where they do not depend on contents; elsewhere of the third round of `thinwire run PRESET --on digits`, as means over
-its clients, marked by a tilde. Catch-up, what returning clients get on top, is in neither.
+The model is that of the digits (64-64-10, 4,810 weights). Sizes are those of `thinwire check PRESET --on digits` if
+they do not depend on the values; otherwise those of the third round of `thinwire run PRESET --on digits`, as means over
+its clients, marked by a tilde. Catch-up is not included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD = "| preset | trained parameters | bytes up | bytes down | total, % of FedA
 
 
 class Cost(NamedTuple):
-    """What a client of a preset trains, sends and receives in a round; exact, or measured in one."""
+    """Trained parameters, upload and download of a client in a round; exact or measured."""
 
     trained: int
     up: int
@@ -40,7 +40,7 @@ class Cost(NamedTuple):
 
 
 def cost(name: str, measure: bool = True) -> Cost | None:
-    """Of one preset; None if it depends on contents and nothing is to be measured."""
+    """The cost of a preset; None if it depends on the values and `measure` is False."""
     experiment = resolve(name, "digits", {"engine.backend": "vmap"})
     facts = check(experiment)
     up, down, trained = facts["bytes_up_per_client"], facts["bytes_down_per_client"], facts["trainable"]
@@ -53,30 +53,30 @@ def cost(name: str, measure: bool = True) -> Cost | None:
 
 
 def line(name: str, found: Cost, plain: Cost) -> str:
-    """A row of a table."""
+    """The row of a preset."""
     about = "" if found.exact else "~ "
     share = (found.up + found.down) / (plain.up + plain.down)
     return f"| `{name}` | {found.trained:,} | {about}{found.up:,} | {about}{found.down:,} | {100 * share:.1f} % |"
 
 
 def described(page: str) -> list[str]:
-    """The presets that have a section on a page: those that its headings name."""
+    """The presets in the headings of a page."""
     heads = re.findall(r"^#{2,3} .*$", page, re.M)
     known = presets("methods")
     return [name for head in heads for name in re.findall(r"`([a-z0-9-]+)`", head) if name in known]
 
 
 def table(names: Sequence[str]) -> str:
-    """The rows of some presets."""
+    """The table of some presets."""
     plain = cost("fedavg")
     assert plain
     return "\n".join([HEAD, *(line(name, found, plain) for name in names if (found := cost(name)))])
 
 
 def main() -> None:
-    """Print the tables, or write them."""
+    """Print the tables, or with --docs write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=Path, help="the folder of the documentation")
+    parser.add_argument("--docs", type=Path, help="the documentation folder")
     docs = parser.parse_args().docs
     for page in sorted(((docs or Path("docs")) / "methods").glob("*.md")):
         if names := described(page.read_text()):

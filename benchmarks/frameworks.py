@@ -52,22 +52,22 @@ class Work:
                 return
             began, cpu = time.perf_counter(), time.process_time()
             steps, weights, note = one_round(number)
-            self.tell(number, time.perf_counter() - began, steps, weights, note, time.process_time() - cpu)
+            self.report(number, time.perf_counter() - began, steps, weights, note, time.process_time() - cpu)
 
     def wait(self) -> bool:
         """Wait for the next request; False if there is none."""
-        self.say({"ready": self.name})
+        self.write({"ready": self.name})
         return bool(sys.stdin.readline().strip())
 
-    def tell(
+    def report(
         self, number: int, seconds: float, steps: int, weights: Callable[[], Weights], note: str, cpu: float = 0.0
     ) -> None:
         """Report a round, and write the weights after the first."""
         if number == 0:
             np.savez(self.folder / f"after-{self.name}.npz", **weights())
-        self.say({"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note})
+        self.write({"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note})
 
-    def say(self, what: dict[str, Any]) -> None:
+    def write(self, what: dict[str, Any]) -> None:
         """Write one line of JSON."""
         RESPONSES.write(json.dumps(what) + "\n")
         RESPONSES.flush()
@@ -117,12 +117,12 @@ def train(model: Any, x: Any, y: Any, work: Work) -> int:
     import torch
     from torch.nn.functional import cross_entropy
 
-    optimiser = torch.optim.SGD(model.parameters(), work.lr)
+    optimizer = torch.optim.SGD(model.parameters(), work.lr)
     steps = 0
     for start in range(0, len(x), work.batch):
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         cross_entropy(model(x[start : start + work.batch]), y[start : start + work.batch]).backward()
-        optimiser.step()
+        optimizer.step()
         steps += 1
     return steps
 
@@ -251,7 +251,7 @@ def pfl(work: Work) -> None:
         def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
             seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.cpu
             trained = model.pytorch_model
-            work.tell(central_iteration, seconds, counted[0], lambda: as_numpy(trained.state_dict()), note, cpu)
+            work.report(central_iteration, seconds, counted[0], lambda: as_numpy(trained.state_dict()), note, cpu)
             return central_iteration + 1 == len(orders) or self.begin(), Metrics()
 
     params = NNAlgorithmParams(
@@ -304,8 +304,8 @@ def flower(work: Work) -> None:
             self.began = time.perf_counter()
             messages = list(super().configure_train(server_round, arrays, config, grid))
             for place, message in enumerate(messages):
-                told = ConfigRecord({"round": server_round - 1, "place": place})
-                message.content = RecordDict({"arrays": arrays, "config": told})
+                config = ConfigRecord({"round": server_round - 1, "place": place})
+                message.content = RecordDict({"arrays": arrays, "config": config})
             return messages
 
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
@@ -313,7 +313,7 @@ def flower(work: Work) -> None:
             steps = sum(reply.content["metrics"]["steps"] for reply in replies if not reply.has_error())
             arrays, metrics = super().aggregate_train(server_round, replies)
             seconds = time.perf_counter() - self.began
-            work.tell(server_round - 1, seconds, steps, lambda: as_numpy(arrays.to_torch_state_dict()), note)
+            work.report(server_round - 1, seconds, steps, lambda: as_numpy(arrays.to_torch_state_dict()), note)
             return arrays, metrics
 
     @server.main()
@@ -415,7 +415,7 @@ def main() -> None:  # noqa: D103
     try:
         FRAMEWORKS[name.split("-")[0]](work)
     except ImportError as error:
-        work.say({"missing": str(error)})
+        work.write({"missing": str(error)})
 
 
 if __name__ == "__main__":

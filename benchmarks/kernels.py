@@ -37,7 +37,7 @@ from thinwire.kernels import conv as convolve
 from thinwire.kernels import projection as generated
 from thinwire.kernels.support import has_triton
 
-PICTURES = 32
+IMAGES = 32
 # channels in, size, channels out, kernel, stride, padding
 SHAPES = {
     "cnn2": [(1, 28, 8, 5, 1, 2), (8, 14, 16, 5, 1, 2)],
@@ -98,9 +98,9 @@ def operands(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=make, device="cuda").to(kind)
 
-    x = draw(c, PICTURES, size, size, i).permute(0, 1, 4, 2, 3)
+    x = draw(c, IMAGES, size, size, i).permute(0, 1, 4, 2, 3)
     x = x if i > 3 else x.contiguous()
-    return x, draw(c, o, i, k, k), draw(c, o), draw(c, PICTURES, out, out, o).permute(0, 1, 4, 2, 3)
+    return x, draw(c, o, i, k, k), draw(c, o), draw(c, IMAGES, out, out, o).permute(0, 1, 4, 2, 3)
 
 
 def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
@@ -110,7 +110,7 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
     i, size, o, k, stride, padding = case.shape
     x, kernel, bias, grad = operands(case)
     c, s, p = case.clients, (stride, stride), (padding, padding)
-    wide = x.transpose(0, 1).reshape(PICTURES, c * i, size, size)  # the layout under vmap
+    wide = x.transpose(0, 1).reshape(IMAGES, c * i, size, size)  # the layout under vmap
     wide_kernel, wide_grad = kernel.flatten(0, 1), grad.transpose(0, 1).flatten(1, 2)
     columns: list[Tensor] = []
 
@@ -118,7 +118,7 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         made = torch.ops.aten.convolution_backward(
             wide_grad, wide, wide_kernel, [c * o], s, p, [1, 1], False, [0, 0], c, mask
         )
-        return made[0].view(PICTURES, c, i, size, size).transpose(0, 1) if mask[0] else made[1].view(c, o, i, k, k)
+        return made[0].view(IMAGES, c, i, size, size).transpose(0, 1) if mask[0] else made[1].view(c, o, i, k, k)
 
     def join_pieces() -> Tensor:
         out, made = convolve._forward(x, kernel, s, p)
@@ -127,7 +127,7 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
 
     def grouped() -> Tensor:
         out = F.conv2d(wide, wide_kernel, bias.flatten(), s, p, groups=c)
-        return out.view(PICTURES, c, o, *out.shape[-2:]).transpose(0, 1)
+        return out.view(IMAGES, c, o, *out.shape[-2:]).transpose(0, 1)
 
     join_pieces()
     made = {
@@ -204,7 +204,7 @@ def measure(case: Case) -> dict[str, Any]:
     with arithmetic(case.precision):
         true = wanted(case)
         out = (size + 2 * padding - k) // stride + 1
-        flops = 2 * case.clients * PICTURES * out * out * o * i * k * k
+        flops = 2 * case.clients * IMAGES * out * out * o * i * k * k
         for operation, kinds in implementations(case).items():
             mine = row[operation] = {}
             for kind, fn in kinds.items():

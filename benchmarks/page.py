@@ -1,11 +1,11 @@
-"""Write one part of a page of documentation, and leave the rest of the page as it is.
+"""Write one section of a documentation page, and leave the rest of the page unchanged.
 
     <!-- begin codecs: python benchmarks/codecs.py --docs docs -->
-    what the command printed
+    the output of the command
     <!-- end codecs -->
 
-The part is found by its name; the command beside it is the one that writes it again. A page without the part gets it at
-its end.
+The section is found by its name; the command in the mark writes it again. A new section is added at the end of the
+page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def write_part(page: Path, name: str, text: str, command: str) -> None:
-    """Put a text between the marks of this name.
+    """Replace the text between the marks of this name.
 
     >>> import tempfile
     >>> page = Path(tempfile.mkdtemp()) / "page.md"
@@ -29,6 +29,6 @@ def write_part(page: Path, name: str, text: str, command: str) -> None:
     marks = re.compile(rf"<!-- begin {re.escape(name)}: .*? -->.*?<!-- end {re.escape(name)} -->", re.S)
     found = len(marks.findall(before))
     if found > 1 or (f"<!-- begin {name}:" in before and not found):
-        raise SystemExit(f"{page} has a part {name!r} without an end, or twice; repair its marks by hand")
+        raise SystemExit(f"{page} has a section {name!r} without an end, or twice; repair its marks by hand")
     after = marks.sub(lambda _: part, before) if found else f"{before.rstrip()}\n\n{part}\n".lstrip()
     page.write_text(after)

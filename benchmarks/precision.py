@@ -246,16 +246,16 @@ def all_layers(backends: list[str], layers: list[Layer], weights: Tree, x: Tenso
         if layer.kind in ("relu", "pool") and i:
             counts = [flips(layer, runs[backend][i - 1].out, values[i]) for backend in backends]
             print(f"{layer.name + ' ' + layer.kind:24}" + "".join(f"{f'{n} of {of}':>27}" for n, of in counts))
-    said = []
+    lines = []
     for backend in backends:
         worst, steady = (
             max(max(cells(found[backend][i], true[i])[1:]) for i in range(len(layers))) for found in (runs, still)
         )
         count = sum(flips(layer, runs[backend][i - 1].out, values[i])[0] for i, layer in enumerate(layers) if i)
-        said.append(
+        lines.append(
             f"{backend}: {count} flipped, largest gradient error {worst:.2g}, with float64's choices {steady:.2g}"
         )
-    return said
+    return lines
 
 
 def network(backends: list[str], model: Functional, weights: Tree, x: Tensor, targets: Tensor) -> None:
@@ -358,8 +358,8 @@ def main() -> None:  # noqa: D103
             layers = layers_of(model.module)
             first = each_layer(backends, layers, weights, x, targets, options.threshold)
             print(f"\nfirst over {options.threshold:g}: {first or 'none; every layer alone is exact to rounding'}")
-            said = all_layers(backends, layers, weights, x, targets)
-            print("\n2d. in short", f"first layer over {options.threshold:g}: {first or 'none'}", *said, sep="\n")
+            lines = all_layers(backends, layers, weights, x, targets)
+            print("\n2d. in short", f"first layer over {options.threshold:g}: {first or 'none'}", *lines, sep="\n")
         network(backends, model, weights, x, targets)
 
 

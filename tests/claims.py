@@ -1,8 +1,8 @@
-"""Numbers in prose, and the runs that they come from.
+"""Find the numbers in prose and compare them with the runs that they come from.
 
 A claim is an accuracy, a share or a number of bytes in a paragraph of the documentation. The paragraph links to tables
-in docs/results or to docs/reproduction.md; the numbers of the runs behind a table lie beside it as JSON. A claim is
-found if some value of those runs, rounded as the claim is, says the same.
+in docs/results or to docs/reproduction.md; the JSON file of a table has the values of its runs. A claim holds if some
+value of those runs, rounded like the claim, equals it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs, list items and table rows of a page, without code, and without what a command wrote."""
+    """The paragraphs, list items and table rows of a page, without code and generated sections."""
     text = re.sub(r"<!-- begin .*?<!-- end \w+ -->", "", text, flags=re.S)
     text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     text = re.sub(r"^    .*$", "", text, flags=re.M)
@@ -31,7 +31,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def claims(paragraph: str) -> list[tuple[str, str]]:
-    """(number, unit) of each accuracy, share and size; the unit of a list of numbers is that of its last.
+    """(number, unit) of each accuracy, share and size; the numbers of a list have the unit of the last one.
 
     >>> claims("it is 94.97, 94.99 and 95.04 %, of 1.5 MB; `lr = 0.1`")
     [('94.97', '%'), ('94.99', '%'), ('95.04', '%'), ('1.5', 'MB')]
@@ -41,12 +41,12 @@ def claims(paragraph: str) -> list[tuple[str, str]]:
     lists = rf"((?:{NUMBER}(?:, | and | to | against | ± ))*{NUMBER}) (%|kB|MB|GB)(?!\w)"
     for match in re.finditer(lists, plain):
         found += [(number, match[2]) for number in re.findall(NUMBER, match[1])]
-    bare = re.sub(lists, " ", plain)  # an accuracy may stand without its sign
+    bare = re.sub(lists, " ", plain)  # an accuracy may have no % sign
     return found + [(number, "%") for number in re.findall(r"(?<![\d.,])\d\d\.\d{1,2}(?![\d.]| \w)", bare)]
 
 
 def rows(page: Path) -> Iterator[tuple[str, list[dict]]]:
-    """(method, its runs) of each row of the tables on a page; runs that did not finish are left out."""
+    """(method, its runs) of each row of the tables on a page; unfinished runs are left out."""
     known = json.loads(page.with_suffix(".json").read_text())
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -55,11 +55,11 @@ def rows(page: Path) -> Iterator[tuple[str, list[dict]]]:
 
 
 class Table:
-    """What the rows of some tables say: means over seeds, their 95 % intervals, and shares of FedAvg's best by seed.
+    """The values of some tables: means over seeds, their 95 % intervals, and shares of FedAvg's best by seed.
 
     Args:
         pages: the tables.
-        sound: leave out rows in which a run collapsed, diverged or never got above chance.
+        sound: exclude rows in which a run collapsed, diverged or never got above chance.
     """
 
     def __init__(self, pages: list[Path], sound: bool = False) -> None:
@@ -82,15 +82,15 @@ class Table:
                 self.shares |= {*ratios, statistics.fmean(ratios or [0.0])}
 
     def by_runs(self, number: str) -> bool:
-        """Whether the runs of some row give this share, or a mean over them."""
+        """Whether the runs of some row, or their mean, have this share."""
         value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
         return any(round(known, digits) == value for known in self.shares)
 
     def holds(self, number: str, unit: str) -> bool:
-        """Whether some run, or a mean over seeds, says so."""
+        """Whether some run, or a mean over seeds, has this value."""
         value, digits = float(number.replace(",", "")), len(number.partition(".")[2])
         if unit == "%":
-            asked = re.search(rf"(?:to|reached|at) {re.escape(number)} %", self.text)  # a target is no result
-            printed = f"| {number} |" in self.text  # a whole cell, such as a share of bytes; other tests hold those
+            asked = re.search(rf"(?:to|reached|at) {re.escape(number)} %", self.text)  # a target, not a result
+            printed = f"| {number} |" in self.text  # a whole cell, such as a share of bytes; other tests check those
             return bool(asked) or printed or self.by_runs(number)
         return any(round(known / SIZES[unit], digits) == value for known in self.sizes)

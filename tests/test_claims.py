@@ -1,4 +1,4 @@
-"""Numbers in the prose of the documentation come from somewhere, and are what that says."""
+"""Numbers in the prose of the documentation are those of the linked tables, or name their source."""
 
 from __future__ import annotations
 
@@ -28,29 +28,31 @@ ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\]\(([^)#]*(?:results/[a-z0-9-]+|reproduction)\.md)")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/methods").glob("*.md"))]
 DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
-DISCLOSED = re.compile(r"collapse|(?:at|above|to) chance|breaks? down|broke down|diverge")  # a run that went wrong
-SOURCE = re.compile(r"`(thinwire|python) |tests/\w+|paper's")  # the command, the test or the paper a number is from
+DISCLOSED = re.compile(
+    r"collapse|(?:at|above|to) chance|breaks? down|broke down|diverge"
+)  # wording that discloses a failed run
+SOURCE = re.compile(r"`(thinwire|python) |tests/\w+|paper's")  # the command, test or paper that a number is from
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_number_in_prose_can_be_traced(page):
-    """Accuracies and bytes are found in the tables that their paragraph links to; others name where they are from."""
-    beside = page.with_suffix(".json").exists()  # its tables are those of that file, which another test holds
+def test_numbers_in_prose_are_in_the_linked_tables(page):
+    """Accuracies and bytes are in the tables that their paragraph links to; others name their source."""
+    generated = page.with_suffix(".json").exists()  # its tables come from that file, which another test checks
     for words in paragraphs(page.read_text()):
-        named = re.match(r"\||#|!\[|\*\*.*?\*\* \(\d+ rounds", words)  # a table, or what one is of
-        made = [] if beside and named else claims(words)
+        named = re.match(r"\||#|!\[|\*\*.*?\*\* \(\d+ rounds", words)  # a table, or its caption
+        made = [] if generated and named else claims(words)
         tables = [page.parent / target for target in re.findall(LINK, words)]
         if made and tables:
             known = Table(tables)
-            lost = [" ".join(claim) for claim in made if not known.holds(*claim)]
-            assert not lost, f"{page.name}: no run of {[t.stem for t in tables]} gives {lost}: {words[:90]}..."
+            missing = [" ".join(claim) for claim in made if not known.holds(*claim)]
+            assert not missing, f"{page.name}: no run of {[t.stem for t in tables]} gives {missing}: {words[:90]}..."
         elif made:
-            assert SOURCE.search(words), f"{page.name}: where are {made} from? {words[:90]}..."
+            assert SOURCE.search(words), f"{page.name}: no source for {made}: {words[:90]}..."
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_sentence_rests_on_a_run_that_broke_down_without_saying_so(page):
-    """Numbers that only rows with broken runs give, and methods whose rows have some, come with words that say it."""
+def test_statements_that_rely_on_failed_runs_disclose_it(page):
+    """Paragraphs with values of failed runs, or about methods with failed runs, mention the failure."""
     for words in paragraphs(page.read_text()):
         tables = [page.parent / target for target in re.findall(LINK, words)]
         if not tables or words.startswith("|") or DISCLOSED.search(words):
@@ -61,15 +63,15 @@ def test_no_sentence_rests_on_a_run_that_broke_down_without_saying_so(page):
             for number, unit in claims(words)
             if unit == "%" and whole.by_runs(number) and not sound.by_runs(number)
         ]
-        assert not shaky, f"{page.name}: {shaky} are of runs that broke down: {words[:90]}..."
+        assert not shaky, f"{page.name}: {shaky} are values of failed runs: {words[:90]}..."
         for table in tables:
             for label, runs in rows(table) if table.stem != "reproduction" else ():
                 if any(run["seed"] != 100 and is_broken(run) for run in runs):
                     named = all(part in words.lower() for part in label.lower().split(",")[0].split("+"))
-                    assert not named, f"{page.name}: runs of {label} broke down ({table.stem}): {words[:90]}..."
+                    assert not named, f"{page.name}: runs of {label} failed ({table.stem}): {words[:90]}..."
 
 
-def test_every_verdict_names_its_rows_and_says_which_of_them_broke_down():
+def test_verdicts_name_their_rows_and_disclose_failed_runs():
     text = (ROOT / "docs/reproduction.md").read_text()
     runs = json.loads((ROOT / "docs/reproduction.json").read_text())
     parts = {}  # the rows of each table and column of the page
@@ -84,17 +86,17 @@ def test_every_verdict_names_its_rows_and_says_which_of_them_broke_down():
         assert paper["rests_on"], paper["name"]
         for rest in paper["rests_on"]:
             found = parts[preset("repro", rest["table"]).paper, rest["column"]]
-            said = rest.get("disclosed", {})
-            assert said.keys() <= set(rest["rows"])
+            disclosed = rest.get("disclosed", {})
+            assert disclosed.keys() <= set(rest["rows"])
             for row in rest["rows"]:
                 assert found[row], f"{row} of {rest['table']} has no runs"
-                broke = any(map(is_broken, found[row]))
-                assert broke == (row in said), f"{paper['name']}: {row}, {rest['column']}: broke down: {broke}"
-                assert said.get(row, "") in verdict
+                failed = any(map(is_broken, found[row]))
+                assert failed == (row in disclosed), f"{paper['name']}: {row}, {rest['column']}: failed: {failed}"
+                assert disclosed.get(row, "") in verdict
 
 
-def test_published_runs_are_judged_by_their_curves_and_pages_are_written_from_them(tmp_path):
-    """Writing every page again changes nothing; every status is the one that the curve beside it gives."""
+def test_published_pages_are_reproduced_from_their_json_files(tmp_path):
+    """Regenerating every page changes nothing, and every status follows from the curve of its run."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     chances = published.read_chance(ROOT / "docs")
     found = {
@@ -114,7 +116,7 @@ def test_published_runs_are_judged_by_their_curves_and_pages_are_written_from_th
             assert max(low) <= chances[run["task"]].ceiling < chances[run["task"]].learned < run["best_accuracy"]
 
 
-def test_the_chance_of_published_tasks_is_that_of_their_test_sets(tmp_path):
+def test_chance_levels_of_published_tasks_are_those_of_their_test_sets(tmp_path):
     known = published.read_chance(ROOT / "docs")
     published.write_chance(tmp_path / "chance.json", DATA if DATA.is_dir() else None, ("digits",))
     assert published.read_chance(tmp_path)["digits"] == known["digits"]
@@ -124,8 +126,8 @@ def test_the_chance_of_published_tasks_is_that_of_their_test_sets(tmp_path):
             assert published.read_chance(tmp_path)[task] == known[task]
 
 
-def test_how_much_of_a_layer_low_rank_keeps():
-    """The shares of `docs/results.md`, of layers with more than ten on their smaller side."""
+def test_share_of_the_rank_that_low_rank_keeps():
+    """The shares in `docs/results.md`, for layers with a smaller side above ten."""
     kept = {}
     for kind in ("vgg16-gn", "cnn-cifar"):
         with torch.device("meta"):
@@ -137,7 +139,7 @@ def test_how_much_of_a_layer_low_rank_keeps():
     assert kept == {"vgg16-gn": (17, 34), "cnn-cifar": (20, 31)}
 
 
-def test_how_far_a_step_moves_with_momentum_that_begins_again():
+def test_mean_step_length_with_momentum_that_is_reset():
     def moves(window):
         optimizer, state, total = SGD(1.0, momentum=0.9), None, 0.0
         state = optimizer.init({"w": torch.zeros(1)})
@@ -149,21 +151,21 @@ def test_how_far_a_step_moves_with_momentum_that_begins_again():
     assert (round(moves(6), 1), round(moves(24), 1), round(moves(3000))) == (3.0, 6.5, 10)
 
 
-def test_pruning_an_adapter_by_size_after_adams_first_step_leaves_nothing_of_b():
-    """MiniLM's twelve matrices of 384 x 384 at rank 16: what SparseAdapter's row trained at each server rate."""
+def test_magnitude_pruning_after_the_first_step_of_adam_removes_b():
+    """The twelve 384 x 384 matrices of MiniLM at rank 16, at each server learning rate of SparseAdapter's row."""
     space = LoRA(rank=16, alpha=16.0)
     base = {f"layer.{i}.weight": torch.zeros(384, 384) for i in range(12)}
     start = space.init(base, space.basis(Spec.of(base), Key(0), "cpu"), Key(0))
-    ways = {name: torch.where(Key(1).fold(name).normal(*block.shape) > 0, 1.0, -1.0) for name, block in start.items()}
+    signs = {name: torch.where(Key(1).fold(name).normal(*block.shape) > 0, 1.0, -1.0) for name, block in start.items()}
     assert sum(block.numel() for name, block in start.items() if name.endswith("/b")) == 73_728
     for rate, most in ((0.003, 0), (0.01, 0), (0.03, 20)):
         optimizer = Adam(rate)
-        change, _ = optimizer.update(ways, optimizer.init(ways), start)
+        change, _ = optimizer.update(signs, optimizer.init(signs), start)
         left = PruneMask(0.25).left(start, {name: start[name] + change[name] for name in start}, 1)
         assert sum(int(mask.sum()) for name, mask in left.items() if name.endswith("/b")) <= most, rate
 
 
-def test_a_number_that_no_run_gives_is_found_out():
+def test_values_that_no_run_gives_are_detected():
     table = Table([ROOT / "docs/results/bytes-fashion.md"])
     assert table.holds("1.37", "MB")
     assert not table.holds("1.38", "MB")
