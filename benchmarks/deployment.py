@@ -105,7 +105,7 @@ def deployed(experiment: Experiment, nodes: int, data_dir: Path | None = None, a
             data_dir=data_dir,
             on_round=lambda record: seen.append((record, relay.up, relay.down)),
             relay=relay,
-            awake=awake,
+            low_latency=awake,
         )
         total = time.monotonic() - began
     return {"records": [record for record, _, _ in seen], "passed": [counts for _, *counts in seen], "seconds": total}

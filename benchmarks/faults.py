@@ -301,7 +301,7 @@ def faulty_run(
                 resume=starts > 1,
                 on_round=process_faults.after,
                 on_start=process_faults.started,
-                dress=partial(write_faulty_app, seed=seed, logs=logs, seconds=seconds),
+                edit_app=partial(write_faulty_app, seed=seed, logs=logs, seconds=seconds),
             )
             break
         except DeploymentFailed as error:

@@ -68,7 +68,7 @@ def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:
     if kind in (wire.STEPS, wire.STATE):
         behind, at = _number(body, at)
     bodies = []
-    while at < len(body) and len(bodies) <= wire.LONGEST_WAY:
+    while at < len(body) and len(bodies) <= wire.MAX_STEPS:
         one, at = _body(body, at, schema)
         bodies.append(one)
     return Parts(kind, version, min(behind, version), bodies).packed(schema)

@@ -120,7 +120,7 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         )
         return made[0].view(PICTURES, c, i, size, size).transpose(0, 1) if mask[0] else made[1].view(c, o, i, k, k)
 
-    def laid_out() -> Tensor:
+    def join_pieces() -> Tensor:
         out, made = convolve._forward(x, kernel, s, p)
         columns[:] = [made]
         return out + bias[:, None, :, None, None]
@@ -129,11 +129,11 @@ def implementations(case: Case) -> dict[str, dict[str, Callable[[], Tensor]]]:
         out = F.conv2d(wide, wide_kernel, bias.flatten(), s, p, groups=c)
         return out.view(PICTURES, c, o, *out.shape[-2:]).transpose(0, 1)
 
-    laid_out()
+    join_pieces()
     made = {
         "forward": {
             "fused": lambda: kernels.forward(x, kernel, bias, s, p),
-            "im2col": laid_out,
+            "im2col": join_pieces,
             "grouped": grouped,
         },
         "by input": {

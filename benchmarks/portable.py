@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from thinwire.data.datasets.text_classification import MINILM, READERS, checkpoint_folder
-from thinwire.data.tokens import file_name, tokenise
+from thinwire.data.tokens import file_name, tokenize
 
 KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -44,7 +44,7 @@ def main() -> None:  # noqa: D103
     small = {name: block.half() if block.dtype == torch.float32 else block for name, block in weights.items()}
     save_file(small, target / "model.safetensors", metadata={"format": "pt"})
     for data in options.data:
-        kept = tokenise(READERS[data](None).read(), source, options.length)
+        kept = tokenize(READERS[data](None).read(), source, options.length)
         np.savez_compressed(options.out / "tokens" / file_name(data, target, options.length), **kept)
     for file in sorted(path for path in options.out.rglob("*") if path.is_file()):
         print(f"{file.stat().st_size:>12,}  {file.relative_to(options.out)}")

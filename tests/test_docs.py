@@ -200,7 +200,7 @@ def test_csv_example_writes_a_page(capsys, monkeypatch, tmp_path):
     runpy.run_path(str(example), run_name="__main__")
     assert "open comparison/page.html" in capsys.readouterr().out
     page = Path("comparison/page.html").read_text()
-    for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 of them in a round", "2 seeds", "Bytes to reach"):
+    for words in ("fedavg", "top 10 %", "mapo", "3 clients, 3 sampled per round", "2 seeds", "Bytes to reach"):
         assert words in page
 
 

@@ -57,7 +57,7 @@ class RefusesFloat32(Raw):
 
 @dataclass(frozen=True)
 class DoesNotAdd(RandomK):
-    adds = True
+    summable = True
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.data.examples import Arrays, Images, Shifted, Source, TextWindows
+from thinwire.data.examples import Arrays, AugmentedImages, Images, Source, TextWindows
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -32,7 +32,7 @@ def test_standard_scale_gives_mean_0_and_standard_deviation_1() -> None:
 
 
 def test_a_variant_is_a_crop_of_the_image_with_a_black_border() -> None:
-    pool = Shifted(images(), max_shift=2)
+    pool = AugmentedImages(images(), max_shift=2)
     padded = torch.nn.functional.pad(pool.images.gather(torch.arange(6))[0], (2, 2, 2, 2))
     seen = set()
     for variant in range(pool.variants):
@@ -57,7 +57,7 @@ def crop(padded: torch.Tensor, top: int, left: int, flipped: bool) -> torch.Tens
 
 
 def test_training_draws_variants_from_the_seed() -> None:
-    class RecordIndices(Shifted):
+    class RecordIndices(AugmentedImages):
         def gather(self, index: torch.Tensor) -> tuple:
             seen.append(index.clone())
             return super().gather(index)
@@ -91,4 +91,4 @@ def test_examples_without_augmentation_have_one_variant() -> None:
     rows = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
     text = TextWindows(torch.zeros(9, dtype=torch.uint8), torch.tensor([0, 1]), length=4)
     assert [examples.variants for examples in (rows, images(), text)] == [1, 1, 1]
-    assert Shifted(images(), max_shift=1).variants == 18
+    assert AugmentedImages(images(), max_shift=1).variants == 18

@@ -46,7 +46,7 @@ def test_long_texts_are_truncated_and_rows_padded_to_the_longest(folders):
 
 def test_texts_are_tokenized_once(folders, monkeypatch):
     first = text_classification(folders[0], "rte", folders[1])
-    monkeypatch.setattr(tokens, "tokenise", lambda *_: pytest.fail("tokenized again"))
+    monkeypatch.setattr(tokens, "tokenize", lambda *_: pytest.fail("tokenized again"))
     again = text_classification(folders[0], "rte", folders[1])
     assert all(torch.equal(again.train.inputs[name], block) for name, block in first.train.inputs.items())
 

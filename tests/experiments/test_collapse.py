@@ -164,7 +164,7 @@ def test_a_comparison_marks_failed_runs_and_continues(thinwire, tmp_path):
     page = (tmp_path / "runs/compare.html").read_text()
     assert "Note: fedavg, seed 0, at chance: accuracy " in page
     assert "<td>1 of 1 at chance</td>" in page
-    assert "Cheapest way" not in page, "a failed run reached no target"
+    assert "Fewest bytes to reach" not in page, "a failed run reached no target"
     rows = json.loads(thinwire(*words, "--json")[1])
     assert [row["broken"] for row in rows] == ["1 of 1 at chance", "1 of 1 diverged"]
 

@@ -157,7 +157,7 @@ def test_the_state_serves_who_is_so_far_behind_that_it_is_shorter():
 @pytest.mark.parametrize(("space", "down", "kind"), [(MAPO(k=1), Raw(), wire.STATE), (Full(), TopK(0.001), wire.STEPS)])
 def test_a_long_way_is_sent_in_few_bodies(space, down, kind, monkeypatch):
     """Each body may cost a client the work of a whole model, however few bytes it has."""
-    monkeypatch.setattr(wire, "LONGEST_WAY", 8)
+    monkeypatch.setattr(wire, "MAX_STEPS", 8)
     one = federation(space, down)
     kinds = []
     for _ in range(12):

@@ -7,7 +7,7 @@ import torch
 
 import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task
-from thinwire.codecs.sparse import kept
+from thinwire.core.selection import kept
 from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import from_table, method_from, resolve, to_table

@@ -51,9 +51,9 @@ SPACES = [
     tw.MAPO(k=8, entries="gaussian", layout="contiguous"),
     tw.MAPO(k=8, layout="strided", redraw_every=3),
     tw.MAPA(p=6),
-    tw.MAPA(p=6, entries="gaussian", normalise="orthonormal"),
+    tw.MAPA(p=6, entries="gaussian", normalize="orthonormal"),
     tw.MAPAX(k=5, p=3),
-    tw.MAPAX(k=5, p=3, entries="gaussian", normalise="none", redraw_every=0),
+    tw.MAPAX(k=5, p=3, entries="gaussian", normalize="none", redraw_every=0),
     tw.MAPAX(segment=8, budget=20),
 ]
 
@@ -86,8 +86,8 @@ def test_a_segment_for_each_weight_is_fedavg(entries, momentum):
 
 
 def test_a_segment_for_each_weight_with_an_unscaled_gaussian_is_fedavg_with_a_random_learning_rate():
-    mine = train(tw.MAPO(k=D, entries="gaussian", normalise="none"), lr=0.1, rounds=1)
-    basis = tw.MAPO(k=D, entries="gaussian", normalise="none").basis(
+    mine = train(tw.MAPO(k=D, entries="gaussian", normalize="none"), lr=0.1, rounds=1)
+    basis = tw.MAPO(k=D, entries="gaussian", normalize="none").basis(
         Spec.of(dict(model().named_parameters())), Key(0).fold("run").fold("frame", 0), "cpu"
     )
     a = float(basis["a"])
@@ -99,7 +99,7 @@ def test_a_segment_for_each_weight_with_an_unscaled_gaussian_is_fedavg_with_a_ra
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_square_orthonormal_basis_is_fedavg(momentum):
     e = -(-D // 7)
-    mine = train(tw.MAPAX(k=7, p=e, normalise="orthonormal"), lr=0.1, momentum=momentum)
+    mine = train(tw.MAPAX(k=7, p=e, normalize="orthonormal"), lr=0.1, momentum=momentum)
     theirs = train(tw.Full(), lr=0.1, momentum=momentum)
     assert torch.allclose(vector(mine), vector(theirs), atol=1e-5)
 
@@ -185,8 +185,8 @@ def test_initial_coordinates_make_the_base_bit_for_bit(space):
 
 def test_scaling_the_basis_by_c_scales_the_learning_rate_by_c_squared():
     e = -(-D // 8)
-    unscaled = train(tw.MAPO(k=8, normalise="none"), lr=0.5 / e, momentum=0.9)
-    scaled = train(tw.MAPO(k=8, normalise="row"), lr=0.5, momentum=0.9)
+    unscaled = train(tw.MAPO(k=8, normalize="none"), lr=0.5 / e, momentum=0.9)
+    scaled = train(tw.MAPO(k=8, normalize="row"), lr=0.5, momentum=0.9)
     assert torch.allclose(vector(unscaled), vector(scaled), atol=1e-5)
 
 
@@ -222,7 +222,7 @@ def test_mapax_by_columns_is_lora_with_a_fixed_factor():
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, entries):
-    space = tw.MAPA(p=6, entries=entries, normalise="none")
+    space = tw.MAPA(p=6, entries=entries, normalize="none")
     stored = train(space, lr=0.01)
     monkeypatch.setattr(projection, "STORED", 0)
     monkeypatch.setattr(generated, "BLOCK", 100)
@@ -237,7 +237,7 @@ def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, 
 def test_rows_have_norm_one(entries):
     basis = tw.MAPAX(k=3, p=4, entries=entries).basis(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
     assert torch.allclose(basis["a"].norm(dim=1), torch.ones(4), atol=1e-6)
-    q = tw.MAPAX(k=3, p=4, entries=entries, normalise="orthonormal").basis(
+    q = tw.MAPAX(k=3, p=4, entries=entries, normalize="orthonormal").basis(
         Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
     )
     assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)

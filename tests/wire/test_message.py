@@ -21,7 +21,7 @@ from thinwire.wire.message import (
     WEIGHT,
     Body,
     Schema,
-    laid_out,
+    join_pieces,
     pack,
     pack_body,
     pack_pieces,
@@ -297,11 +297,11 @@ def test_values_of_a_long_message_are_aligned_and_not_copied(first):
     body = Body(None, {COORDS: payload.tobytes(), WEIGHT: b"abcd", 200: b"x" * first})
     pieces = pack_pieces(UP, 300, [pack_body(body, SCHEMA)[:7], pack_body(body, SCHEMA)[7:]], SCHEMA)
     assert len(pieces) < 5, "short pieces are joined"
-    joined = laid_out(pieces, lambda size: np.empty(size, np.uint8))
+    joined = join_pieces(pieces, lambda size: np.empty(size, np.uint8))
     assert bytes(joined) == b"".join(pieces) == pack(UP, 300, [pack_body(body, SCHEMA)], SCHEMA)
     parts = (b"short", memoryview(payload).cast("B"), b"end")
     for allocate in (lambda size: np.empty(size, np.uint8), None):
-        joined = laid_out(parts, allocate)
+        joined = join_pieces(parts, allocate)
         assert bytes(joined) == b"".join(parts)
         values = np.frombuffer(joined, np.uint8)[5:]
         assert values.ctypes.data % 8 == 0

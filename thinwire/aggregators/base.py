@@ -60,15 +60,3 @@ class WeightedMean(Aggregator):
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the weighted mean."""
         return weighted_mean(trees, weights)
-
-
-def check_cohort(aggregator: Aggregator, clients: int) -> None:
-    """Call `aggregator.check(clients)`."""
-    aggregator.check(clients)
-
-
-# Former places, until `thinwire/__init__.py` names the new ones; at the end, because these modules import this one.
-from thinwire.aggregators.bounded import Bounded as Bounded  # noqa: E402
-from thinwire.aggregators.by_norm import ByNorm as ByNorm  # noqa: E402
-from thinwire.aggregators.coordinatewise import Median as Median  # noqa: E402
-from thinwire.aggregators.coordinatewise import TrimmedMean as TrimmedMean  # noqa: E402

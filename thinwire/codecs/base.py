@@ -83,11 +83,6 @@ class Codec(Protocol):
         """
         return False
 
-    @property
-    def adds(self) -> bool:
-        """Former name of `summable`."""
-        return self.summable
-
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError, before training starts, if these blocks cannot be sent.
 

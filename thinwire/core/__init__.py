@@ -1,1 +1,3 @@
-"""Trees of named tensors, their specs, shared randomness, the registry of parts, threads and text."""
+"""Trees of named tensors, specs, shared randomness, the registry of parts and plugins."""
+
+from thinwire.core import plugins as plugins

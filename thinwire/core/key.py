@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -214,12 +214,3 @@ def _popcount(x: Tensor) -> Tensor:
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
     return ((x * 0x01010101) & MASK) >> 24
-
-
-def __getattr__(name: str) -> Any:
-    """Former place of `SecretKey`."""
-    if name == "SecretKey":
-        from thinwire.core.secret_key import SecretKey
-
-        return SecretKey
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

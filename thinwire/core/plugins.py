@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import metadata
 
+from thinwire.core import registry
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
@@ -56,8 +57,6 @@ def load_installed() -> None:
 
 def _import(module: str) -> str:
     """Import a module; returns why it failed, on one line, or ""."""
-    from thinwire.core import registry
-
     before = registry.foreign()
     try:
         importlib.import_module(module)
@@ -76,3 +75,6 @@ def _reason(module: str, error: Exception) -> str:
             return f"no module named {missing!r} is installed; install it, or add its folder to PYTHONPATH"
         return f"it needs the module {missing!r}, which is not installed"
     return text if isinstance(error, ValueError | ConfigError) else f"{type(error).__name__}: {text}"
+
+
+registry.before_lookup.append(load_installed)

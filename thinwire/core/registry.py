@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from thinwire.core import plugins
 from thinwire.errors import UnknownName
+
+before_lookup: list[Callable[[], None]] = []  # called before names are looked up; `plugins` adds itself
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -165,7 +166,8 @@ def entries(kind: str) -> dict[str, Entry]:
     if kind not in KINDS:
         raise UnknownName("kind of part", kind, KINDS)
     _import_builtin(kind)
-    plugins.load_installed()
+    for hook in before_lookup:
+        hook()
     return dict(sorted(_TABLE.get(kind, {}).items()))
 
 

@@ -68,10 +68,10 @@ def bring(trees: Sequence[Tree], device: torch.device | str) -> list[Tree]:
 
     Moved blocks are views of a few large tensors; blocks that are on the device already are returned unchanged.
     """
-    return begin_to_bring(trees, device)()
+    return bring_async(trees, device)()
 
 
-def begin_to_bring(trees: Sequence[Tree], device: torch.device | str) -> Callable[[], list[Tree]]:
+def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[], list[Tree]]:
     """Asynchronous `bring`: start the transfers, and return a function that waits for them and returns the trees.
 
     It does not wait for GPU work that is queued between the two calls.

@@ -4,7 +4,7 @@ One uncompressed .npz per dataset, in THINWIRE_CACHE or ~/.cache/thinwire. Its n
 files, so a changed file is decoded again. It is written to a temporary file, then renamed, and read without pickle. A
 cache that cannot be written is not an error.
 
-Measurements of this machine are cached there too (`agree_on`): all processes use those of the first one.
+Measurements of this machine are cached there too (`measured_once`): all processes use those of the first one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cached(
     return made
 
 
-def agree_on(
+def measured_once(
     name: str, make: Callable[[], dict[str, np.ndarray]], fits: Callable[[dict[str, np.ndarray]], bool]
 ) -> dict[str, np.ndarray]:
     """The arrays that `make` returned in the first process of this machine; other processes wait and use the same.

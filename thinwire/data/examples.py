@@ -140,7 +140,7 @@ class Images(Examples):
 
 
 @dataclass(frozen=True, eq=False)
-class Shifted(Examples):
+class AugmentedImages(Examples):
     """Images with augmentation by random shift and horizontal flip; variants are computed when gathered.
 
     Variant 0 is the image itself. Pixels from outside the image are black.
@@ -149,7 +149,7 @@ class Shifted(Examples):
         images: the images.
         max_shift: maximum shift in pixels, up, down, left and right.
 
-    >>> pool = Shifted(Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1)), max_shift=1)
+    >>> pool = AugmentedImages(Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1)), max_shift=1)
     >>> len(pool), pool.variants                                     # 3 rows x 3 columns x (original, flipped)
     (1, 18)
     >>> pool.gather(torch.tensor([0, 1]))[0].squeeze(1).tolist()[1]  # variant 1: flipped
@@ -190,7 +190,7 @@ class Shifted(Examples):
         shifted = pixels[image[..., None, None, None], channel, rows[..., None, :, None], columns[..., None, None, :]]
         return self.images.scaled(shifted * inside[..., None, :, :]), self.targets[image]
 
-    def to(self, device: Device) -> Shifted:
+    def to(self, device: Device) -> AugmentedImages:
         """The same images on another device."""
         return replace(self, images=self.images.to(device))
 

@@ -52,7 +52,7 @@ def tokens(
         return _fits(arrays, length, facts["vocab_size"])
 
     def make() -> TokenArrays:
-        made = tokenise(texts.read(), checkpoint, length)
+        made = tokenize(texts.read(), checkpoint, length)
         if not fits(made):
             raise DataError(f"{checkpoint}: its tokenizer gives ids beyond the vocab_size in config.json")
         return made
@@ -78,7 +78,7 @@ def file_name(data: str, checkpoint: Path, length: int) -> str:
     return f"tokens-v1-{data}-{length}-{digest.hexdigest()[:12]}.npz"
 
 
-def tokenise(splits: list[LabeledTexts], checkpoint: Path, length: int) -> TokenArrays:
+def tokenize(splits: list[LabeledTexts], checkpoint: Path, length: int) -> TokenArrays:
     """The token ids of all texts, as arrays for the cache."""
     transformers = library()
     try:
@@ -135,7 +135,7 @@ def _number(*values: Any) -> int:
 
 
 def _fits(arrays: TokenArrays, length: int, vocab: int) -> bool:
-    """Whether arrays have the layout of `tokenise`: files are not trusted."""
+    """Whether arrays have the layout of `tokenize`: files are not trusted."""
     for split in _SPLITS:
         parts = [arrays.get(f"{split}_{what}") for what in ("ids", "lengths", "labels")]
         if any(part is None or part.ndim != 1 or part.dtype.kind not in "iu" or not len(part) for part in parts):

@@ -11,7 +11,7 @@ from torch import nn
 
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
-from thinwire.data.examples import Examples, Images, Shifted, Source
+from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.task import Task, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, TaskChoice
@@ -65,7 +65,7 @@ def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
     if choice.scale == "standard":
         mean, std = train.measured()
         train, test = (replace(part, mean=mean, std=std) for part in (train, test))
-    return Shifted(train) if choice.augment == "shift-flip" else train, test
+    return AugmentedImages(train) if choice.augment == "shift-flip" else train, test
 
 
 def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:

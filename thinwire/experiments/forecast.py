@@ -139,7 +139,7 @@ class ForecastOpening(RoundOpening):
         now = self.server.public.version
         bodies = (
             *past,
-            *self._open_window(version, self.contract.longest_way - len(past)),
+            *self._open_window(version, self.contract.max_steps - len(past)),
             self._request(now > version),
         )
         return self._message(wire.STEPS, sum(map(len, bodies)), now - version)

@@ -23,6 +23,7 @@ PLAIN_FIELDS: dict[str, Any] = {
     "download": str,
     "upload": str,
     "drift_check": bool,
+    "norm_bound": float,
     "budget": Budget,
     "evaluate": str,
     "secure_aggregation": bool,

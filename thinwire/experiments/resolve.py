@@ -17,8 +17,7 @@ from thinwire.core.registry import entries
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.combine import join
 from thinwire.experiments.combine import named as named_methods
-from thinwire.experiments.describe import to_table
-from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import DEFAULT_TASK, from_table, section
 from thinwire.experiments.overrides import put
 from thinwire.experiments.parts import coerce

@@ -28,8 +28,7 @@ from safetensors.torch import save
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.experiments.checkpoint import Bounds, load_checkpoint, save_checkpoint
-from thinwire.experiments.describe import digest, to_table
-from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.experiment import Experiment, digest, to_table
 from thinwire.experiments.files import append, naming, read_checked, with_checksum, write_atomically
 from thinwire.experiments.load import from_table
 from thinwire.experiments.loop import Training as Training

@@ -26,8 +26,7 @@ from thinwire.data.task import Task, as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import judge
-from thinwire.experiments.describe import method_table
-from thinwire.experiments.experiment import Cohort, Evaluation
+from thinwire.experiments.experiment import Cohort, Evaluation, method_table
 from thinwire.experiments.load import values_from
 from thinwire.experiments.loop import Stop
 from thinwire.experiments.loop import rounds as train_rounds

@@ -28,9 +28,8 @@ from thinwire.core.text import visible
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.describe import to_table
 from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import from_table
 from thinwire.experiments.loop import Stop, rounds
 from thinwire.experiments.overrides import put

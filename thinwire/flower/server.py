@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from thinwire.core.key import SecretKey
+from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, IncompatibleParts, WireError

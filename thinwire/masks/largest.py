@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from thinwire.codecs.sparse import kept, largest
+from thinwire.core.selection import kept, largest
 from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import cut, join

@@ -37,7 +37,7 @@ class Budget:
             { share = 0.5 }] }`.
         clients: the tier of each client, by their numbers; empty draws them from the seed.
 
-    >>> from thinwire.codecs.sparse import TopK
+    >>> from thinwire.codecs import TopK
     >>> budget = Budget((Tier(0.75, up=TopK(0.01)), Tier(0.25)))
     >>> drawn = [budget.tier(client, Key(0)) for client in range(1000)]
     >>> 700 < drawn.count(0) < 800, drawn == [budget.tier(client, Key(0)) for client in range(1000)]

@@ -22,7 +22,7 @@ from thinwire.core.tree import (
     Tree,
     all_finite,
     as_matrix,
-    begin_to_bring,
+    bring_async,
     cut,
     grand_total,
     repeat,
@@ -179,7 +179,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
         sent = {"": matrix}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
     trees = [sent, report, unsent, moved, outcome.buffers, public.shared, sums, *opt.values()]
-    arrive = begin_to_bring(trees, "cpu")
+    arrive = bring_async(trees, "cpu")
 
     def wait() -> Updates:
         code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
@@ -212,7 +212,7 @@ def make_uploads(
     def one(i: int) -> tuple[Bytes, ClientState]:
         client = group.clients[i]
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
-        message = wire.laid_out(pieces, allocate if wire.length(pieces) >= LEAST else None)
+        message = wire.join_pieces(pieces, allocate if wire.length(pieces) >= LEAST else None)
         return message, unchanged if state.is_empty else state
 
     messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)

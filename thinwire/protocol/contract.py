@@ -135,9 +135,9 @@ class Contract:
         return 2 * sum(part.nbytes for part in parts) + _SPARE
 
     @cached_property
-    def longest_way(self) -> int:
+    def max_steps(self) -> int:
         """The largest number of bodies of steps: each costs a client a merge, or the slower draws of a sketch."""
-        return wire.LONGEST_WAY if self.method.sketch.is_identity else wire.LONGEST_WAY // 4
+        return wire.MAX_STEPS if self.method.sketch.is_identity else wire.MAX_STEPS // 4
 
     # -- parts in a round ----------------------------------------------------------------------------------------------
 

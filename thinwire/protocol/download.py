@@ -72,7 +72,7 @@ class RoundOpening:
         """The shortest message to a client that has this version; incremental downloads do not depend on the client."""
         contract, now = self.contract, self.server.public.version
         past = self.server.ledger.past_way(version) if contract.method.download == "incremental" else None
-        if past is None or len(past) >= contract.longest_way:  # at least one body is needed for the open window
+        if past is None or len(past) >= contract.max_steps:  # at least one body is needed for the open window
             return self.state(version, client)
         steps = self.steps(version, past)
         if contract.window(now) and wire.length(steps) > contract.weights.nbytes + contract.coords.nbytes:
@@ -82,7 +82,7 @@ class RoundOpening:
     def steps(self, version: int, past: tuple[bytes, ...]) -> wire.Pieces:
         """The entries and snapshots from a version to now; `past` are those before the open window."""
         contract, now = self.contract, self.server.public.version
-        bodies = (*past, *self._open_window(version, contract.longest_way - len(past)), self._request(now > version))
+        bodies = (*past, *self._open_window(version, contract.max_steps - len(past)), self._request(now > version))
         return wire.pack_pieces(wire.STEPS, now, bodies, contract.schema, now - version, self._crc)
 
     def state(self, version: int, client: int) -> wire.Pieces:

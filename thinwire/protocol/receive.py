@@ -44,8 +44,8 @@ def receive(contract: Contract, public: PublicState, data: bytes, client: int = 
     """
     message = wire.unpack(data, contract.schema, max(stage.longest_down for stage in contract.stages))
     contract = contract.at(message.version)
-    if message.kind == wire.STEPS and len(message.bodies) > contract.longest_way + 1:
-        raise WireError(f"steps of {len(message.bodies) - 1} bodies, expected at most {contract.longest_way}")
+    if message.kind == wire.STEPS and len(message.bodies) > contract.max_steps + 1:
+        raise WireError(f"steps of {len(message.bodies) - 1} bodies, expected at most {contract.max_steps}")
     if (start := message.version - message.behind) != public.version:
         raise WireError(f"{wire.KINDS[message.kind]} from version {start} do not continue our version {public.version}")
     request = _read_request(contract, message)

@@ -77,8 +77,3 @@ class Space(Protocol):
         raise IncompatibleParts(
             f"{type(self).__name__} cannot start from given weights; take LoRA or Full as the space of the next stage"
         )
-
-
-def in_use(space: Space, base: Tree, basis: Tree, coords: Tree) -> Tree:
-    """Return `space.evaluation_weights(base, basis, coords)`."""
-    return space.evaluation_weights(base, basis, coords)

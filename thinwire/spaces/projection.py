@@ -58,12 +58,12 @@ class _Projection(Space):
     """Common part of MAPA, MAPAX and MAPO."""
 
     entries: Entries = "sign"
-    normalise: Normalise = "row"
+    normalize: Normalise = "row"
     layout: Layout = "permuted"
     redraw_every: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("entries", Entries), ("normalise", Normalise), ("layout", Layout)):
+        for name, known in (("entries", Entries), ("normalize", Normalise), ("layout", Layout)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.redraw_every < 0:
@@ -78,10 +78,10 @@ class _Projection(Space):
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if k and p do not fit a model of this size."""
         _, p, e = self.sizes(spec.size)
-        if self.normalise == "orthonormal" and p * e > STORED:
+        if self.normalize == "orthonormal" and p * e > STORED:
             raise ConfigError(
-                f"normalise = 'orthonormal' needs the whole basis of {p * e:,} values in memory, the limit is "
-                f"{STORED:,}; write normalise = 'row'"
+                f"normalize = 'orthonormal' needs the whole basis of {p * e:,} values in memory, the limit is "
+                f"{STORED:,}; write normalize = 'row'"
             )
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
@@ -89,10 +89,10 @@ class _Projection(Space):
         _, p, e = self.sizes(spec.size)
         out: Tree = {}
         if p * e <= STORED:
-            out["a"] = _draw(key, p, e, self.entries, self.normalise).to(device or "cpu")
+            out["a"] = _draw(key, p, e, self.entries, self.normalize).to(device or "cpu")
         else:
             out["key"] = key_words(key, device)
-            if self.entries == "gaussian" and self.normalise == "row":
+            if self.entries == "gaussian" and self.normalize == "row":
                 out["scale"] = unit_scales(key, p, e, device)
         if self.layout == "permuted":
             out["place"], out["weight"] = _permutation(spec.size, str(device or "cpu"))
@@ -112,7 +112,7 @@ class _Projection(Space):
         if "a" in basis:
             update = b @ basis["a"]
         else:
-            signs = self.entries == "sign" and self.normalise == "row"  # their rows all have the same norm
+            signs = self.entries == "sign" and self.normalize == "row"  # their rows all have the same norm
             b = b * basis["scale"] if "scale" in basis else b
             update = multiply_generated(b, basis["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
@@ -137,7 +137,7 @@ class MAPO(_Projection):
     Args:
         k: number of trained parameters.
         entries: distribution of A: random signs (cheap, the same bits on all machines) or nearly Gaussian (the paper).
-        normalise: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
+        normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments: neighbors together (`contiguous`, the paper), every k-th (`strided`),
             or a fixed random permutation (`permuted`).
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
@@ -168,7 +168,7 @@ class MAPA(_Projection):
     Args:
         p: number of trained parameters.
         entries: distribution of A: random signs or nearly Gaussian (the paper).
-        normalise: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
+        normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: with one segment, only a permutation of the weights.
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
 
@@ -202,7 +202,7 @@ class MAPAX(_Projection):
         segment: weights in a segment, instead of k; 1024 if neither is given.
         budget: approximate number of trained parameters, instead of p; 128 if neither is given.
         entries: distribution of A: random signs or nearly Gaussian (the paper).
-        normalise: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
+        normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments, as for `MAPO`.
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
 
@@ -251,19 +251,19 @@ def _rows(update: Tensor, full: int) -> Tensor:
     return torch.cat((first, update[..., full:, :-1].flatten(-2)), -1)
 
 
-def _draw(key: Key, p: int, e: int, entries: Entries, normalise: Normalise) -> Tensor:
+def _draw(key: Key, p: int, e: int, entries: Entries, normalize: Normalise) -> Tensor:
     """Draw A on the CPU: the same bits on all machines, except 'orthonormal', which depends on the LAPACK library."""
     if entries == "sign":
         a = key.signs(p, e)
-        if normalise == "row":
+        if normalize == "row":
             return a * float(torch.tensor(e**-0.5, dtype=torch.float32))
     else:
-        if normalise == "row":  # squares are summed as integers, so the norm is exact on every machine
+        if normalize == "row":  # squares are summed as integers, so the norm is exact on every machine
             integers = key.normal_integers(p, e)
             scales = torch.tensor([1 / math.sqrt(row) for row in square_sums(integers)], dtype=torch.float32)
             return integers.to(torch.float32) * scales[:, None]
         a = key.normal(p, e)
-    if normalise == "orthonormal":
+    if normalize == "orthonormal":
         a = torch.linalg.qr(a.double().T).Q.T.to(torch.float32).contiguous()
     return a
 

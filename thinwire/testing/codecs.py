@@ -107,7 +107,7 @@ def _check_some_blocks(codec: Codec, whole: Tree) -> None:
 
 def _check_sums(codec: Codec, tree: Tree) -> None:
     """Check that the sum of messages decodes to the sum of trees, if the codec has `adds`."""
-    if not getattr(codec, "adds", False):
+    if not codec.summable:
         return
     spec, other = Spec.of(tree), random_tree({name: tuple(b.shape) for name, b in tree.items()}, KEY.fold("other"))
     peers = [Peer(KEY.fold("client", i), KEY.fold("everyone")) for i in range(2)]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from thinwire.data.cache import agree_on
+from thinwire.data.cache import measured_once
 from thinwire.errors import Diverged
 from thinwire.training.inputs import Backend, UnsupportedModel
 
@@ -73,7 +73,7 @@ def choose(key: Sequence[object], backends: Sequence[Backend], onednn: bool, cli
             return {key: np.array(value) for key, value in values}
 
         try:
-            kept = agree_on(f"backend-{name}", make, _is_valid)
+            kept = measured_once(f"backend-{name}", make, _is_valid)
             backend: Any = str(kept["backend"])
             _known[name] = Choice(Configuration(backend, bool(kept["onednn"])), str(kept["reason"]))
         except OSError as error:

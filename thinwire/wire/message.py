@@ -86,7 +86,7 @@ FORMAT = 2
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
-LONGEST_WAY = 512  # bodies of steps before the request
+MAX_STEPS = 512  # bodies of steps before the request
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def length(pieces: Pieces) -> int:
     return sum(map(len, pieces))
 
 
-def laid_out(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None) -> Bytes:
+def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None) -> Bytes:
     """Join the pieces of a message; a long message is returned as a view.
 
     Args:
@@ -203,7 +203,7 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
         behind, position = read_varint(payload, position)
         if behind > version:
             raise WireError(f"a message to version {version} cannot start {behind} versions before it")
-    steps = min(behind, 1) + 1, min(behind, LONGEST_WAY) + 1
+    steps = min(behind, 1) + 1, min(behind, MAX_STEPS) + 1
     least, most = {UP: (1, 1), STEPS: steps, STATE: (2, 2), LOST: (0, 0)}[kind]
     ends = array("I" if len(payload) < 1 << 32 else "Q", [position])
     first = None

@@ -1,8 +1,0 @@
-"""Former place of all masks; import them from `thinwire.masks`."""
-
-from thinwire.masks.adapters import dead_adapters as dead_adapters
-from thinwire.masks.base import Mask as Mask
-from thinwire.masks.base import NoMask as NoMask
-from thinwire.masks.prune import PruneMask as PruneMask
-from thinwire.masks.random import RandomMask as RandomMask
-from thinwire.masks.topk import TopKMask as TopKMask
