@@ -40,9 +40,11 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
-from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK, sparse
+from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK
 from thinwire.codecs.base import Codec
+from thinwire.codecs.positions import Segment, pack_sparse, unpack_sparse
 from thinwire.core.key import Key
+from thinwire.core.selection import kept, largest
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, sub
 from thinwire.core.vectors import join
@@ -158,13 +160,13 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> tuple[int, 
     spec, peer = Spec.of(tree), Peer(Key(0))
     inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
     if isinstance(inner, TopK):
-        vector, k = join(tree), sparse.kept(inner.density, spec.size)
-        find = partial(sparse.largest, vector, k)
+        vector, k = join(tree), kept(inner.density, spec.size)
+        find = partial(largest, vector, k)
         at = find()
-        encode = partial(sparse._pack, vector, at, inner.inner, peer)
-        decode = partial(sparse._unpack, made, spec, k, inner.inner, peer)
+        encode = partial(pack_sparse, vector, at, inner.inner, peer)
+        decode = partial(unpack_sparse, made, spec, [Segment(0, spec.size, k)], inner.inner, peer)
         return k, speed(encode, 4 * k, seconds), speed(decode, 4 * k, seconds), speed(find, 4 * spec.size, seconds)
-    sent = sparse.kept(codec.density, spec.size) if isinstance(codec, RandomK) else spec.size
+    sent = kept(codec.density, spec.size) if isinstance(codec, RandomK) else spec.size
     encode, decode = partial(codec.encode, tree, codec.init(spec), peer), partial(codec.decode, made, spec, peer)
     return sent, speed(encode, 4 * sent, seconds), speed(decode, 4 * sent, seconds), None
 
@@ -189,10 +191,10 @@ def flower_arrays(codec: Codec, spec: Spec) -> list[Arrays]:
     dense: Arrays = [("f4", list(block.shape)) for block in spec]
     inner = codec.inner if isinstance(codec, ErrorFeedback) else codec
     if isinstance(inner, TopK):
-        k = sparse.kept(inner.density, spec.size)
+        k = kept(inner.density, spec.size)
         return [dense, [("i4", [k]), *_values(inner.inner, k)]]
     if isinstance(inner, RandomK):
-        return [_values(inner.inner, sparse.kept(inner.density, spec.size))]
+        return [_values(inner.inner, kept(inner.density, spec.size))]
     if isinstance(inner, Quantize):
         kind, *scales = _values(inner, spec.size)
         packed = inner.scheme == "sign"
