@@ -1,11 +1,10 @@
-"""From a CSV of pictures or tensors to a page that compares methods: your network, your files, a few minutes.
+"""Compare methods on a CSV of images or tensors, with your own network, and write a page.
 
 Run: python examples/compare_on_your_data.py [your.csv]
 
-The CSV has a line for each example: `file,label,client`. A file is a picture, or a tensor of shape (channels, height,
-width) as .npy or .pt; paths are relative to the CSV, all examples are of one size, and a client is whoever holds the
-example. Without a CSV, handwritten digits are written out as pictures and used. Everything goes into the folder
-`comparison`. Needs Pillow: pip install pillow
+The CSV has one row per example: `file,label,client`. A file is an image, or a tensor of shape (channels, height, width)
+as .npy or .pt; paths are relative to the CSV, and all examples have the same size. Without a CSV, handwritten digits
+are written as images and used. All output is in the folder `comparison`. Needs Pillow: pip install pillow
 """
 
 import csv
@@ -21,20 +20,20 @@ import thinwire as tw
 
 
 def write_digits(folder):
-    """Pictures and a CSV to try this with."""
+    """Write the digits as images, and their CSV."""
     from sklearn.datasets import load_digits
 
     (folder / "digits").mkdir(exist_ok=True)
     lines = ["file,label,client"]
-    for i, (picture, label) in enumerate(zip(*load_digits(n_class=10, return_X_y=True), strict=True)):
-        Image.fromarray((picture.reshape(8, 8) * 15).astype(np.uint8)).save(folder / f"digits/{i}.png")
+    for i, (image, label) in enumerate(zip(*load_digits(n_class=10, return_X_y=True), strict=True)):
+        Image.fromarray((image.reshape(8, 8) * 15).astype(np.uint8)).save(folder / f"digits/{i}.png")
         lines.append(f"digits/{i}.png,{label},client {i % 8}")
     (folder / "digits.csv").write_text("\n".join(lines) + "\n")
     return folder / "digits.csv"
 
 
 def read_example(file):
-    """A tensor (channels, height, width) from a picture, an array or a tensor."""
+    """Read an image, an array or a tensor as a tensor (channels, height, width)."""
     if file.suffix == ".pt":
         return torch.load(file, weights_only=True).float()
     if file.suffix == ".npy":
@@ -43,7 +42,7 @@ def read_example(file):
 
 
 def read_table(file):
-    """One (inputs, targets) pair for each client, and a fifth of all examples to test on."""
+    """Read the CSV: an (inputs, targets) pair per client, the test set (a fifth of all examples), and the classes."""
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     labels = sorted({row["label"] for row in rows})
@@ -51,17 +50,17 @@ def read_table(file):
         [read_example(file.parent / row["file"]) for row in rows]
     )  # (examples, channels, height, width)
     targets = torch.tensor([labels.index(row["label"]) for row in rows])
-    tested = torch.arange(len(rows)) % 5 == 4
+    is_test = torch.arange(len(rows)) % 5 == 4
     clients = []
     for name in sorted({row["client"] for row in rows}):
-        own = torch.tensor([row["client"] == name for row in rows]) & ~tested
-        if own.any():
-            clients.append((inputs[own], targets[own]))
-    return clients, (inputs[tested], targets[tested]), len(labels)
+        mine = torch.tensor([row["client"] == name for row in rows]) & ~is_test
+        if mine.any():
+            clients.append((inputs[mine], targets[mine]))
+    return clients, (inputs[is_test], targets[is_test]), len(labels)
 
 
 class Net(nn.Module):
-    """A network of your own: any nn.Module will do."""
+    """Replace this with your network: any nn.Module."""
 
     def __init__(self, channels, classes):
         super().__init__()
@@ -75,7 +74,7 @@ class Net(nn.Module):
 
 
 def main():
-    """Train every method twice, and write the page."""
+    """Train every method with two seeds, and write the page."""
     folder = Path("comparison")
     folder.mkdir(exist_ok=True)
     table = Path(sys.argv[1]) if sys.argv[1:] else write_digits(folder)
@@ -83,15 +82,15 @@ def main():
     methods = {
         "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
         "top 10 %": tw.Method(up=tw.TopK(0.1), down=tw.TopK(0.1), client_opt=tw.SGD(0.3)),
-        "mapo": tw.Method(space=tw.MAPO(k=64, redraw_every=10), client_opt=tw.SGD(3.0)),
+        "mapo": tw.methods.mapo(k=64, lr=3.0, redraw_every=10),
     }
     runs = []
     for name, method in methods.items():
-        for seed in (0, 1):  # two seeds: two first draws of the weights, two orders of the clients
+        for seed in (0, 1):  # other initial weights, cohorts and batches
             torch.manual_seed(seed)
             out, model = folder / f"runs/{name}-{seed}", Net(test[0].shape[1], classes)
-            how = {"rounds": 20, "cohort": min(5, len(clients)), "eval_every": 2, "seed": seed}
-            run = tw.simulate(model, clients, method, test=test, out=out, name=name, **how)
+            settings = {"rounds": 20, "cohort": min(5, len(clients)), "eval_every": 2, "seed": seed}
+            run = tw.simulate(model, clients, method, test=test, out=out, name=name, **settings)
             print(f"{name}, seed {seed}: accuracy {run.accuracy:.3f}, {run.bytes_total:,} bytes")
             runs.append(run)
     page = folder / "page.html"
