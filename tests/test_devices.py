@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 SPACES = [
     MAPO(k=128),
     MAPO(k=128, entries="gaussian", layout="contiguous"),
-    MAPO(k=100, layout="strided", normalise="none"),
+    MAPO(k=100, layout="strided", normalize="none"),
     MAPA(p=32),
     MAPA(p=32, entries="gaussian"),
     MAPAX(segment=64, budget=512, entries="gaussian"),
@@ -83,7 +83,7 @@ def test_steps_replayed_on_the_cpu_give_the_model_of_the_gpu(space):
     space = MAPAX(k=50, p=4) if isinstance(space, MAPAX) else space
     job = Job(
         task,
-        Method(space=space, client_opt=SGD(0.3 if space.normalise == "row" else 0.01)),
+        Method(space=space, client_opt=SGD(0.3 if space.normalize == "row" else 0.01)),
         rounds=20,
         cohort=5,
         local=Local(batch=16),
