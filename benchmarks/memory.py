@@ -50,8 +50,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             "kind": "lora",
             "rank": 16,
             "alpha": 16.0,
-            "layers": ["*query.weight", "*value.weight"],
-            "dense": ["*classifier.*"],
+            "target_modules": ["*query.weight", "*value.weight"],
+            "modules_to_save": ["*classifier.*"],
         },
         "method.client_opt": {"kind": "sgd", "lr": 0.01, "momentum": 0.9},
     }
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     job = replace(job, task=replace(job.task, test=None))
     simulation = LocalEngine("cuda", options.backend, precision=options.precision).prepare(job)
     if options.merged:
-        simulation.training = simulation.contract
+        vars(simulation.contract)["training_space"] = simulation.contract.method.space
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()

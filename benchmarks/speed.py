@@ -153,13 +153,13 @@ def compare(
     job = Job(task, Method(client_opt=SGD(lr)), rounds=10**6, cohort=cohort, local=Local(batch=BATCH), eval_every=10**6)
     clients = min(cohort, 10)  # the plain loop's time is the same for every client
     base = LocalEngine(str(device), "loop").prepare(job)
-    chosen = tuple(base.key.fold("cohort", 0).choice(len(task.clients), cohort))
+    chosen = tuple(base.federation.key.fold("cohort", 0).choice(len(task.clients), cohort))
     plain(base, chosen[:1], lr)
     plain_ms = clock(lambda: plain(base, chosen[:clients], lr), device, 2) / clients * 1e3
     with base.federation.compute(None):
         last: dict[str, torch.Tensor] = {}
         expected, steps = plain(base, chosen, lr, last)
-    first = {name: p.detach() for name, p in base.model.module.named_parameters()}
+    first = {name: p.detach() for name, p in base.federation.model.module.named_parameters()}
     change = distance(expected, first)
     rows = []
     for backend, conv, precision in variants:

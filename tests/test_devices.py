@@ -1,4 +1,4 @@
-"""Two devices agree: drawn numbers bit for bit, replayed models to rounding. Needs a GPU; elsewhere all is skipped."""
+"""CPU and GPU agree: random draws bit for bit, replayed models up to rounding. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinwire.data.task import Task, pool_clients
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import resolve
 from thinwire.kernels import conv as convolve
-from thinwire.kernels import projection as generated
+from thinwire.kernels import projection as random_products
 from thinwire.kernels.projection import draw_rows
 from thinwire.kernels.support import has_triton
 from thinwire.optimizers import SGD
@@ -28,7 +28,7 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection
 from thinwire.training import Local
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 SPACES = [
     MAPO(k=128),
@@ -41,7 +41,7 @@ SPACES = [
 
 
 @pytest.mark.parametrize("draw", ["words", "signs", "normal", "uniform", "normal_integers"])
-def test_a_stream_has_the_same_bits_on_the_gpu(draw):
+def test_random_draws_have_the_same_bits_on_the_gpu(draw):
     for start in (0, 5, (1 << 32) + 3):
         key = Key(7).fold("frame", start)
         here = getattr(key, draw)(10_001, start=start)
@@ -63,7 +63,7 @@ def test_a_drift_check_has_the_same_bits_on_the_gpu(size):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_a_frame_has_the_same_bits_on_the_gpu(space):
+def test_a_basis_has_the_same_bits_on_the_gpu(space):
     spec = Spec.of({"w": torch.zeros(11_000), "b": torch.zeros(274)})
     here, there = space.basis(spec, Key(11), "cpu"), space.basis(spec, Key(11), "cuda")
     assert here.keys() == there.keys()
@@ -72,13 +72,13 @@ def test_a_frame_has_the_same_bits_on_the_gpu(space):
 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
-def test_rows_drawn_as_they_are_needed_have_the_same_bits_on_the_gpu(entries):
+def test_rows_drawn_on_demand_have_the_same_bits_on_the_gpu(entries):
     here = draw_rows(Key(2), 5, 7, 10_007, entries, 0.25, "cpu")
     assert torch.equal(here, draw_rows(Key(2), 5, 7, 10_007, entries, 0.25, "cuda").cpu())
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_a_ledger_replayed_on_the_other_device_gives_the_same_model(space):
+def test_steps_replayed_on_the_cpu_give_the_model_of_the_gpu(space):
     task = build_task(resolve("fedavg").task, Key(0))
     space = MAPAX(k=50, p=4) if isinstance(space, MAPAX) else space
     job = Job(
@@ -88,21 +88,20 @@ def test_a_ledger_replayed_on_the_other_device_gives_the_same_model(space):
         cohort=5,
         local=Local(batch=16),
     )
-    there = LocalEngine("cuda").prepare(job)
-    here = LocalEngine("cpu").prepare(job)
-    state = there.start()
-    public = here.public
+    gpu = LocalEngine("cuda").prepare(job)
+    cpu = LocalEngine("cpu").prepare(job)
+    state = gpu.start()
+    public = cpu.federation.first
     for _ in range(20):
-        state, _ = there.round(state)
-        message = open_round(there.contract, state.server, {0: public.version})[0]
-        public = receive(here.contract, public, message).public
-    far = there.weights(state.server.public)
-    near = here.weights(public)
-    for name in near:
-        assert float((near[name] - far[name].cpu()).abs().max()) <= 1e-6
+        state, _ = gpu.round(state)
+        message = open_round(gpu.contract, state.server, {0: public.version})[0]
+        public = receive(cpu.contract, public, message).public
+    expected = gpu.federation.weights(state.server.public)
+    for name, block in cpu.federation.weights(public).items():
+        assert float((block - expected[name].cpu()).abs().max()) <= 1e-6
 
 
-def test_a_run_on_the_gpu_repeats_itself_bit_for_bit_and_agrees_with_the_cpu():
+def test_a_run_on_the_gpu_is_reproducible_and_agrees_with_the_cpu():
     task = build_task(resolve("fedavg").task, Key(0))
     job = Job(task, Method(), rounds=5, cohort=5, local=Local(batch=16))
     runs = {}
@@ -126,14 +125,14 @@ CONVOLUTIONS = [
     (64, 8, 80, 3, 1, 1),
 ]
 triton_only = pytest.mark.skipif(
-    not torch.cuda.is_available() or not has_triton(torch.device("cuda")), reason="no triton here"
+    not torch.cuda.is_available() or not has_triton(torch.device("cuda")), reason="needs triton"
 )
 
 
 @triton_only
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
-def test_fused_convolutions_and_their_gradients_are_those_of_torch(shape, kind, monkeypatch):
+def test_fused_convolutions_and_their_gradients_equal_torch(shape, kind, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
     i, size, o, k, stride, padding = shape
     torch.manual_seed(0)
@@ -154,27 +153,27 @@ def test_fused_convolutions_and_their_gradients_are_those_of_torch(shape, kind, 
     for a, b, c, d in zip(first, again, wanted, plain, strict=True):
         assert a.dtype == kind
         assert torch.equal(a, b)
-        far = float((d.double() - c).abs().max())  # what torch's own are off
+        far = float((d.double() - c).abs().max())  # the error of torch's own
         assert float((a.double() - c).abs().max()) <= 4 * far + 1e-5 * float(c.abs().max())
 
 
 @triton_only
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(16, 16, 32), (64, 8, 8), (512, 32, 2)], ids=str)  # channels, groups, size
-def test_fused_group_norms_and_their_gradients_are_those_of_torch(shape, kind):
+def test_fused_group_norms_and_their_gradients_equal_torch(shape, kind):
     channels, groups, size = shape
     torch.manual_seed(0)
-    x, bent = (torch.randn(3, 4, channels, size, size, device="cuda").to(kind) for _ in range(2))
+    x, factor = (torch.randn(3, 4, channels, size, size, device="cuda").to(kind) for _ in range(2))
     weight, bias = torch.randn(2, 3, channels, device="cuda")
 
-    def loss(x, weight, bias, bent):
-        return (F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype)) * bent).float().sum()
+    def loss(x, weight, bias, factor):
+        return (F.group_norm(x, groups, weight.to(x.dtype), bias.to(x.dtype)) * factor).float().sum()
 
     def fused(*args):
         with convolve.by_products("fused"):
             return loss(*args)
 
-    args = (x, weight, bias, bent)
+    args = (x, weight, bias, factor)
     wanted, _ = vmap(grad_and_value(loss, argnums=(0, 1, 2)))(*(block.double() for block in args))
     first, _ = vmap(grad_and_value(fused, argnums=(0, 1, 2)))(*args)
     again, _ = vmap(grad_and_value(fused, argnums=(0, 1, 2)))(*args)
@@ -186,11 +185,11 @@ def test_fused_group_norms_and_their_gradients_are_those_of_torch(shape, kind):
 @triton_only
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("vectors", [1, 10])
-def test_products_with_a_drawn_matrix_are_those_of_the_reference(entries, vectors):
+def test_products_with_a_random_matrix_equal_the_reference(entries, vectors):
     p, e = 200, 30_001
-    key = generated.key_words(Key(9), "cuda")
+    key = random_products.key_words(Key(9), "cuda")
     torch.manual_seed(0)
-    for function, length in ((generated._Multiply, p), (generated._Project, e)):
+    for function, length in ((random_products._Multiply, p), (random_products._Project, e)):
         given = torch.randn(vectors, length, device="cuda")
         found = function.apply(given, key, p, e, entries, 0.5)
         wanted = function.apply(given.cpu(), key.cpu(), p, e, entries, 0.5)
@@ -200,8 +199,8 @@ def test_products_with_a_drawn_matrix_are_those_of_the_reference(entries, vector
 
 @triton_only
 @pytest.mark.parametrize("space", [Full(), MAPA(p=30), MAPA(p=30, entries="gaussian", normalize="none")], ids=repr)
-def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch):
-    monkeypatch.setattr(projection, "STORED", 1)  # bases are drawn as they are multiplied
+def test_a_cuda_graph_with_our_kernels_equals_a_run_on_the_cpu(space, monkeypatch):
+    monkeypatch.setattr(projection, "STORED", 1)  # entries of the basis are drawn in the product
     torch.manual_seed(0)
     clients = [(torch.randn(20, 1, 8, 8), torch.randint(0, 3, (20,))) for _ in range(3)]
     net = nn.Sequential(
@@ -227,40 +226,41 @@ def test_a_recorded_run_with_our_kernels_is_that_without_them(space, monkeypatch
 
 @pytest.mark.parametrize("space", [Full(), MAPO(k=128, redraw_every=7)], ids=repr)
 @pytest.mark.parametrize("model", ["cnn2", "cnn-cifar"])
-def test_training_ahead_of_the_messages_gives_the_same_bits(model, space):
+def test_speculative_training_gives_the_same_bits(model, space):
     channels, size = (1, 28) if model == "cnn2" else (3, 32)
-    pictures = Key(5).normal(600 * channels * size * size).reshape(600, channels, size, size)
+    images = Key(5).normal(600 * channels * size * size).reshape(600, channels, size, size)
     targets = Key(6).integers(600, 10)
-    clients = [(pictures[i::12], targets[i::12]) for i in range(12)]
+    clients = [(images[i::12], targets[i::12]) for i in range(12)]
     method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5))
-    train, dealt = pool_clients(clients)
-    task = Task(models.build(model), train, dealt, test=train)
-    job = Job(task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=3)  # tests run beside training
+    train, assignment = pool_clients(clients)
+    task = Task(models.build(model), train, assignment, test=train)
+    # evaluation runs in parallel with training
+    job = Job(task, method, rounds=20, cohort=10, local=Local(batch=16), eval_every=3)
     ends = []
-    for hasty in (False, True, True):
+    for speculative in (False, True, True):
         simulation = LocalEngine("cuda", "graph").prepare(job)
-        simulation.ahead.on = hasty
-        state, losses, early = simulation.start(), [], 0
+        simulation.pipeline.on = speculative
+        state, losses, ahead = simulation.start(), [], 0
         for _ in range(20):
             state, record = simulation.round(state)
             losses.append((record.loss, record.test_loss, record.accuracy))
-            early += simulation.ahead.early is not None
-        assert simulation.ahead.on is hasty, "the server's step was not the one that was foreseen"
-        assert early > 10 if hasty else not early
+            ahead += simulation.pipeline.trained is not None
+        assert simulation.pipeline.on is speculative, "the prediction was wrong"
+        assert ahead > 10 if speculative else not ahead
         ends.append((losses, {name: block.cpu() for name, block in state.server.public.coords.items()}))
     for losses, coords in ends[1:]:
         assert losses == ends[0][0]
         assert all(torch.equal(coords[name], block) for name, block in ends[0][1].items())
 
 
-def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_halves():
-    pictures, targets = Key(5).normal(256 * 3 * 32 * 32).reshape(256, 3, 32, 32), Key(6).integers(256, 10)
-    clients = [(pictures[i::64], targets[i::64]) for i in range(64)]
+def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_smaller_groups():
+    images, targets = Key(5).normal(256 * 3 * 32 * 32).reshape(256, 3, 32, 32), Key(6).integers(256, 10)
+    clients = [(images[i::64], targets[i::64]) for i in range(64)]
     task = Task(models.build("cnn-cifar"), *pool_clients(clients))
     job = Job(task, Method(), rounds=2, cohort=64, local=Local(batch=4))
     torch.cuda.empty_cache()
-    held, total = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((held + (1 << 30)) / total)  # 64 clients of 4.6 MB, several times over
+    reserved, total = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((reserved + (1 << 30)) / total)  # 64 clients of 4.6 MB need more
     try:
         simulation = LocalEngine("cuda", "graph").prepare(job)
         state, _ = simulation.round(simulation.start())

@@ -100,7 +100,7 @@ def test_refusals(world, tmp_path):
     with pytest.raises(ConfigError, match="no text classifier can be made"):
         build("pretrained", checkpoint=str(tmp_path))
     execute(small(world, "fedavg", rounds=1), tmp_path / "full")
-    with pytest.raises(ConfigError, match="made of the space 'lora', not of Full"):
+    with pytest.raises(ConfigError, match="an adapter needs the space 'lora', not Full"):
         adapter_of_run(tmp_path / "full", tmp_path / "adapter")
 
 

@@ -9,6 +9,7 @@ import thinwire as tw
 from tests.federation import Federation, same_public
 from thinwire.core.tree import weighted_mean
 from thinwire.errors import ConfigError, IncompatibleParts
+from thinwire.protocol.compatibility import check_method
 from thinwire.protocol.setup import make_contract, plan_round
 from thinwire.wire import message as wire
 
@@ -131,8 +132,8 @@ def test_training_with_a_robust_aggregator_reduces_the_loss(aggregator):
 def test_invalid_settings_are_refused():
     federation = Federation(tw.Method())
     weights = federation.contract.weights
-    with pytest.raises(IncompatibleParts, match="shortens changes"):
-        tw.Method(aggregator=tw.Bounded(norm=1.0), upload="weights").check(weights)
+    with pytest.raises(IncompatibleParts, match="clips updates"):
+        check_method(tw.Method(aggregator=tw.Bounded(norm=1.0), upload="weights"), weights)
     for make in (lambda: tw.TrimmedMean(0.5), lambda: tw.Bounded(norm=-1.0), lambda: tw.Bounded(weight=float("nan"))):
         with pytest.raises(ConfigError):
             make()

@@ -28,7 +28,11 @@ CODECS = [
 ]
 
 
-@pytest.mark.parametrize(("codec", "capabilities"), CODECS, ids=repr)
+@pytest.mark.parametrize(
+    ("codec", "capabilities"),
+    CODECS,
+    ids=lambda value: repr(value) if not isinstance(value, set) else "+".join(sorted(value)),
+)
 def test_codecs_declare_their_capabilities(codec, capabilities):
     declared = {name for name in ("exact", "summable", "keeps_zeros", "unbiased") if getattr(codec, name)}
     assert declared == capabilities

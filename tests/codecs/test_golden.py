@@ -1,4 +1,4 @@
-"""The wire format does not change by accident, and docs/wire.md is enough to read it.
+"""The wire format does not change by accident, and a reader written from docs/wire.md alone can read it.
 
 The golden files are written by `python -m tests.golden.make`.
 """
@@ -17,8 +17,8 @@ from thinwire.codecs import Peer
 from thinwire.core.key import Key
 from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.experiments.parts import build
-from thinwire.protocol.download import receive
 from thinwire.protocol.fields import unraw
+from thinwire.protocol.receive import receive
 from thinwire.wire import indices, symbols
 
 FILES = {file.stem: json.loads(file.read_text()) for file in sorted(make.HERE.glob("*.json"))}
@@ -34,12 +34,12 @@ def spec_of(blocks):
 
 
 def flat(blocks, names=None):
-    """Blocks as the reader wants them."""
+    """Blocks in the form that the reader takes."""
     return [(name, tuple(shape), kind) for name, shape, kind in blocks if names is None or name in names]
 
 
-def numbers(blocks, as_hex):
-    """Blocks of a golden file as lists of Python numbers, by way of torch."""
+def values(blocks, as_hex):
+    """Blocks of a golden file as lists of Python numbers, decoded with torch."""
     return {
         block.name: unraw(bytes.fromhex(as_hex[block.name]), Spec((block,)))[block.name].flatten().tolist()
         for block in spec_of(blocks)
@@ -48,17 +48,17 @@ def numbers(blocks, as_hex):
 
 
 @pytest.fixture(scope="module")
-def today():
+def current():
     return make.cases()
 
 
-def test_the_files_are_those_that_are_made(today):
-    assert sorted(today) == sorted(FILES), "run python -m tests.golden.make"
+def test_there_is_a_file_for_each_case(current):
+    assert sorted(current) == sorted(FILES), "run python -m tests.golden.make"
 
 
 @pytest.mark.parametrize("name", list(FILES))
-def test_the_same_bytes_are_made_today(name, today):
-    assert json.loads(make.as_text(today[name])) == FILES[name]
+def test_the_code_still_writes_the_same_bytes(name, current):
+    assert json.loads(make.as_text(current[name])) == FILES[name]
 
 
 @of("positions")
@@ -80,13 +80,13 @@ def test_levels_are_read(name):
 @of("codec")
 def test_codecs_are_read(name):
     file = FILES[name]
-    data, wanted = bytes.fromhex(file["bytes"]), numbers(file["blocks"], file["numbers"])
+    data, wanted = bytes.fromhex(file["bytes"]), values(file["blocks"], file["values"])
     keys = (file["key"], file["everyone"], file.get("mask", {}))
     assert reader.read_codec(file["codec"], data, flat(file["blocks"]), keys) == wanted
     codec, spec = build("codec", file["codec"], "golden"), spec_of(file["blocks"])
     mask = {b.name: torch.tensor(keys[2][b.name]).reshape(b.shape) for b in spec if b.name in keys[2]}
     peer_of = Peer(Key(file["key"]), Key(file["everyone"]), mask)
-    assert make.as_hex(codec.decode(data, spec, peer_of)) == file["numbers"]
+    assert make.as_hex(codec.decode(data, spec, peer_of)) == file["values"]
 
 
 def read(file):
@@ -100,20 +100,20 @@ def peer(file, version, client):
 
 
 @of("message-up")
-def test_answers_are_read(name):
+def test_uploads_are_read(name):
     file = FILES[name]
     kind, version, behind, bodies = read(file)
     assert (kind, version, behind, len(bodies)) == ("up", file["version"], 0, 1)
     plan, fields = bodies[0]
     assert plan == file["plan"]
-    said = reader.read_codec(file["up"], fields.pop(1), flat(file["coords"], plan), peer(file, version, file["client"]))
-    assert said == numbers(file["coords"], file["numbers"])
+    code = reader.read_codec(file["up"], fields.pop(1), flat(file["coords"], plan), peer(file, version, file["client"]))
+    assert code == values(file["coords"], file["values"])
     assert reader.read_codec("raw", fields.pop(2), [("weight", (1,), "f4")], 0) == {"weight": [file["weight"]]}
-    read_rest(file, fields, "shared_said", "buffers_said", file)
+    read_rest(file, fields, "sent_report", "sent_buffers", file)
 
 
 @of("message-lost")
-def test_calls_for_help_are_read(name):
+def test_requests_for_the_full_state_are_read(name):
     file = FILES[name]
     assert read(file) == ("lost", file["version"], 0, [])
 
@@ -123,22 +123,21 @@ def test_steps_are_read(name):
     file = FILES[name]
     kind, version, behind, bodies = read(file)
     assert (kind, version, behind) == ("steps", file["version"], file["version"] - file["from"])
-    read_ask(file, bodies.pop(), news=behind > 0)
+    read_request(file, bodies.pop(), news=behind > 0)
     at = file["from"]
-    for (plan, fields), wanted in zip(bodies, file["way"], strict=True):
+    for (plan, fields), wanted in zip(bodies, file["steps"], strict=True):
         assert (at, plan) == (wanted["from"], wanted["plan"])
         blocks = flat(file["coords"], plan)
         if 7 in fields:
             end = (at // file["window"] + 1) * file["window"] if file["window"] else None
-            settled = end is not None and end <= version
-            at = end if settled else version
-            said = reader.read_codec(
-                file["merge_codec"] if settled else "raw", fields.pop(7), blocks, peer(file, at, -1)
-            )
+            ends = end is not None and end <= version
+            at = end if ends else version
+            codec = file["merge_codec"] if ends else "raw"
+            found = reader.read_codec(codec, fields.pop(7), blocks, peer(file, at, -1))
         else:
-            said = reader.read_codec(file["down"], fields.pop(1), blocks, peer(file, at, -1))
+            found = reader.read_codec(file["down"], fields.pop(1), blocks, peer(file, at, -1))
             at += 1
-        assert said == numbers(file["coords"], wanted["numbers"])
+        assert found == values(file["coords"], wanted["values"])
         assert at == wanted["until"]
         assert not fields
     assert at == version
@@ -149,47 +148,47 @@ def test_states_are_read(name):
     file = FILES[name]
     kind, version, behind, bodies = read(file)
     assert (kind, version, behind) == ("state", file["version"], file["version"] - file["from"])
-    read_ask(file, bodies.pop(), news=True)
+    read_request(file, bodies.pop(), news=True)
     ((plan, fields),) = bodies
-    assert plan == file["touched"]
+    assert plan == file["synced"]
     after, blocks = file["after"], flat(file["sendable"])
-    codec = file["down"] if file["link"] == "snapshot" else "raw"
-    said = reader.read_codec(codec, fields.pop(1), blocks, peer(file, version, -1))
-    held = numbers(file["coords"], after["coords"])
-    assert said == {name: held[name] for name, _, _ in blocks}
+    codec = file["down"] if file["download"] == "full" else "raw"
+    found = reader.read_codec(codec, fields.pop(1), blocks, peer(file, version, -1))
+    expected = values(file["coords"], after["coords"])
+    assert found == {name: expected[name] for name, _, _ in blocks}
     if file["window"] and version >= file["window"]:
         base = reader.read_codec("raw", fields.pop(6), flat(file["weights"]), 0)
-        assert base == numbers(file["weights"], after["base"])
+        assert base == values(file["weights"], after["base"])
     assert not fields
 
 
-def read_ask(file, ask, news):
-    plan, fields = ask
+def read_request(file, request, news):
+    plan, fields = request
     assert plan == file["plan"]
-    if file["guarded"]:
-        state = [numbers(file[blocks], file["after"][part]) for blocks, part in guarded_parts(file)]
+    if file["drift_check"]:
+        state = [values(file[blocks], file["after"][part]) for blocks, part in checked_parts(file)]
         value = reader.read_codec("raw", fields.pop(8), [("drift_check", (), "f4")], 0)["drift_check"][0]
-        assert value == reader.guard(state, reader.fold(file["key"], "drift_check", file["version"]))
+        assert value == reader.drift_check(state, reader.fold(file["key"], "guard", file["version"]))
     if news:
         read_rest(file, fields, "shared", "buffers", file["after"])
     assert not fields
 
 
-def guarded_parts(file):
-    """What the guard is of: the base where spaces merge into it, then the coordinates."""
+def checked_parts(file):
+    """The parts of the drift check: the base, if the space merges into it, then the coordinates."""
     base = [("weights", "base")] if file["window"] else []
     return [*base, ("coords", "coords")]
 
 
 def read_rest(file, fields, shared, buffers, wanted):
-    for field, blocks, numbers_of in ((3, "buffers", buffers), (4, "shared", shared)):
+    for field, blocks, part in ((3, "buffers", buffers), (4, "shared", shared)):
         payload = fields.pop(field, b"")
-        assert reader.read_codec("raw", payload, flat(file[blocks]), 0) == numbers(file[blocks], wanted[numbers_of])
+        assert reader.read_codec("raw", payload, flat(file[blocks]), 0) == values(file[blocks], wanted[part])
     assert not fields
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith(("message-steps", "message-state"))])
-def test_clients_arrive_where_the_file_says(name):
+def test_clients_reach_the_state_of_the_file(name):
     file = FILES[name]
     contract, servers, _ = make.history(name.split("-")[2])
     after = receive(contract, servers[file["from"]].public, bytes.fromhex(file["bytes"]), 0).public
@@ -202,11 +201,11 @@ def test_every_codec_and_kind_of_message_has_a_file():
 
     used = json.dumps([file.get("codec") for file in FILES.values()])
     assert [name for name in entries("codec") if f'"{name}"' not in used] == []
-    assert {one["kind"] for file in FILES.values() for one in file.get("way", ())} == {"entry", "stretch"}
+    assert {one["kind"] for file in FILES.values() for one in file.get("steps", ())} == {"entry", "snapshot"}
     assert {name.split("-")[1] for name in FILES if name.startswith("message")} == set(KINDS.values())
 
 
-def test_the_reader_reads_numbers_of_all_types():
+def test_the_reader_reads_values_of_all_types():
     types = {kind for file in FILES.values() for _, _, kind in file.get("blocks", ())}
     assert types == set(TYPES)
     assert torch.tensor(reader.philox(7, 9)).tolist() == Key(7).words(9).tolist()
@@ -236,8 +235,8 @@ print(hashlib.sha256((files + str(checks)).encode()).hexdigest())
 """
 
 
-def test_the_same_bytes_with_any_threads_and_instructions():
-    """Golden files, drift checks of a state that fills several threads, and initial weights of networks."""
+def test_bytes_do_not_depend_on_threads_and_instructions():
+    """Golden files, drift checks of a state for several threads, and initial weights of networks."""
     children = {
         name: subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", MADE_IN_A_CHILD], stdout=subprocess.PIPE, env={**os.environ, **env}

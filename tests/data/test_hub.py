@@ -37,7 +37,7 @@ def test_without_the_library_the_error_names_the_files_and_the_package(monkeypat
     monkeypatch.setitem(sys.modules, "datasets", None)
     for folder in (None, tmp_path):
         with pytest.raises(DataError) as caught:
-            lookup("task", name).make(folder)
+            lookup("dataset", name).make(folder)
         line = str(caught.value)
         assert "pip install 'thinwire[data]'" in line
         assert "--data-dir or THINWIRE_DATA" in line
@@ -47,7 +47,7 @@ def test_without_the_library_the_error_names_the_files_and_the_package(monkeypat
 def test_without_a_network_the_error_is_one_line(monkeypatch) -> None:
     fake_hub(monkeypatch, {})
     with pytest.raises(DataError) as caught:
-        lookup("task", "mnist").make(None)
+        lookup("dataset", "mnist").make(None)
     assert "download of ylecun/mnist failed (Couldn't reach ylecun/mnist on the Hub)" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -63,11 +63,11 @@ def test_images_are_downloaded(monkeypatch) -> None:
             ("uoft-cs/cifar100", None): both("train", "test", img=color, fine_label=[99, 0], coarse_label=[1, 1]),
         },
     )
-    source = lookup("task", "mnist").make(None)
+    source = lookup("dataset", "mnist").make(None)
     assert source.train.pixels[:, 0, 5, 5].tolist() == [0, 1, 2]
     assert source.test.targets.tolist() == [3, 1, 2]
     assert "ylecun/mnist" in source.note
-    x, y = lookup("task", "cifar100").make(None).train.gather(torch.tensor([1, 0]))
+    x, y = lookup("dataset", "cifar100").make(None).train.gather(torch.tensor([1, 0]))
     assert x[0, 0].min() == 1
     assert x[0, 1:].max() == 0
     assert y.tolist() == [0, 99]
@@ -77,8 +77,8 @@ def test_texts_are_downloaded(monkeypatch) -> None:
     pairs = both("train", "validation", sentence1=["a b", "c"], sentence2=["a", "d"], label=[0, 1])
     news = both("train", "test", text=["engine oil", "the pope"], label=[7, 15])
     fake_hub(monkeypatch, {("nyu-mll/glue", "rte"): pairs, ("SetFit/20_newsgroups", None): news})
-    assert lookup("task", "rte").make(None).train.gather(torch.tensor([0]))[0].shape == (1, 128)
-    assert lookup("task", "20newsgroups").make(None).test.targets.tolist() == [7, 15]
+    assert lookup("dataset", "rte").make(None).train.gather(torch.tensor([0]))[0].shape == (1, 128)
+    assert lookup("dataset", "20newsgroups").make(None).test.targets.tolist() == [7, 15]
 
 
 @pytest.mark.parametrize(
@@ -93,18 +93,18 @@ def test_texts_are_downloaded(monkeypatch) -> None:
 def test_downloaded_data_is_checked(monkeypatch, columns, message) -> None:
     fake_hub(monkeypatch, {("ylecun/mnist", None): both("train", "test", **columns)})
     with pytest.raises(DataError) as caught:
-        lookup("task", "mnist").make(None)
+        lookup("dataset", "mnist").make(None)
     assert message in str(caught.value)
 
 
 def test_values_that_are_not_text_are_an_error(monkeypatch) -> None:
     fake_hub(monkeypatch, {("nyu-mll/glue", "sst2"): both("train", "validation", sentence=[None], label=[0])})
     with pytest.raises(DataError, match="not text"):
-        lookup("task", "sst2").make(None)
+        lookup("dataset", "sst2").make(None)
 
 
 def test_every_registered_task_has_a_description_and_a_paper() -> None:
-    table = entries("task")
+    table = entries("dataset")
     assert {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "shakespeare", "20newsgroups"} <= set(table)
     assert {"sst2", "rte", "cola", "mrpc", "femnist", "sent140", "shakespeare-leaf"} <= set(table)
     assert all(entry.doc and entry.paper and "\n" not in entry.doc for entry in table.values())
@@ -112,7 +112,7 @@ def test_every_registered_task_has_a_description_and_a_paper() -> None:
 
 def test_listing_tasks_imports_no_heavy_library() -> None:
     code = (
-        "import sys; from thinwire.core.registry import entries; entries('task'); entries('partition');"
+        "import sys; from thinwire.core.registry import entries; entries('dataset'); entries('partition');"
         "print([m for m in ('sklearn', 'PIL', 'datasets', 'scipy', 'torchvision') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

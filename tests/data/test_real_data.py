@@ -18,7 +18,7 @@ from thinwire.data.vocabulary import IDS, PAD
 
 @cache
 def load(name: str, folder: Path) -> Source:
-    return lookup("task", name).make(folder)
+    return lookup("dataset", name).make(folder)
 
 
 def have(real: Path, folder: str) -> Path:
@@ -41,7 +41,7 @@ def test_digits_are_1797_in_ten_classes_with_a_fifth_of_each_in_the_test_set() -
 
 
 def test_the_test_set_of_digits_is_always_the_same() -> None:
-    a, b = load("digits", Path()), lookup("task", "digits").make(None)
+    a, b = load("digits", Path()), lookup("dataset", "digits").make(None)
     assert torch.equal(a.test.gather(torch.arange(359))[0], b.test.gather(torch.arange(359))[0])
 
 
@@ -87,7 +87,7 @@ def test_cifar10_is_balanced_and_has_the_published_means(real) -> None:
 
 def test_cifar10_from_the_cache_is_the_same(real) -> None:
     first = load("cifar10", have(real, "cifar10"))
-    again = lookup("task", "cifar10").make(real)
+    again = lookup("dataset", "cifar10").make(real)
     assert torch.equal(first.train.pixels, again.train.pixels)
     assert torch.equal(first.test.pixels, again.test.pixels)
 

@@ -170,7 +170,7 @@ def test_the_command_prints_the_search_and_the_bytes_of_a_grid(tmp_path):
     text = CliRunner().invoke(app, words, catch_exceptions=False).stdout
     assert "bytes of a grid" in text
     assert "times its bytes" in text
-    assert "on the test set" in text
+    assert "test accuracy" in text
     assert len(list(Path(tmp_path).glob("flasc-digits-*"))) == len(facts["tried"])
 
 

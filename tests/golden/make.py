@@ -1,10 +1,10 @@
-"""Write the golden files: bytes that pin the wire format, and the numbers that they stand for.
+"""Write the golden files: bytes that pin the wire format, and the values that they decode to.
 
     python -m tests.golden.make
 
-One file a kind of section, codec and message. Everything in them is drawn from keys or a multiple of 1/8, so that the
-same bytes come out on every machine. Write them again only when the format is meant to change, and say so in the
-CHANGELOG; `git diff tests/golden` shows what changed.
+One file for each kind of section, codec and message. All values are drawn from keys or are multiples of 1/8, so that
+every machine writes the same bytes. Write them again only when the format is meant to change, with a note in the
+CHANGELOG; `git diff tests/golden` shows the changes.
 """
 
 import json
@@ -34,10 +34,14 @@ from thinwire.experiments.parts import describe
 from thinwire.optimizers.corrections import Scaffold
 from thinwire.protocol import Method
 from thinwire.protocol.budget import Budget, Tier
-from thinwire.protocol.fields import raw, read_snapshot, read_step, unpack_up
-from thinwire.protocol.round import agree, begin, close_round, plan_round
-from thinwire.protocol.server import open_round, receive, repair, request_full_state
-from thinwire.protocol.state import Contract, PublicState, ServerState
+from thinwire.protocol.contract import Contract
+from thinwire.protocol.entries import read_snapshot, read_step
+from thinwire.protocol.fields import raw
+from thinwire.protocol.receive import receive, request_full_state
+from thinwire.protocol.server import close_round, full_state_message, open_round
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
+from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO
 from thinwire.wire import indices, symbols
@@ -61,7 +65,7 @@ ALL_TYPES = {DTYPES[kind][0]: torch.tensor([[0, 1, 1]]).to(kind) for kind in DTY
 # -- sections ----------------------------------------------------------------------------------------------------------
 
 CLUSTER = np.concatenate((np.arange(40, 240), np.arange(700, 760), [3990]))
-POSITIONS = {  # n, positions, which form they take
+POSITIONS = {  # n, positions, the form in which they are encoded
     "rice": (1000, np.array([3, 17, 900]), 2),
     "gaps": (4000, CLUSTER, 0),
     "gaps-long": (20_000, np.concatenate((np.arange(200), np.arange(19_000, 19_100))), 0),
@@ -85,7 +89,7 @@ LEVELS = {  # bits, levels
 
 
 def sections() -> Iterator[tuple[str, dict]]:
-    """Positions and levels by themselves."""
+    """Positions and levels alone."""
     for name, (n, at, form) in POSITIONS.items():
         data = indices.encode(at, n)
         assert form is None or data[0] == form, f"positions {name!r} took form {data[0]}"
@@ -111,25 +115,25 @@ CODECS = {
     "masked-int8": Masked(Quantize(8)),
     "rank-slice": RankSlice(2, rows=("conv.weight",), columns=("half.*",), inner=Quantize(8)),
     "randomk-as-is-uniform": RandomK(0.3, Quantize(8, "uniform"), unbiased=False),
-    "quantise-2": Quantize(2),
-    "quantise-3": Quantize(3, block=50),
-    "quantise-4": Quantize(4),
-    "quantise-8": Quantize(8),
-    "quantise-12": Quantize(12),
-    "quantise-16-tree": Quantize(16, per="tree"),
-    "quantise-stochastic": Quantize(4, stochastic=True),
-    "quantise-uniform": Quantize(5, "uniform"),
-    "quantise-qsgd": Quantize(8, "qsgd", block=64),
-    "quantise-fp16": Quantize(scheme="fp16"),
-    "quantise-bf16": Quantize(scheme="bf16"),
-    "quantise-sign": Quantize(scheme="sign", block=100),
+    "quantize-2": Quantize(2),
+    "quantize-3": Quantize(3, block=50),
+    "quantize-4": Quantize(4),
+    "quantize-8": Quantize(8),
+    "quantize-12": Quantize(12),
+    "quantize-16-tree": Quantize(16, per="tree"),
+    "quantize-stochastic": Quantize(4, stochastic=True),
+    "quantize-uniform": Quantize(5, "uniform"),
+    "quantize-qsgd": Quantize(8, "qsgd", block=64),
+    "quantize-fp16": Quantize(scheme="fp16"),
+    "quantize-bf16": Quantize(scheme="bf16"),
+    "quantize-sign": Quantize(scheme="sign", block=100),
     "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantize(8))),
     "by-block": ByBlock((("conv.*", TopK(0.2)), (("*", "!one"), RandomK(0.5)), ("*", Raw()))),
 }
 
 
 def codecs() -> Iterator[tuple[str, dict]]:
-    """One tree through each codec."""
+    """One tree, encoded by each codec."""
     for name, codec in CODECS.items():
         tree = ALL_TYPES if name == "raw" else TREE
         mask = MASK if isinstance(codec, Masked) else {}
@@ -138,7 +142,7 @@ def codecs() -> Iterator[tuple[str, dict]]:
         keys = {"key": KEY.value, "everyone": EVERYONE.value}
         keys |= {"mask": {name: block.flatten().tolist() for name, block in mask.items()}} if mask else {}
         out = {"codec": describe("codec", codec), **keys, "blocks": blocks_of(spec), "bytes": data.hex()}
-        yield f"codec-{name}", out | {"numbers": as_hex(codec.decode(data, spec, peer))}
+        yield f"codec-{name}", out | {"values": as_hex(codec.decode(data, spec, peer))}
 
 
 def blocks_of(spec: Spec) -> list:
@@ -168,7 +172,7 @@ METHODS = {
     "scaffold": (Method(correction=Scaffold()), {}),
     "tiers": (Method(download="full", budget=Budget((Tier(up=TopK(0.5), down=Quantize(8)), Tier()), (0, 1))), {}),
     "windows": (Method(space=MAPO(k=4, layout="contiguous", redraw_every=2), drift_check=False), BUFFERS),
-    "settled": (
+    "merge": (
         Method(space=MAPO(k=4, layout="contiguous", redraw_every=2), down=Quantize(8), merge_codec=Quantize(4)),
         {},
     ),
@@ -176,8 +180,8 @@ METHODS = {
 }
 
 
-def answer(contract: Contract, plan: Plan, version: int) -> bytes:
-    """What client 0 says, with drawn numbers in the place of trained ones."""
+def upload(contract: Contract, plan: Plan, version: int) -> bytes:
+    """An upload of client 0, with drawn values instead of trained ones."""
     method, key = contract.method, KEY.fold("answer", version)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     up = contract.up(0)
@@ -192,28 +196,29 @@ def answer(contract: Contract, plan: Plan, version: int) -> bytes:
 
 
 def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], list[bytes]]:
-    """Some rounds with one client: the server's states, and what the client said."""
+    """Some rounds with one client: the server's states, and the client's uploads."""
     method, buffers = METHODS[name]
     weights = eighths(Spec.of(MODEL), KEY)
-    contract, public = agree(method, weights, buffers, KEY)
-    servers, said = [begin(contract, public)], []
+    contract, public = make_contract(method, weights, buffers, KEY)
+    servers, uploads = [initial_server_state(contract, public)], []
     for version in range(rounds):
         plan = plan_round(contract, servers[-1])
-        said.append(answer(contract, plan, version))
-        servers.append(close_round(contract, servers[-1], plan, {0: said[-1]}, 1))
-    return contract, servers, said
+        uploads.append(upload(contract, plan, version))
+        decoded = decode_uploads(contract, servers[-1].public, plan, {0: uploads[-1]})
+        servers.append(close_round(contract, servers[-1], plan, decoded, 1).server)
+    return contract, servers, uploads
 
 
 def messages() -> Iterator[tuple[str, dict]]:
-    """What a client says, and what clients of several versions are told."""
+    """An upload, and downloads to clients of several versions."""
     for name, (method, _) in METHODS.items():
-        contract, servers, said = history(name)
+        contract, servers, uploads = history(name)
         about = {
             "up": describe("codec", contract.up(0)),
             "down": describe("codec", contract.down(0)),
             "merge_codec": describe("codec", method.merge_codec),
             "download": method.download,
-            "guarded": method.drift_check and method.download == "incremental",
+            "drift_check": method.drift_check and method.download == "incremental",
             "window": method.space.redraw_every,
             "key": KEY.value,
             "digest": contract.schema.digest.hex(),
@@ -223,33 +228,33 @@ def messages() -> Iterator[tuple[str, dict]]:
             },
         }
         plan = plan_round(contract, servers[1])
-        heard = unpack_up(contract, plan, 1, 0, said[1])
-        up = {"version": 1, "client": 0, "plan": in_order(contract, plan.names), "weight": heard.weight}
+        decoded = decode_upload(contract, plan, 1, 0, uploads[1])
+        up = {"version": 1, "client": 0, "plan": in_order(contract, plan.names), "weight": decoded.weight}
         up |= {
-            "numbers": as_hex(heard.code),
-            "buffers_said": as_hex(heard.buffers),
-            "shared_said": as_hex(heard.report),
+            "values": as_hex(decoded.code),
+            "sent_buffers": as_hex(decoded.buffers),
+            "sent_report": as_hex(decoded.report),
         }
-        yield f"message-up-{name}", about | {"bytes": said[1].hex()} | up
+        yield f"message-up-{name}", about | {"bytes": uploads[1].hex()} | up
         for version in (3, 2, 0):
             data = open_round(contract, servers[3], {0: version})[0]
-            yield f"message-{wire.KINDS[data[3]]}-{name}-from-{version}", about | heard_of(contract, servers, data)
+            yield f"message-{wire.KINDS[data[3]]}-{name}-from-{version}", about | received(contract, servers, data)
         lost = request_full_state(contract, 1, 0)
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}
         if method.download == "incremental":
-            answer_to = repair(contract, servers[3], lost, 0)
-            yield f"message-state-{name}-from-1", about | heard_of(contract, servers, answer_to)
+            data = full_state_message(contract, servers[3], lost, 0)
+            yield f"message-state-{name}-from-1", about | received(contract, servers, data)
 
 
-def heard_of(contract: Contract, servers: list[ServerState], data: bytes) -> dict:
-    """What client 0 makes of a message."""
+def received(contract: Contract, servers: list[ServerState], data: bytes) -> dict:
+    """A download and its result on client 0."""
     message = wire.unpack(data, contract.schema)
     version = message.version - message.behind
     before = servers[version].public
-    after, touched, plan = receive(contract, before, data, 0)
+    after, synced, plan = receive(contract, before, data, 0)
     out = {"version": message.version, "from": version, "plan": in_order(contract, plan.names)}
-    out |= {"touched": in_order(contract, touched), "bytes": data.hex(), "way": []}
+    out |= {"synced": in_order(contract, synced), "bytes": data.hex(), "steps": []}
     if message.kind == wire.STEPS:
         at = version
         for one in message.bodies[:-1]:
@@ -261,9 +266,9 @@ def heard_of(contract: Contract, servers: list[ServerState], data: bytes) -> dic
             else:
                 names, values = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
-            kind = "stretch" if wire.VALUES in body.fields else "entry"
-            about = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
-            out["way"].append(about | {"numbers": as_hex(values)})
+            kind = "snapshot" if wire.VALUES in body.fields else "entry"
+            step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
+            out["steps"].append(step | {"values": as_hex(values)})
             at = until
     return out | {"before": public_hex(before), "after": public_hex(after)}
 
@@ -279,7 +284,7 @@ def public_hex(public: PublicState) -> dict:
 
 
 def as_text(content: dict) -> str:
-    """JSON with one line a key."""
+    """JSON with one line for each key."""
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()) + "\n}\n"
 
 
@@ -289,7 +294,7 @@ def cases() -> dict[str, dict]:
 
 
 def main() -> None:
-    """Write them all, and remove those that are no longer made."""
+    """Write all files, and remove old ones."""
     made = cases()
     for old in HERE.glob("*.json"):
         if old.stem not in made:

@@ -1,9 +1,10 @@
-"""The way down: whoever joins or returns holds the server's state, at the lowest price; who has come apart is told."""
+"""Downloads: clients reach the server's state by the shortest message, and a drifted state is found and replaced."""
 
 import pytest
 import torch
 
 from tests.federation import Federation, digits_task, perceptron, same_public
+from tests.protocol.messages import bodies_of
 from thinwire.codecs import Chain, ErrorFeedback, Quantize, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.tree import tmap
@@ -32,11 +33,11 @@ SPACES = {
 CODECS = {
     "raw": Raw(),
     "int8": Quantize(8),
-    "int4, at random": Quantize(4, scheme="qsgd"),
-    "top-k with memory": ErrorFeedback(Chain((TopK(0.1), Quantize(8)))),
+    "int4, stochastic": Quantize(4, scheme="qsgd"),
+    "top-k with error feedback": ErrorFeedback(Chain((TopK(0.1), Quantize(8)))),
 }
-WAYS = [(name, "ledger", codec) for name in SPACES for codec in CODECS]
-WAYS += [(name, "snapshot", "raw") for name, space in SPACES.items() if not space.redraw_every]
+CASES = [(name, "incremental", codec) for name in SPACES for codec in CODECS]
+CASES += [(name, "full", "raw") for name, space in SPACES.items() if not space.redraw_every]
 
 
 def federation(space=SPACES["full"], down=CODECS["raw"], norm: bool = False, **parts) -> Federation:
@@ -46,13 +47,13 @@ def federation(space=SPACES["full"], down=CODECS["raw"], norm: bool = False, **p
     return Federation(Method(space=space, down=down, client_opt=SGD(lr), **parts), task, Local(batch=0, steps=1))
 
 
-@pytest.mark.parametrize(("name", "link", "codec"), WAYS)
-def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(name, link, codec):
-    one, key = federation(SPACES[name], CODECS[codec], norm=True, download=link), Key(7).fold(name, codec)
+@pytest.mark.parametrize(("name", "download", "codec"), CASES)
+def test_clients_that_join_or_return_in_any_round_have_the_servers_state(name, download, codec):
+    one, key = federation(SPACES[name], CODECS[codec], norm=True, download=download), Key(7).fold(name, codec)
     for r in range(7):
-        one.round(key.fold("cohort", r).choice(3, 1))  # client 3 only listens, at the end
+        one.round(key.fold("cohort", r).choice(3, 1))  # client 3 never trains, and downloads at the end
         for client in range(3):
-            if not int(key.fold("hears", r, client).integers(1, 3)):
+            if not int(key.fold("downloads", r, client).integers(1, 3)):
                 one.download(client)
                 assert same_public(one.public[client], one.server.public)
     for client in range(4):
@@ -63,10 +64,10 @@ def test_whoever_joins_or_returns_at_any_round_holds_the_state_of_the_server(nam
 
 @pytest.mark.parametrize("redraw_every", [1, 3])
 @pytest.mark.parametrize("merge_codec", [Quantize(4), Quantize(4, scheme="qsgd"), TopK(0.5)])
-def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(redraw_every, settle):
-    one = federation(MAPO(k=8, redraw_every=redraw_every), Quantize(8), merge_codec=settle)
+def test_a_merged_window_is_the_same_for_clients_that_followed_it_and_that_missed_it(redraw_every, merge_codec):
+    one = federation(MAPO(k=8, redraw_every=redraw_every), Quantize(8), merge_codec=merge_codec)
     for r in range(8):
-        one.round((0,))  # follows every entry
+        one.round((0,))  # replays every entry
         if r in (1, 4, 5):
             one.download(1)
         for client in (0, 1):
@@ -77,30 +78,30 @@ def test_a_settled_window_is_the_same_for_who_followed_it_and_for_who_missed_it(
     assert one.drifted == []
 
 
-def test_a_settled_window_is_short():
+def test_the_merge_codec_shortens_missed_windows():
     sizes = {}
-    for settle in (Raw(), Quantize(4)):
-        one = federation(MAPO(k=64, redraw_every=5), Quantize(4), merge_codec=settle)
+    for merge_codec in (Raw(), Quantize(4)):
+        one = federation(MAPO(k=64, redraw_every=5), Quantize(4), merge_codec=merge_codec)
         for _ in range(10):
             one.round((0,))
-        sizes[settle] = len(open_round(one.contract, one.server, {3: 0})[3])
-    assert sizes[Quantize(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and what carries them
-    assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than the raw ends, and far longer than the settled
+        sizes[merge_codec] = len(open_round(one.contract, one.server, {3: 0})[3])
+    assert sizes[Quantize(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and headers
+    assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than raw snapshots, far longer than encoded ones
 
 
-def test_what_settles_needs_a_frame_that_ends_and_no_memory():
+def test_a_merge_codec_needs_a_basis_that_is_redrawn_and_has_no_state():
     with pytest.raises(IncompatibleParts, match="Write merge_codec = 'raw', or redraw_every = 10"):
         federation(MAPO(k=8, redraw_every=0), merge_codec=Quantize(4))
-    with pytest.raises(IncompatibleParts, match="Take a codec without memory"):
+    with pytest.raises(IncompatibleParts, match="Use a codec without state"):
         federation(MAPO(k=8, redraw_every=2), merge_codec=ErrorFeedback(Quantize(4)))
 
 
-def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
+def test_a_missed_window_is_sent_as_one_snapshot():
     one = federation(MAPO(k=8, redraw_every=4))
     for _ in range(11):
         one.round((0,))
     sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
-    vector = 4 * 8 + 4  # eight numbers, and what a body adds
+    vector = 4 * 8 + 4  # eight values, and the header of a body
     up_to_date = sizes[11]
     assert [(sizes[v] - up_to_date) // vector for v in range(12)] == [3] * 4 + [2] * 4 + [1] * 3 + [0]
     assert all((size - up_to_date) % vector == 0 for size in sizes.values())
@@ -108,23 +109,22 @@ def test_a_window_that_was_missed_costs_one_vector_however_many_rounds_it_had():
     assert (ordinary, catch_up) == (2 * sizes[10], sizes[0] - sizes[10])
 
 
-def test_each_window_is_told_by_entries_or_by_its_end_whichever_is_shorter():
-    """Eight levels of two bits and a scale are five bytes, a vector is thirty-two: five entries are as good as it."""
+def test_a_window_is_sent_as_entries_or_as_its_snapshot_whichever_is_shorter():
+    """An entry is 5 bytes (eight levels of two bits, and a scale), a snapshot 32."""
     one = federation(MAPO(k=8, redraw_every=12), Quantize(2))
     for _ in range(13):
         one.round((0,))
     messages = open_round(one.contract, one.server, {v: v for v in range(14)})
-    told = {v: [wire.unpack_body(b, one.contract.schema).fields for b in wire.unpack(m, one.contract.schema).bodies]
-            for v, m in messages.items()}  # fmt: skip
-    assert [set(fields) for fields in told[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
-    assert [set(fields) for fields in told[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
-    for version in range(13):  # no other way would have been shorter
-        entries = [len(fields[wire.COORDS]) + 4 for fields in told[version][:-1] if wire.COORDS in fields]
+    fields_of = {v: [body.fields for body in bodies_of(one, message)] for v, message in messages.items()}
+    assert [set(fields) for fields in fields_of[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
+    assert [set(fields) for fields in fields_of[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
+    for version in range(13):  # no other message is shorter
+        entries = [len(fields[wire.COORDS]) + 4 for fields in fields_of[version][:-1] if wire.COORDS in fields]
         assert sum(entries[:-1]) < 4 * 8 + 4
         assert len(messages[version]) <= len(messages[0])
 
 
-def test_buffers_and_shared_memory_are_sent_once_however_much_was_missed():
+def test_buffers_and_shared_state_are_sent_once_for_many_missed_rounds():
     one = federation(MAPO(k=8, redraw_every=1), norm=True)
     for _ in range(3):
         one.round((0,))
@@ -139,7 +139,7 @@ def test_buffers_and_shared_memory_are_sent_once_however_much_was_missed():
     assert same_public(two.public[1], two.server.public)
 
 
-def test_the_state_serves_who_is_so_far_behind_that_it_is_shorter():
+def test_clients_far_behind_are_sent_the_state():
     one = federation(MAPO(k=64, redraw_every=2))
     kinds = []
     for _ in range(16):
@@ -155,8 +155,8 @@ def test_the_state_serves_who_is_so_far_behind_that_it_is_shorter():
 
 
 @pytest.mark.parametrize(("space", "down", "kind"), [(MAPO(k=1), Raw(), wire.STATE), (Full(), TopK(0.001), wire.STEPS)])
-def test_a_long_way_is_sent_in_few_bodies(space, down, kind, monkeypatch):
-    """Each body may cost a client the work of a whole model, however few bytes it has."""
+def test_the_number_of_bodies_is_limited(space, down, kind, monkeypatch):
+    """Each body may cost a client a merge of the whole model, even if it has few bytes."""
     monkeypatch.setattr(wire, "MAX_STEPS", 8)
     one = federation(space, down)
     kinds = []
@@ -168,21 +168,21 @@ def test_a_long_way_is_sent_in_few_bodies(space, down, kind, monkeypatch):
         one.download(1)
         assert same_public(one.public[1], one.server.public)
     assert kinds[:7] == [(wire.STEPS, missed + 1) for missed in range(1, 8)]
-    assert kinds[8:] == [(kind, 2)] * 4  # the state, or where the coordinates of the open window are now
+    assert kinds[8:] == [(kind, 2)] * 4  # the state, or a snapshot of the open window
 
 
 def test_empty_windows_are_not_replayed():
-    """Fifty kilobytes of them cost a client eight seconds: each merged a whole model."""
+    """Each would merge the whole model: 50 kB of them took eight seconds."""
     one = federation(MAPO(k=8))
     schema = one.contract.schema
-    ask = bytes(wire.unpack(one.download(0), schema).bodies[-1])
+    request = bytes(wire.unpack(one.download(0), schema).bodies[-1])
     empty = wire.pack_body(wire.Body(frozenset(), {wire.COORDS: b""}), schema)
     for count, refusal in ((10_000, "has 2 to 513 bodies, this one has 514 or more"), (500, "without the coordin")):
         with pytest.raises(WireError, match=refusal):
-            receive(one.contract, one.first, wire.pack(wire.STEPS, count, [*[empty] * count, ask], schema, count))
+            receive(one.contract, one.first, wire.pack(wire.STEPS, count, [*[empty] * count, request], schema, count))
 
 
-def test_messages_longer_than_any_codec_makes_are_refused_unread():
+def test_messages_above_the_largest_size_are_refused():
     one = federation()
     plan, contract = plan_round(one.contract, one.server), one.contract
     one.download(0)
@@ -197,12 +197,12 @@ def test_messages_longer_than_any_codec_makes_are_refused_unread():
         decode_upload(contract, plan, 0, 0, down)
 
 
-# -- sizes that were promised ------------------------------------------------------------------------------------------
+# -- sizes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("bits", "most"), [(8, 160), (4, 96)])
 @pytest.mark.parametrize("redraw_every", [1, 10])
-def test_a_message_of_128_numbers_is_hardly_longer_than_its_numbers(bits, most, redraw_every):
+def test_a_message_of_128_values_has_little_overhead(bits, most, redraw_every):
     codec = Quantize(bits)
     task = digits_task(perceptron(hidden=4), sizes=(5, 3))
     method = Method(space=MAPO(k=128, redraw_every=redraw_every), up=codec, down=codec, client_opt=SGD(0.5))
@@ -215,40 +215,40 @@ def test_a_message_of_128_numbers_is_hardly_longer_than_its_numbers(bits, most, 
     assert one.drifted == []
 
 
-# -- a state that has come apart ---------------------------------------------------------------------------------------
+# -- drift ------------------------------------------------------------------------------------------------------------
 
 
-def spoilt(tree, size: float):
-    """Another tree, away from this one by that share of its length."""
-    length = sum(float(block.square().sum()) for block in tree.values()) ** 0.5
+def perturbed(tree, size: float):
+    """The tree plus noise whose norm is `size` times its own."""
+    norm = sum(float(block.square().sum()) for block in tree.values()) ** 0.5
     noise = {name: Key(5).fold(name).normal(*block.shape) for name, block in tree.items()}
-    away = sum(float(block.square().sum()) for block in noise.values()) ** 0.5
-    return tmap(lambda x, n: x + n * (size * length / away), tree, noise)
+    noise_norm = sum(float(block.square().sum()) for block in noise.values()) ** 0.5
+    return tmap(lambda x, n: x + n * (size * norm / noise_norm), tree, noise)
 
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("missed", [0, 1, 4])
-def test_a_client_that_has_come_apart_is_found_and_repaired(name, missed):
+def test_a_drifted_client_is_found_and_receives_the_state(name, missed):
     one = federation(SPACES[name], norm=True)
     for _ in range(4):
         one.round((0,))
     one.download(1)
     part = "base" if SPACES[name].redraw_every else "coords"
-    one.public[1] = one.public[1]._replace(**{part: spoilt(getattr(one.public[1], part), 0.5)})
+    one.public[1] = one.public[1]._replace(**{part: perturbed(getattr(one.public[1], part), 0.5)})
     if missed == 0:
         one.download(1)
     for _ in range(missed):
         one.round((0,))
     one.download(1)
-    whole = missed >= 2 and part == "coords"  # all coordinates were sent anew: nothing is left to repair
-    assert one.drifted == ([] if whole else [1])
+    replaced = missed >= 2 and part == "coords"  # the snapshot replaced all coordinates
+    assert one.drifted == ([] if replaced else [1])
     assert same_public(one.public[1], one.server.public)
     one.round((1,))
     one.download(1)
     assert len(one.drifted) <= 1
 
 
-def test_one_nan_is_found():
+def test_a_nan_is_found():
     one = federation(MAPO(k=8))
     one.round((0,))
     one.download(1)
@@ -260,50 +260,50 @@ def test_one_nan_is_found():
     assert same_public(one.public[1], one.server.public)
 
 
-def test_rounding_is_not_taken_for_drift():
+def test_rounding_is_within_the_tolerance():
     one = federation(MAPO(k=8, redraw_every=3), norm=True)
     for r in range(12):
         one.round((0,))
-        one.public[0] = one.public[0]._replace(base=spoilt(one.public[0].base, 3e-6))
+        one.public[0] = one.public[0]._replace(base=perturbed(one.public[0].base, 3e-6))
         one.download(r % 4)
     assert one.drifted == []
 
 
-def test_without_the_guard_drift_goes_unseen():
+def test_drift_is_not_found_without_the_drift_check():
     one = federation(MAPO(k=8), drift_check=False)
     one.round((0,))
     one.download(1)
-    one.public[1] = one.public[1]._replace(base=spoilt(one.public[1].base, 0.5))
+    one.public[1] = one.public[1]._replace(base=perturbed(one.public[1].base, 0.5))
     one.download(1)
     assert one.drifted == []
     assert not same_public(one.public[1], one.server.public)
 
 
-def test_what_a_lost_client_held_back_of_silent_blocks_stays():
+def test_a_drifted_client_keeps_its_private_blocks():
     one = federation(schedule=AllBlocks(private=("2.*",)))
     one.round((0, 1))
-    held = one.states[1].unsent
-    one.public[1] = one.public[1]._replace(coords=spoilt(one.public[1].coords, 0.5))
+    before = one.states[1].unsent
+    one.public[1] = one.public[1]._replace(coords=perturbed(one.public[1].coords, 0.5))
     one.download(1)
     assert one.drifted == [1]
-    assert one.states[1].unsent == held != {}
+    assert one.states[1].unsent == before != {}
 
 
-def test_the_answer_to_a_lost_client_says_how_it_is_read():
+def test_the_full_state_is_read_from_version_zero():
     one = federation(MAPO(k=8))
     one.round((0,))
-    answer = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
+    response = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
     assert len(request_full_state(one.contract, 1, 0)) == 13
-    assert same_public(receive(one.contract, one.first._replace(version=1), answer).public, one.server.public)
+    assert same_public(receive(one.contract, one.first._replace(version=1), response).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]
-    with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* ask for the whole state"):
-        receive(one.contract, one.first._replace(version=1, base=spoilt(one.first.base, 0.1)), wrong)
+    with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* request the whole state"):
+        receive(one.contract, one.first._replace(version=1, base=perturbed(one.first.base, 0.1)), wrong)
 
 
 @pytest.mark.parametrize(("size", "found"), [(1e-6, 0), (1e-5, 0), (1e-3, 85), (1e-2, 97)])
-def test_how_often_a_difference_is_found(size, found):
+def test_detection_rate_of_the_drift_check(size, found):
     x = {"a": Key(1).normal(50, 40), "b": Key(2).normal(7), "c": Key(3).normal(5000)}
-    y, hits = spoilt(x, size), 0
+    y, hits = perturbed(x, size), 0
     for i in range(100):
         key = Key(9).fold(i)
         (one, _), (two, length) = project(x, key), project(y, key)

@@ -1,4 +1,4 @@
-"""What each version added, where windows ended, and what is no longer kept."""
+"""The ledger: entries of each version, snapshots of past windows, and its size limit."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def filled(rounds, every, limit, longest, end):
 
 
 @given(rounds_of, st.integers(0, 5), st.integers(0, 60), st.integers(0, 30), st.integers(1, 20))
-def test_the_way_over_the_past_is_the_shortest_that_there_is(rounds, every, limit, longest, length):
+def test_past_windows_are_sent_in_the_fewest_bytes(rounds, every, limit, longest, length):
     end = b"e" * length
     ledger = filled(rounds, every, limit, longest, end)
     now, opened = len(rounds), len(rounds) // every * every if every else 0
@@ -35,7 +35,7 @@ def test_the_way_over_the_past_is_the_shortest_that_there_is(rounds, every, limi
             entries = sum(map(len, missed))
             expected += min(entries, length)
         spent = sum(map(len, way))
-        # entries that did not fit into the open window are gone; then the end serves, though it may be longer
+        # entries beyond the limit of the open window are dropped; then the snapshot is sent, even if it is longer
         assert spent == expected if longest >= length else spent >= expected
     for version in range(opened, now + 1):
         assert ledger.past_way(version) == ()
@@ -47,7 +47,7 @@ def test_the_way_over_the_past_is_the_shortest_that_there_is(rounds, every, limi
 
 
 @given(rounds_of, st.integers(0, 4), st.integers(0, 40), st.integers(1, 9))
-def test_a_ledger_is_bounded_and_keeps_the_time_of_each_block(rounds, every, limit, length):
+def test_a_ledger_is_bounded_and_keeps_the_last_version_of_each_block(rounds, every, limit, length):
     ledger = filled(rounds, every, limit, 12, b"e" * length)
     for version in range(len(rounds) + 1):
         assert ledger.synced_since(version) == frozenset().union(*(planned for _, planned in rounds[version:]))
@@ -60,19 +60,19 @@ def test_a_ledger_is_bounded_and_keeps_the_time_of_each_block(rounds, every, lim
         assert not one.end or sum(map(len, one.entries)) < len(one.end)
 
 
-def test_a_window_costs_its_end_once_that_is_shorter():
+def test_a_window_is_sent_as_its_snapshot_once_that_is_shorter():
     ledger = filled(
         [(b"one", frozenset("a")), (b"two", frozenset("a")), (b"three", frozenset("a"))], 3, 99, 99, b"total"
     )
     assert ledger.past_way(0) == (b"total",)
     assert ledger.past_way(1) == (b"total",)  # two + three are longer
-    assert ledger.past_way(2) == (b"total",)  # as long: the end serves for all, so the entry is not kept
+    assert ledger.past_way(2) == (b"total",)  # equally long: the entry is not kept
     ledger = filled([(b"a", frozenset()), (b"b", frozenset()), (b"c", frozenset())], 3, 99, 99, b"total")
     assert [ledger.past_way(v) for v in range(3)] == [(b"a", b"b", b"c"), (b"b", b"c"), (b"c",)]
     assert ledger.past[0].end == b""
 
 
-def test_the_newest_entry_stays_however_long_it_is():
+def test_the_newest_entry_is_kept_at_any_length():
     ledger = Ledger().append(b"long entry", frozenset("a"), limit=3, longest=3)
     assert ledger.since(0) == (b"long entry",)
     ledger = ledger.append(b"another long entry", frozenset("b"), limit=3, longest=3)
@@ -80,14 +80,14 @@ def test_the_newest_entry_stays_however_long_it_is():
     assert ledger.since(1) == (b"another long entry",)
 
 
-def test_append_leaves_the_old_ledger_as_it_was():
+def test_append_does_not_change_the_old_ledger():
     first = Ledger().append(b"x", frozenset("a"), limit=9, longest=9)
     first.append(b"y", frozenset("b"), limit=9, longest=9, end=b"xy")
     assert (first.entries, first.past, dict(first.synced), first.opened) == ((b"x",), (), {"a": 1}, 0)
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_a_client_that_is_up_to_date_misses_nothing(first):
+def test_the_current_version_has_missed_nothing(first):
     ledger = Ledger(first, first)
     assert ledger.since(first) == ledger.past_way(first) == ()
     assert ledger.synced_since(first) == frozenset()

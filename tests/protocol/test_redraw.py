@@ -1,4 +1,4 @@
-"""A new basis: what server and clients remembered of the old coordinates is forgotten by both at the same time."""
+"""When the basis is redrawn, states of the old coordinates are reset on the server and on clients."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import pytest
 import thinwire as tw
 from tests.federation import Federation
 from thinwire.core.tree import same
-from thinwire.protocol.round import initial_client_state
+from thinwire.protocol.client import initial_client_state
 
 
-def nothing(state) -> bool:
-    return all(not block.any() for block in state.values())
+def is_zero(tree) -> bool:
+    return all(not block.any() for block in tree.values())
 
 
 @pytest.mark.parametrize("opt", [tw.SGD(0.5, momentum=0.9), tw.Adam(0.01), tw.Yogi(0.01)], ids=repr)
 @pytest.mark.parametrize("space", [tw.MAPO(k=32, redraw_every=2), tw.LoRA(rank=2, redraw_every=2)], ids=repr)
-def test_the_servers_memory_starts_anew_with_the_frame(opt, space):
+def test_server_states_are_reset_with_the_basis(opt, space):
     method = tw.Method(space=space, server_opt=opt, down=tw.ErrorFeedback(tw.TopK(0.2)), client_opt=tw.SGD(0.05))
     federation = Federation(method)
     for merges in (False, True, False, True):
         federation.round((0, 2))
-        assert nothing(federation.server.opt) == merges
-        assert nothing(federation.server.codec) == merges
+        assert all(is_zero(tree) == merges for tree in federation.server.opt.values())
+        assert is_zero(federation.server.codec) == merges
 
 
-def test_a_frame_that_stays_keeps_the_memory():
+def test_server_states_are_kept_with_a_fixed_basis():
     federation = Federation(tw.Method(space=tw.MAPO(k=32, redraw_every=0), server_opt=tw.SGD(0.5, momentum=0.9)))
     for _ in range(3):
         federation.round((0, 2))
-        assert not nothing(federation.server.opt)
+        assert not is_zero(federation.server.opt["momentum"])
 
 
-def test_momentum_in_a_frame_of_one_round_is_none():
+def test_momentum_has_no_effect_in_a_basis_of_one_round():
     runs = [
         Federation(tw.Method(space=tw.MAPO(k=32), server_opt=tw.SGD(0.5, momentum=momentum))) for momentum in (0.0, 0.9)
     ]
@@ -45,24 +45,24 @@ def test_momentum_in_a_frame_of_one_round_is_none():
     assert same(plain.base, heavy.base)
 
 
-def test_a_clients_memory_starts_anew_with_the_frame():
-    """Also when the client was away while the basis changed."""
+def test_client_codec_states_are_reset_with_the_basis():
+    """Also if the client missed the round in which the basis was redrawn."""
     method = tw.Method(space=tw.MAPO(k=32, redraw_every=3), up=tw.ErrorFeedback(tw.TopK(0.2)))
     federation = Federation(method)
     federation.round((0, 1))
-    held = federation.states[0].codec
-    assert not nothing(held)
+    feedback = federation.states[0].codec
+    assert not is_zero(feedback)
     federation.download(0)
     within = federation.upload(0)
     federation.states[0] = replace(
         federation.states[0], codec=initial_client_state(federation.contract, federation.first).codec
     )
-    assert federation.upload(0) != within  # in the same basis it counts
+    assert federation.upload(0) != within  # in the same basis the state changes the upload
     for _ in range(2):
         federation.round((1, 2))
     federation.download(0)
     version = federation.states[0].version
-    federation.states[0] = replace(federation.states[0], codec=held)
+    federation.states[0] = replace(federation.states[0], codec=feedback)
     after = federation.upload(0)
     federation.states[0] = replace(
         federation.states[0], version=version, codec=initial_client_state(federation.contract, federation.first).codec

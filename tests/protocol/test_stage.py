@@ -1,4 +1,4 @@
-"""Two stages: the weights themselves first, then an adapter that begins where they ended (FLoRA, SLoRA)."""
+"""Two stages: the weights first, then an adapter initialized from them (FLoRA, SLoRA)."""
 
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
+from thinwire.optimizers.base import ALL_BLOCKS
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
@@ -40,27 +41,26 @@ def after(method: tw.Method, rounds: int) -> Federation:
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_the_switch_leaves_the_function_unchanged_when_the_update_has_rank_at_most_r(name):
-    # of a first layer of 12 x 64 and a last one of 10 x 12, rank 10 holds whatever the last one learns; the first is
-    # kept still, which is an update of rank 0
+def test_the_switch_is_exact_for_updates_of_rank_at_most_r(name):
+    # rank 10 represents any update of the last layer (10 x 12); the first layer (12 x 64) is frozen: rank 0
     rules = (("2.weight", tw.Full()), ("*", tw.Frozen()))
     stage = tw.Stage(2, tw.LoRA(rank=10, alpha=7.0), mask=tw.NoMask(), up=tw.Raw(), down=tw.Raw())
     method = replace(named(name), space=tw.Route(rules), next_stage=stage)
-    never = replace(method, next_stage=replace(stage, at=3))
-    switched, still = after(method, 2), after(never, 2)
+    later = replace(method, next_stage=replace(stage, at=3))
+    switched, still = after(method, 2), after(later, 2)
     assert list(switched.server.public.coords) == ["0.weight/a", "0.weight/b", "2.weight/a", "2.weight/b"]
     assert list(still.server.public.coords) == ["2.weight"]
     for block, other in zip(weights(switched).values(), weights(still).values(), strict=True):
         assert torch.allclose(block, other, atol=1e-6, rtol=0)
-    assert float(flatten(sub(weights(still), still.first.base)).abs().max()) > 1e-3  # there was something to keep
-    # a correction of nothing is one that can still be trained
+    assert float(flatten(sub(weights(still), still.first.base)).abs().max()) > 1e-3  # the weights have changed
+    # an adapter of an update of zero can still be trained
     assert float(switched.server.public.coords["0.weight/a"].abs().max()) > 0
     assert not switched.server.public.coords["0.weight/b"].any()
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (6, 3, 2, 2), (9, 6)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_an_adapter_comes_as_close_as_its_rank_allows(shape, transposed):
+def test_from_weights_is_the_best_approximation_of_its_rank(shape, transposed):
     if transposed and len(shape) > 2:
         return
     space = tw.LoRA(rank=2, alpha=5.0, fan_in_fan_out=("w",) if transposed else ())
@@ -73,7 +73,7 @@ def test_an_adapter_comes_as_close_as_its_rank_allows(shape, transposed):
     assert torch.allclose(space.expand(base, {}, space.from_weights(base, low, Key(3)))["w"], low["w"], atol=1e-5)
 
 
-def test_slora_trains_and_sends_a_tenth_and_then_the_adapter():
+def test_slora_trains_and_sends_a_tenth_of_the_weights_and_then_the_adapter():
     federation = Federation(named("slora"), local=Local(1, batch=8))
     first, size = federation.first, federation.contract.coords.size
     moving = flatten(federation.contract.moving)
@@ -81,8 +81,8 @@ def test_slora_trains_and_sends_a_tenth_and_then_the_adapter():
     for version in range(2):
         for client, data in federation.round((0, 1)).items():
             assert 4 * (size // 10) < len(data) < 4 * (size // 10) + 40  # values, no positions
-            heard = flatten(federation.public[client].coords)
-            assert torch.equal(heard[~moving], flatten(first.coords)[~moving])  # known from the beginning
+            received = flatten(federation.public[client].coords)
+            assert torch.equal(received[~moving], flatten(first.coords)[~moving])  # known from version 0
         if version == 0:
             moved = flatten(federation.server.public.coords) != flatten(first.coords)
             assert bool(moved[moving].any())
@@ -91,33 +91,32 @@ def test_slora_trains_and_sends_a_tenth_and_then_the_adapter():
             assert 4 * (size // 10) < down < 4 * (size // 10) + 40
             assert torch.equal(flatten(federation.public[2].coords), flatten(federation.server.public.coords))
     adapter = federation.contract.at(2).coords.size
-    for data in federation.round((0, 5)).values():  # 5 was never asked before
+    for data in federation.round((0, 5)).values():  # client 5 takes part for the first time
         assert 4 * adapter < len(data) < 4 * adapter + 40
-    assert same(federation.server.public.base, first.base)  # W0 is back
+    assert same(federation.server.public.base, first.base)  # the base is that of version 0 again
 
 
-def test_noise_and_moments_stay_under_a_mask_that_is_known():
+def test_noise_and_moments_are_zero_outside_a_fixed_mask():
     federation = Federation(named("slora", privacy=tw.DP(sigma=1.0)))
     federation.round((0, 1))
-    still = ~flatten(federation.contract.moving)
-    assert torch.equal(flatten(federation.server.public.coords)[still], flatten(federation.first.coords)[still])
-    for memory in ("m", "v"):
-        state = {name: block for name, block in federation.server.opt.items() if name.startswith(f"{memory}/")}
-        assert not bool(flatten(state)[still].any())
+    fixed = ~flatten(federation.contract.moving)
+    assert torch.equal(flatten(federation.server.public.coords)[fixed], flatten(federation.first.coords)[fixed])
+    for slot in ("m", "v"):
+        assert not bool(flatten(federation.server.opt[slot])[fixed].any())
 
 
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize("backend", ["vmap", "loop", "graph"])
-def test_a_run_goes_on_from_a_checkpoint_of_either_stage(name, how, tmp_path):
+def test_a_run_resumes_from_a_checkpoint_of_either_stage(name, backend, tmp_path):
     job = Job(digits_task(), named(name), 4, 3, Local(1, batch=8))
-    simulation = LocalEngine(backend=how).prepare(job)
+    simulation = LocalEngine(backend=backend).prepare(job)
     state = simulation.start()
     for done in range(4):
         save_checkpoint(tmp_path / str(done), state, "test")
         state, record = simulation.round(state)
     assert record.loss < 2.5
     for done in range(1, 4):
-        again = LocalEngine(backend=how).prepare(job)
+        again = LocalEngine(backend=backend).prepare(job)
         other = load_checkpoint(tmp_path / str(done), "test")
         for _ in range(done, 4):
             other, last = again.round(other)
@@ -125,18 +124,19 @@ def test_a_run_goes_on_from_a_checkpoint_of_either_stage(name, how, tmp_path):
         assert (last.loss, last.accuracy, last.bytes_down) == (record.loss, record.accuracy, record.bytes_down)
 
 
-def test_memories_begin_anew_with_the_second_stage():
+def test_states_are_reset_with_the_second_stage():
     method = named("flora", up=tw.ErrorFeedback(tw.TopK(0.2)))
     federation = after(method, 2)
     later = federation.contract.at(2)
-    assert {name.split("/", 1)[-1] for name in federation.server.opt if "/" in name} == set(later.coords.names)
-    assert not any(flatten(federation.server.opt))
+    opt = federation.server.opt
+    assert {name for tree in opt.values() for name in tree if name != ALL_BLOCKS} == set(later.coords.names)
+    assert not any(flatten(tree).any() for tree in opt.values())
     federation.round((0, 3))
     assert set(federation.states[0].codec) == set(later.method.up.init(later.code))
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_presets_are_written_and_read_again(name):
+def test_presets_are_the_same_after_writing_and_reading(name):
     for task in ("digits", "text-classification"):
         experiment = resolve(name, task)
         assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
@@ -146,23 +146,23 @@ def test_presets_are_written_and_read_again(name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"download": "incremental"}, "Write download = 'full'"),
         ({"correction": tw.Scaffold()}, "Write correction = 'none'"),
         ({"schedule": tw.AllBlocks(private=("2.*",))}, "Write schedule = 'all-blocks'"),
         ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, redraw_every=2))}, "Write redraw_every = 0"),
-        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write freeze_a = false"),
+        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2, freeze_a=True))}, "Write space = 'lora' with freeze_a = false"),
         ({"next_stage": tw.Stage(2, tw.FedPara(rank=2))}, "Write space = 'lora'"),
-        ({"next_stage": tw.Stage(2, mask=tw.RandomMask(0.5))}, "Write mask = 'none'"),
+        ({"next_stage": tw.Stage(2, tw.LoRA(rank=2), mask=tw.RandomMask(0.5))}, "Write mask = 'none'"),
     ],
 )
-def test_what_cannot_have_stages_is_refused(changes, words):
-    with pytest.raises(IncompatibleParts, match=words):
+def test_methods_that_cannot_have_stages_are_refused(changes, message):
+    with pytest.raises(IncompatibleParts, match=message):
         Federation(replace(named("flora"), **changes))
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ConfigError, match="1 or more rounds"):
         tw.Stage(0)
     with pytest.raises(ConfigError, match="begins after 15 rounds, but the run has 10"):

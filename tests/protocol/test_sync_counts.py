@@ -1,4 +1,4 @@
-"""Counts by block are of messages that were sent."""
+"""Synchronizations and bytes by block equal those of the messages."""
 
 from collections import Counter
 
@@ -15,15 +15,15 @@ from thinwire.wire import message as wire
 
 
 def run(method: Method, rounds: int = 6):
-    """The sync_counts of a run, and what a listener on the wire counts: rounds by block, bytes by block."""
+    """The counts of a run, and the same from its messages: rounds by block, bytes by block."""
     simulation = LocalEngine().prepare(Job(digits_task(), method, rounds, cohort=3, local=Local(batch=8, steps=2)))
-    contract, heard = simulation.contract, []
+    contract, messages = simulation.contract, []
     state = simulation.start()
     for _ in range(rounds):
-        state, _ = simulation.round(state, lambda number, way, client, data: heard.append((number, way, client, data)))
+        state, _ = simulation.round(state, lambda *message: messages.append(message))
     syncs, sizes = set(), Counter()
-    for number, way, client, data in heard:
-        if way == "up":
+    for number, direction, client, data in messages:
+        if direction == "up":
             body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
             spec = contract.coords.restrict(contract.coords.names if body.plan is None else body.plan)
             syncs |= {(number, name) for name in spec.names}
@@ -33,7 +33,7 @@ def run(method: Method, rounds: int = 6):
     return state.sync_counts, Counter(name for _, name in syncs), sizes
 
 
-def test_what_the_tally_says_went_over_the_wire():
+def test_counts_equal_those_of_the_messages():
     for schedule in (AllBlocks(), AllBlocks(private=("2.*",)), Turns(2), FedLAMA(2)):
         sync_counts, syncs, sizes = run(Method(schedule=schedule))
         assert dict(sync_counts.syncs) == syncs
@@ -41,14 +41,14 @@ def test_what_the_tally_says_went_over_the_wire():
         assert sizes
 
 
-def test_tiers_count_as_often_as_their_clients_spoke():
+def test_counts_with_tiers():
     alike = Budget((Tier(), Tier(up=Raw())))
     assert run(Method(budget=alike))[0] == run(Method())[0]
     mixed = Budget((Tier(), Tier(up=TopK(0.5))), clients=(0, 1) * 3)
     assert run(Method(budget=mixed))[0].bytes_up is None
 
 
-def test_no_byte_belongs_to_a_block_where_a_codec_or_a_sketch_mixes_them():
+def test_bytes_by_block_are_unknown_where_a_codec_or_a_sketch_mixes_blocks():
     for method in (Method(up=TopK(0.5), schedule=FedLAMA(2)), Method(sketch=Pool())):
         sync_counts, syncs, _ = run(method, 4)
         assert dict(sync_counts.syncs) == syncs

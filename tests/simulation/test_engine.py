@@ -1,4 +1,4 @@
-"""One machine that plays everybody: paired runs, true totals, fallbacks, foreign models, clear refusals."""
+"""Simulation on one machine: same seed, same bits; byte counts; fallbacks; any model; error messages."""
 
 import math
 from collections import Counter
@@ -15,14 +15,14 @@ from tests.parts import Drift, Half, Project, Remember, Turns
 from thinwire.aggregators import Uniform
 from thinwire.core.key import Key
 from thinwire.core.tree import same
-from thinwire.data.examples import Arrays
+from thinwire.data.examples import Arrays, Examples
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.errors import ConfigError, Diverged
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol import client as answer
-from thinwire.protocol.download import receive
+from thinwire.protocol import client as protocol_client
+from thinwire.protocol.receive import receive
 from thinwire.runtime import Job
 from thinwire.schedules import AllBlocks
 from thinwire.simulation import LocalEngine
@@ -32,12 +32,12 @@ from thinwire.wire import message as wire
 LOCAL = Local(epochs=1, batch=16)
 METHODS = {
     "fedavg": Method(),
-    "snapshot": Method(download="full", down=Half()),
-    "directions": Method(space=Drift(), client_opt=SGD(0.5)),
-    "controls": Method(correction=Scaffold(), client_opt=SGD(0.05)),
-    "private": Method(schedule=AllBlocks(private=("2.*",))),
+    "full download": Method(download="full", down=Half()),
+    "random directions": Method(space=Drift(), client_opt=SGD(0.5)),
+    "scaffold": Method(correction=Scaffold(), client_opt=SGD(0.05)),
+    "private blocks": Method(schedule=AllBlocks(private=("2.*",))),
     "sketch": Method(sketch=Project(), client_weight=Uniform()),
-    "memory": Method(up=Remember(), down=Remember()),
+    "codec state": Method(up=Remember(), down=Remember()),
 }
 
 
@@ -47,7 +47,7 @@ def job(method: Method | None = None, task: Task | None = None, **settings) -> J
 
 
 def play(run: Job, engine: LocalEngine | None = None):
-    """All rounds, with the state after each."""
+    """Run all rounds; the states before and after each, and the records."""
     simulation = (engine or LocalEngine()).prepare(run)
     states = [simulation.start()]
     records = []
@@ -59,19 +59,19 @@ def play(run: Job, engine: LocalEngine | None = None):
 
 
 def bits(records):
-    """Records without the time that they took."""
+    """Records without their seconds."""
     return [record._replace(seconds=0.0) for record in records]
 
 
-# -- the same for every method -----------------------------------------------------------------------------------------
+# -- same for every method ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
-    """Examples that note which of them were asked for."""
+class LoggedExamples(Examples):
+    """Examples that log the requested indices."""
 
     inner: Arrays
-    asked: list
+    requested: list
 
     def __len__(self):
         return len(self.inner)
@@ -81,7 +81,7 @@ class Watched:
         return self.inner.targets
 
     def gather(self, index):
-        self.asked.append(index.tolist())
+        self.requested.append(index.tolist())
         return self.inner.gather(index)
 
     def to(self, device):
@@ -92,10 +92,10 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
     seen = {}
     for name, method in METHODS.items():
         plain = digits_task()
-        task = Task(plain.model, Watched(plain.train, []), plain.clients)
+        task = Task(plain.model, LoggedExamples(plain.train, []), plain.clients)
         simulation, states, _ = play(job(method, task), LocalEngine(backend="loop"))
         cohorts = [state.cohort for state in states[1:]]
-        by_round = Counter(str(index) for index in task.train.asked)
+        by_round = Counter(str(index) for index in task.train.requested)
         seen[name] = cohorts, by_round, simulation.federation.weights(simulation.federation.first)
     for name, (cohorts, batches, weights) in seen.items():
         assert cohorts == seen["fedavg"][0], name
@@ -108,7 +108,7 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("backend", ["vmap", "loop", "threads"])
-def test_the_same_seed_gives_the_same_bits_twice(name, backend):
+def test_same_seed_gives_same_bits(name, backend):
     engine = LocalEngine(backend=backend)
     (_, first, records), (_, second, again) = (play(job(METHODS[name]), engine) for _ in range(2))
     assert bits(records) == bits(again)
@@ -116,41 +116,44 @@ def test_the_same_seed_gives_the_same_bits_twice(name, backend):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_totals_are_those_of_the_messages_seen(name):
+def test_bytes_of_a_record_are_the_lengths_of_its_messages(name):
     seen = []
     run = job(METHODS[name], rounds=5)
     records = list(LocalEngine().run(run, on_message=lambda *message: seen.append(message)))
     assert [record.round for record in records] == [1, 2, 3, 4, 5]
     for record in records:
-        mine = [(way, client, len(data)) for number, way, client, data in seen if number == record.round]
-        up, down = ([n for way, _, n in mine if way == direction] for direction in ("up", "down"))
+        lengths = [(direction, len(data)) for number, direction, _, data in seen if number == record.round]
+        up, down = ([n for direction, n in lengths if direction == wanted] for wanted in ("up", "down"))
         assert len(up) == len(down) == record.clients == 3
         assert sum(up) == record.bytes_up
         assert sum(down) == record.bytes_down + record.bytes_catchup
-    # entries of a few numbers are replayed; where an entry is as long as the state, missing rounds costs nothing more
-    assert (sum(record.bytes_catchup for record in records) > 0) == (name in ("directions", "sketch", "memory"))
+    # short entries are replayed; where an entry is as long as the state, missed rounds cost no more bytes
+    assert (sum(record.bytes_catchup for record in records) > 0) == (
+        name in ("random directions", "sketch", "codec state")
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_clients_that_hear_the_tapped_messages_reach_the_state_of_the_server(name):
+def test_clients_that_apply_the_messages_reach_the_state_of_the_server(name):
     method = METHODS[name]
     simulation = LocalEngine().prepare(job(method, rounds=6))
-    state, held = simulation.start(), {}
+    state, received = simulation.start(), {}
     for _ in range(6):
         down = {}
         before = state.server.public
         state, _ = simulation.round(
-            state, lambda _, way, i, data, down=down: down.update({i: data} if way == "down" else {})
+            state, lambda _, direction, i, data, down=down: down.update({i: data} if direction == "down" else {})
         )
         for client, data in down.items():
-            held[client] = receive(simulation.contract, held.get(client, simulation.federation.first), data).public
+            known = received.get(client, simulation.federation.first)
+            received[client] = receive(simulation.contract, known, data).public
             if method.download == "incremental":
-                assert same_public(held[client], before)
-            assert held[client].version == before.version
+                assert same_public(received[client], before)
+            assert received[client].version == before.version
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_chunks_of_any_size_agree(name):
+def test_results_do_not_depend_on_the_chunk_size(name):
     results = [play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(chunk=chunk)) for chunk in (0, 1, 2)]
     results.append(play(job(METHODS[name], cohort=5, rounds=2), LocalEngine(backend="loop")))
     simulation, states, records = results[0]
@@ -167,9 +170,9 @@ def test_chunks_of_any_size_agree(name):
             )
 
 
-def test_a_run_goes_on_from_any_state():
-    _, states, records = play(job(METHODS["memory"]))
-    again = LocalEngine().prepare(job(METHODS["memory"]))
+def test_a_run_can_be_continued_from_any_state():
+    _, states, records = play(job(METHODS["codec state"]))
+    again = LocalEngine().prepare(job(METHODS["codec state"]))
     state = states[2]
     for expected in records[2:]:
         state, record = again.round(state)
@@ -184,7 +187,7 @@ def test_a_schedule_can_keep_the_cohort():
     assert len(set(cohorts)) > 1
 
 
-def test_evaluation_happens_when_asked_and_at_the_end():
+def test_evaluation_every_n_rounds_and_after_the_last():
     records = list(LocalEngine().run(job(rounds=5, eval_every=2)))
     assert [record.accuracy is not None for record in records] == [False, True, False, True, True]
     assert all(0 <= record.accuracy <= 1 for record in records if record.accuracy is not None)
@@ -206,21 +209,21 @@ def test_the_loss_of_a_round_is_the_mean_over_examples():
     assert record.loss == pytest.approx(F.cross_entropy(run.task.model(x), y).item(), rel=1e-5)
 
 
-# -- state of clients --------------------------------------------------------------------------------------------------
+# -- client states ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_without_client_state_keep_no_tensors_per_client(name):
     _, states, _ = play(job(METHODS[name]))
-    remembering = {"controls", "private", "memory"}
-    asked = {i for state in states for i in state.cohort}
-    assert set(states[-1].clients) == asked
-    assert all(state.is_empty == (name not in remembering) for state in states[-1].clients.values())
+    stateful = {"scaffold", "private blocks", "codec state"}
+    sampled = {i for state in states for i in state.cohort}
+    assert set(states[-1].clients) == sampled
+    assert all(state.is_empty == (name not in stateful) for state in states[-1].clients.values())
 
 
-def test_states_that_went_in_are_not_changed():
-    _, states, _ = play(job(METHODS["controls"]))
-    again = LocalEngine().prepare(job(METHODS["controls"]))
+def test_rounds_do_not_change_their_input_states():
+    _, states, _ = play(job(METHODS["scaffold"]))
+    again = LocalEngine().prepare(job(METHODS["scaffold"]))
     state = again.start()
     for expected in states[1:]:
         state, _ = again.round(state)
@@ -256,7 +259,7 @@ class Tied(nn.Module):
 
 
 class Branching(nn.Module):
-    """Control flow that looks at the numbers: vmap cannot take it."""
+    """Data-dependent control flow, which vmap does not support."""
 
     def __init__(self):
         super().__init__()
@@ -284,14 +287,14 @@ def made(kind: type[nn.Module]) -> nn.Module:
 
 
 def pixel_task() -> Task:
-    """Predict the last of nine pixels (0 to 16) from the eight before."""
+    """Predict the last of nine pixels (0 to 16) from the first eight."""
     plain = digits_task(test=0)
     codes = (plain.train.inputs * 16).long()[:, 18:27]
     data = Arrays(codes[:, :8], codes[:, 8])
     return Task(made(Tied), data, plain.clients, Arrays(codes[:50, :8], codes[:50, 8]))
 
 
-def test_a_foreign_model_runs_unchanged():
+def test_a_custom_model_trains_and_is_not_modified():
     task = pixel_task()
     before = {name: block.clone() for name, block in task.model.state_dict().items()}
     mode = task.model.training
@@ -301,7 +304,7 @@ def test_a_foreign_model_runs_unchanged():
     assert task.model.training == mode
     assert all(parameter.grad is None for parameter in task.model.parameters())
     for name, block in task.model.state_dict().items():
-        assert torch.equal(block, before[name]), f"{name} of the user's module was changed"
+        assert torch.equal(block, before[name]), f"{name} of the user's module was modified"
     names = simulation.contract.weights.names
     assert "embed.weight" in names
     assert "out.weight" not in names, "a tied weight is one weight"
@@ -312,7 +315,7 @@ def test_a_foreign_model_runs_unchanged():
     assert torch.equal(states[-1].server.public.buffers["gain"], before["gain"])
 
 
-def test_the_module_and_the_data_of_the_user_are_never_changed():
+def test_the_module_and_the_data_of_the_user_are_not_modified():
     model = perceptron(norm=True)
     task = digits_task(model)
     inputs = task.train.inputs.clone()
@@ -326,27 +329,27 @@ def test_the_module_and_the_data_of_the_user_are_never_changed():
     assert not torch.equal(states[-1].server.public.buffers["1.running_mean"], before["1.running_mean"])
 
 
-def test_auto_falls_back_to_a_loop_and_says_why():
+def test_auto_falls_back_to_a_loop_and_records_the_reason():
     task = digits_task(made(Branching))
     _, states, records = play(job(task=task))
     assert states[0].backend == "vmap"
     assert states[-1].backend == "loop"
-    assert "vmap failed" in states[-1].why
-    assert "data-dependent control flow" in states[-1].why
+    assert "vmap failed" in states[-1].backend_reason
+    assert "data-dependent control flow" in states[-1].backend_reason
     _, by_loop, again = play(job(task=task), LocalEngine(backend="loop"))
     assert bits(records) == bits(again)
-    assert by_loop[-1].why == "asked for"
+    assert by_loop[-1].backend_reason == "given"
     with pytest.raises(RuntimeError, match="data-dependent"):
         play(job(task=task), LocalEngine(backend="vmap"))
 
 
-def test_auto_stays_with_vmap_where_it_works():
+def test_auto_uses_vmap_where_it_works():
     _, states, _ = play(job())
-    assert (states[-1].backend, states[-1].why) == ("vmap", "THINWIRE_PROBE is off")
+    assert (states[-1].backend, states[-1].backend_reason) == ("vmap", "THINWIRE_PROBE is off")
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
-def test_dropout_is_the_same_whatever_the_state_of_the_generator(backend):
+def test_dropout_does_not_depend_on_the_state_of_the_generator(backend):
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -357,12 +360,12 @@ def test_dropout_is_the_same_whatever_the_state_of_the_generator(backend):
     assert same_public(runs[0][1][-1].server.public, runs[1][1][-1].server.public)
 
 
-def test_an_error_in_the_model_itself_is_shown():
+def test_an_error_in_the_model_is_in_the_error_message():
     with pytest.raises(ConfigError, match=r"do not fit.*mat1 and mat2 shapes cannot be multiplied"):
         play(job(task=digits_task(nn.Linear(3, 10))))
 
 
-def test_a_model_that_returns_no_tensor_is_refused():
+def test_a_model_that_returns_no_tensor_is_an_error():
     class Pair(nn.Linear):
         def forward(self, x):
             return super().forward(x), 1
@@ -371,24 +374,24 @@ def test_a_model_that_returns_no_tensor_is_refused():
         play(job(task=digits_task(Pair(64, 10))))
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop", "auto"])
-def test_training_that_diverges_names_the_round(how):
+def test_diverged_training_names_the_round(backend):
     with pytest.raises(Diverged, match=r"^round \d+: .*smaller learning rate"):
-        list(LocalEngine(backend=how).run(job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4))))
+        list(LocalEngine(backend=backend).run(job(Method(client_opt=SGD(1e18)), rounds=20, local=Local(5, 4))))
 
 
-def test_a_loss_that_is_not_a_number_names_the_round():
-    def broken(outputs, targets):
+def test_a_loss_of_nan_names_the_round():
+    def nan_loss(outputs, targets):
         return F.cross_entropy(outputs, targets, reduction="none") * float("nan")
 
     with pytest.raises(Diverged, match=r"^round 1: "):
-        list(LocalEngine().run(job(task=digits_task(loss=broken))))
+        list(LocalEngine().run(job(task=digits_task(loss=nan_loss))))
 
 
-def test_clients_without_examples_are_refused():
+def test_clients_without_examples_are_an_error():
     plain = digits_task()
     empty = Assignment(np.arange(6), np.array([0, 3, 3, 6, 6]))
     with pytest.raises(ConfigError, match=r"client 1 \(and 1 more\) has no examples; leave empty clients out"):
@@ -400,7 +403,7 @@ def test_clients_without_examples_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"cohort": 7}, "cohort must be from 1 to the number of clients, 6, not 7"),
         ({"cohort": 0}, "cohort must be from 1"),
@@ -410,13 +413,13 @@ def test_clients_without_examples_are_refused():
         ({"seed": 1 << 64}, "seed must be from 0"),
     ],
 )
-def test_jobs_that_cannot_be_run_are_refused(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_jobs_are_an_error(settings, message):
+    with pytest.raises(ConfigError, match=message):
         job(**settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
         ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
@@ -429,12 +432,12 @@ def test_jobs_that_cannot_be_run_are_refused(settings, says):
         ),
     ],
 )
-def test_engines_that_cannot_run_are_refused(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_engine_settings_are_an_error(settings, message):
+    with pytest.raises(ConfigError, match=message):
         LocalEngine(**settings).prepare(job())
 
 
-def test_a_user_can_bring_pairs_of_tensors():
+def test_pairs_of_tensors_are_examples():
     plain = digits_task()
     parts = [plain.train.gather(torch.from_numpy(plain.clients.client(i))) for i in range(len(SIZES))]
     pool, clients = pool_clients(parts)
@@ -442,7 +445,7 @@ def test_a_user_can_bring_pairs_of_tensors():
     assert bits(records) == bits(LocalEngine().run(job()))
 
 
-def test_cohorts_are_drawn_evenly():
+def test_cohorts_are_uniform():
     counts = np.zeros(6)
     for r in range(600):
         counts[Key(0).fold("cohort", r).choice(6, 3)] += 1
@@ -450,14 +453,16 @@ def test_cohorts_are_drawn_evenly():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_long_messages_are_the_same_bytes_and_read_to_the_same_numbers(name, monkeypatch):
+def test_long_messages_have_the_same_bytes_and_decode_to_the_same_values(name, monkeypatch):
     runs = []
-    # messages are joined, joined where their numbers can be read, or written there by numpy
-    for long, least in ((wire._LONG, answer.LEAST), (1, answer.LEAST), (1, 1)):
+    # messages are joined, joined with aligned values, or written in place by numpy
+    for long, least in ((wire._LONG, protocol_client.LEAST), (1, protocol_client.LEAST), (1, 1)):
         monkeypatch.setattr(wire, "_LONG", long)
-        monkeypatch.setattr(answer, "LEAST", least)
+        monkeypatch.setattr(protocol_client, "LEAST", least)
         seen: list = []
-        records = list(LocalEngine(backend="vmap").run(job(METHODS[name]), lambda *said, to=seen: to.append(said)))
+        records = list(
+            LocalEngine(backend="vmap").run(job(METHODS[name]), lambda *message, to=seen: to.append(message))
+        )
         assert all(type(message) is bytes for *_, message in seen)
         runs.append((seen, bits(records)))
     assert runs[0] == runs[1] == runs[2]

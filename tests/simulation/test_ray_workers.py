@@ -1,4 +1,4 @@
-"""Chunks of a cohort in other processes: the same bits as in one."""
+"""Training in Ray workers: same bits as in one process."""
 
 import importlib.util
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.federation import same_public
-from tests.simulation.test_local import METHODS, bits, job, play
+from tests.simulation.test_engine import METHODS, bits, job, play
 from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.config import resolve
 from thinwire.optimizers import SGD
@@ -21,30 +21,30 @@ quiet = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.Py
 
 @quiet  # Ray leaves files open
 @pytest.mark.skipif(not has_ray, reason="needs Ray")
-@pytest.mark.parametrize("name", ["fedavg", "controls", "snapshot"])
-def test_workers_leave_the_bits_as_they_are(name, monkeypatch):
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "full download"])
+def test_workers_give_the_same_bits(name, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     run = job(METHODS[name])
-    (_, here, records), (_, there, spread) = (play(run, engine) for engine in (HERE, replace(HERE, workers=2)))
-    assert bits(spread) == bits(records)
+    (_, here, records), (_, there, by_workers) = (play(run, engine) for engine in (HERE, replace(HERE, workers=2)))
+    assert bits(by_workers) == bits(records)
     assert same_public(here[-1].server.public, there[-1].server.public)
     assert sorted(here[-1].clients) == sorted(there[-1].clients)
 
 
 @quiet
 @pytest.mark.skipif(not has_ray, reason="needs Ray")
-def test_an_error_of_a_worker_is_shown_as_if_it_had_happened_here():
+def test_an_error_of_a_worker_is_raised_in_the_main_process():
     with pytest.raises(Diverged, match=r"round 1: .*smaller learning rate"):
         play(job(Method(client_opt=SGD(1e38))), LocalEngine(backend="vmap", workers=1))
 
 
 @pytest.mark.skipif(has_ray, reason="Ray is installed")
-def test_without_ray_it_says_what_to_install():
+def test_without_ray_the_error_message_names_the_package():
     with pytest.raises(ConfigError, match=r"pip install 'thinwire\[ray\]'"):
         LocalEngine(workers=2).prepare(job())
 
 
-def test_workers_must_find_room():
+def test_too_many_workers_are_an_error():
     with pytest.raises(ConfigError, match="at most the 3 cores"):
         shares(4, [{"CPU": 2}, {"CPU": 1}])
     with pytest.raises(ConfigError, match="workers must be 0"):
@@ -53,7 +53,7 @@ def test_workers_must_find_room():
 
 @pytest.mark.parametrize("workers", range(1, 9))
 @pytest.mark.parametrize("gpus", [(1,), (2,), (3, 1)])
-def test_all_workers_fit_on_the_machines(workers, gpus):
+def test_shares_fit_all_workers_on_the_machines(workers, gpus):
     nodes = [{"CPU": 4 + gpu, "GPU": gpu} for gpu in gpus]
     if workers <= sum(node["CPU"] for node in nodes):
         cores, share = shares(workers, nodes)
@@ -61,7 +61,7 @@ def test_all_workers_fit_on_the_machines(workers, gpus):
         assert sum(gpu * int(1 / share) for gpu in gpus) >= workers
 
 
-def test_no_workers_leave_the_names_of_runs_as_they_are():
+def test_zero_workers_do_not_change_the_digest_of_a_run():
     plain = resolve("fedavg", "digits")
     assert resolve("fedavg", "digits", {"engine.workers": 0}).digest() == plain.digest()
     assert resolve("fedavg", "digits", {"engine.workers": 2}).digest() != plain.digest()

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from thinwire.data.functional import Functional
 from torch import nn
 from torch.func import functional_call
 
@@ -27,6 +26,7 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
 from thinwire.testing import check_space
 from thinwire.training import Local
+from thinwire.training.functional import Functional
 
 PRESETS = ("lora", "ffa-lora", "fa-lora", "fedsa-lora", "fedloru")
 ALL_CLIENTS = range(6)

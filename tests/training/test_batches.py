@@ -1,4 +1,4 @@
-"""In which order clients see their examples."""
+"""Batches of local training: order of examples, short batches, number of steps."""
 
 from itertools import chain
 
@@ -65,22 +65,22 @@ def test_steps_continue_through_whole_epochs():
     plan = plan_batches([10], keys(1), Local(batch=4, steps=6))
     seen = [plan.index[0, s, : plan.rows[0, s]].tolist() for s in range(6)]
     assert sorted(chain(*seen[:3])) == sorted(chain(*seen[3:])) == list(range(10))
-    assert seen[:3] != seen[3:], "each epoch has an order of its own"
+    assert seen[:3] != seen[3:], "each epoch has another order"
 
 
-def test_the_order_is_a_function_of_the_key_alone():
+def test_the_order_depends_on_the_key_alone():
     local = Local(epochs=2, batch=4)
     first, again = (plan_batches([10, 7], keys(2), local) for _ in range(2))
     assert np.array_equal(first.index, again.index)
     alone = plan_batches([7], keys(2)[1:], local)
-    assert np.array_equal(first.index[1, :4], alone.index[0]), "company does not change a client's batches"
+    assert np.array_equal(first.index[1, :4], alone.index[0]), "batches do not depend on other clients"
     assert not np.array_equal(first.index, plan_batches([10, 7], keys(2, seed=1), local).index)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [({"epochs": 0}, "epochs"), ({"batch": -1}, "batch"), ({"steps": -1}, "steps")],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_are_an_error(settings, message):
+    with pytest.raises(ConfigError, match=message):
         Local(**settings)

@@ -1,27 +1,27 @@
-"""Replayed steps: the same training as by vmap, also where batches are short, clients end early and bases change."""
+"""CUDA graphs train like vmap, also with short batches, clients that finish early and changing bases."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.simulation.test_local import METHODS, job, play
 from torch import nn
 
 from tests.federation import SIZES, digits_task, same_public, workload
+from tests.simulation.test_engine import METHODS, job, play
 from thinwire.core.key import Key
-from thinwire.core.tree import repeat
 from thinwire.errors import ConfigError
 from thinwire.optimizers import SGD, Adam
 from thinwire.protocol import Method
-from thinwire.protocol.round import agree
+from thinwire.protocol.client import Group, initial_client_state, training_inputs
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.simulation import LocalEngine
 from thinwire.spaces import MAPO, FedPara
 from thinwire.training import Local
 from thinwire.training.cuda_graph import KEPT, CudaGraphCache
 from thinwire.training.functional import Functional
-from thinwire.training.inputs import TrainingInputs, local_train
+from thinwire.training.vmap import VmapTrainer
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the step is called instead of replayed
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the step is called instead of replayed
 MORE = {
     "adam": Method(client_opt=Adam(0.01)),
     "momentum": Method(client_opt=SGD(0.05, momentum=0.9)),
@@ -32,8 +32,8 @@ MORE = {
 
 
 @pytest.mark.parametrize("method", {**METHODS, **MORE}.values(), ids={**METHODS, **MORE})
-def test_replays_train_as_vmap_does(method):
-    run = job(method, rounds=4, cohort=4)  # clients of different sizes: short batches, and clients that are done early
+def test_graphs_train_like_vmap(method):
+    run = job(method, rounds=4, cohort=4)  # clients of different sizes: short batches, and clients that finish early
     (_, by_graph, records), (_, by_vmap, others) = (
         play(run, LocalEngine(DEVICE, backend)) for backend in ("graph", "vmap")
     )
@@ -46,32 +46,34 @@ def test_replays_train_as_vmap_does(method):
             assert float((x[name] - y[name]).abs().max()) < 1e-5
 
 
-def test_replays_give_the_same_bits_twice_and_after_a_pause():
+def test_graphs_give_the_same_bits_again_and_in_a_resumed_run():
     run = job(MORE["momentum"], rounds=4)
     (simulation, first, _), (_, second, _) = (play(run, LocalEngine(DEVICE, "graph")) for _ in range(2))
     assert same_public(first[-1].server.public, second[-1].server.public)
     state = first[2]
-    other = LocalEngine(DEVICE, "graph").prepare(run)  # as a resumed run would: with nothing recorded
+    other = LocalEngine(DEVICE, "graph").prepare(run)  # as in a resumed run, nothing is recorded
     for _ in range(2):
         state, _ = other.round(state)
     assert same_public(state.server.public, first[-1].server.public)
-    assert len(simulation.recorder._kept) == 1
+    assert len(simulation.backends.trainers["graph"]._kept) == 1
 
 
-def test_chunks_of_different_sizes_have_recordings_of_their_own_and_the_oldest_make_room():
+def test_each_chunk_size_has_its_own_recording_and_the_oldest_are_dropped():
     simulation, states, _ = play(job(cohort=5), LocalEngine(DEVICE, "graph", chunk=2))
     whole = play(job(cohort=5), LocalEngine(DEVICE, "vmap"))[1]
-    assert len(simulation.recorder._kept) == 2
+    assert len(simulation.backends.trainers["graph"]._kept) == 2
     for name, block in states[-1].server.public.coords.items():
         assert float((block - whole[-1].server.public.coords[name]).abs().max()) < 1e-5
-    everything = job(local=Local(batch=0), cohort=1, rounds=30)  # one width for each size of a client
-    simulation = play(everything, LocalEngine(DEVICE, "graph"))[0]
-    assert 1 < len(simulation.recorder._kept) <= KEPT
+    full_batch = job(
+        local=Local(batch=0), cohort=1, rounds=30
+    )  # the width of a batch is the number of examples of the client
+    simulation = play(full_batch, LocalEngine(DEVICE, "graph"))[0]
+    assert 1 < len(simulation.backends.trainers["graph"]._kept) <= KEPT
 
 
-def test_a_model_with_running_statistics_keeps_them():
+def test_running_statistics_are_those_of_vmap():
     task = digits_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)))
-    by_graph, by_vmap = (play(job(task=task), LocalEngine(DEVICE, how))[1][-1] for how in ("graph", "vmap"))
+    by_graph, by_vmap = (play(job(task=task), LocalEngine(DEVICE, backend))[1][-1] for backend in ("graph", "vmap"))
     assert float(by_graph.server.public.buffers["2.running_mean"].abs().max()) > 0
     for name, block in by_graph.server.public.buffers.items():
         assert float((block - by_vmap.server.public.buffers[name]).abs().max()) < 1e-5
@@ -82,24 +84,25 @@ def test_a_model_that_draws_random_numbers_is_not_recorded():
     with pytest.raises(ConfigError, match=r"'graph': the model draws random numbers .*; write backend = 'auto'"):
         play(job(task=task), LocalEngine(DEVICE, "graph"))
     simulation = LocalEngine(DEVICE).prepare(job(task=task))
-    state, _ = simulation.round(simulation.start()._replace(how="graph"))
+    state, _ = simulation.round(simulation.start()._replace(backend="graph"))
     assert state.backend == "vmap"
-    assert state.backend_reason.endswith("graph failed: the model draws random numbers while it trains")
+    assert state.backend_reason.endswith("graph failed: the model draws random numbers in training")
 
 
-def test_a_later_round_may_have_more_steps_than_the_one_that_was_recorded():
-    task, recorder, steps = digits_task(), CudaGraphCache(), []
+def test_a_later_round_may_have_more_steps_than_the_recorded_one():
+    task, graphs, steps = digits_task(), CudaGraphCache(), []
     model = Functional.of(task.model, task.loss, DEVICE)
-    _, public = agree(Method(), model.weights(), model.buffers(), Key(0))
-    method, gather = Method(), task.train.to(DEVICE).gather
+    contract, public = make_contract(Method(), model.weights(), model.buffers(), Key(0))
+    plan, state = plan_round(contract, initial_server_state(contract, public)), initial_client_state(contract, public)
+    gather = task.train.to(DEVICE).gather
     by_size = sorted(range(len(SIZES)), key=SIZES.__getitem__)
     for client in (by_size[0], by_size[-1], by_size[0]):
         work = workload(task, (client,), [Key(client)], Local(batch=4))
         work = replace(work, index=work.index.to(DEVICE), gather=gather)
-        lesson = TrainingInputs(method, model, public, {}, repeat(public.coords, 1), {}, work)
-        ours, theirs = recorder.train(lesson), local_train(lesson, "vmap")
+        inputs = training_inputs(contract, model, Group(public, plan, (client,), (state,)), work)
+        ours, theirs = graphs.train(inputs), VmapTrainer().train(inputs)
         for name, block in ours.coords.items():
             assert float((block - theirs.coords[name]).abs().max()) < 1e-5
         steps.append(work.rows.shape[1])
-    assert len(recorder._kept) == 1
-    assert steps[0] * 2 < steps[1], "so that the batches of one round lie there in several portions"
+    assert len(graphs._kept) == 1
+    assert steps[0] * 2 < steps[1], "the batches of one round are copied in several parts"

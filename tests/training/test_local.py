@@ -1,4 +1,6 @@
-"""Local training: many clients in one program do what each does alone."""
+"""Local training: the backends agree, with each other and with a plain loop over torch.optim."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,18 +10,22 @@ from torch import nn
 from tests.federation import SIZES, digits, digits_task, perceptron, workload
 from tests.parts import Drift, Product
 from thinwire.core.key import Key
-from thinwire.core.tree import Tree, repeat, stack, unstack
+from thinwire.core.tree import Tree, unstack
 from thinwire.data.examples import Arrays
 from thinwire.data.task import Task
 from thinwire.optimizers import SGD, Scaffold
 from thinwire.protocol import Method
-from thinwire.protocol.round import agree
+from thinwire.protocol.client import Group, initial_client_state, training_inputs
+from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.training import Local
 from thinwire.training.functional import Functional
-from thinwire.training.inputs import TrainingInputs, local_train
+from thinwire.training.inputs import TrainingInputs, Workload
+from thinwire.training.loop import LoopTrainer
+from thinwire.training.vmap import VmapTrainer
 
 LOCAL = Local(epochs=2, batch=8)
-EVERYBODY = range(len(SIZES))
+ALL = range(len(SIZES))
+TRAINERS = {"vmap": VmapTrainer(), "loop": LoopTrainer()}
 
 
 class Named(nn.Module):
@@ -37,14 +43,21 @@ def mean_loss(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
 
-def train(method: Method, task: Task, how: str, local: Local = LOCAL, clients=EVERYBODY, model=None):
+def train(method: Method, task: Task, backend: str, local: Local = LOCAL, clients=ALL, model=None):
     model = model or Functional.of(task.model, task.loss)
-    contract, public = agree(method, model.weights(), model.buffers(), Key(0))
     work = workload(task, clients, [Key(1).fold(i) for i in clients], local)
-    start = repeat(public.coords, len(work))
-    memory = method.correction.init_client(public.coords)
-    mine = stack([{n: b + 0.01 * (i + 1) for n, b in memory.items()} for i in range(len(work))]) if memory else {}
-    return local_train(TrainingInputs(method, model, public, contract.basis(0, "cpu"), start, mine, work), how)
+    return TRAINERS[backend].train(inputs_of(method, model, clients, work))
+
+
+def inputs_of(method: Method, model: Functional, clients, work: Workload) -> TrainingInputs:
+    """Inputs of the first round; the clients' states of the correction differ."""
+    contract, public = make_contract(method, model.weights(), model.buffers(), Key(0))
+    plan, first = plan_round(contract, initial_server_state(contract, public)), initial_client_state(contract, public)
+    states = [
+        replace(first, correction={n: b + 0.01 * (i + 1) for n, b in first.correction.items()})
+        for i in range(len(clients))
+    ]
+    return training_inputs(contract, model, Group(public, plan, tuple(clients), tuple(states)), work)
 
 
 def assert_close(a: Tree, b: Tree, tolerance: float = 1e-5):
@@ -67,14 +80,14 @@ CASES = {
     "mean loss": (Method(), lambda: digits_task(loss=mean_loss)),
     "random directions": (Method(space=Drift(k=4)), digits_task),
     "products": (Method(space=Product(), client_opt=SGD(0.05, momentum=0.5)), digits_task),
-    "controls": (Method(correction=Scaffold()), digits_task),
+    "scaffold": (Method(correction=Scaffold()), digits_task),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_vmap_equals_loop(case):
     method, make = CASES[case]
-    together, alone = (train(method, make(), how) for how in ("vmap", "loop"))
+    together, alone = (train(method, make(), backend) for backend in ("vmap", "loop"))
     assert together.steps == alone.steps == tuple(2 * -(-n // min(8, n)) for n in SIZES)
     assert_close(together.coords, alone.coords)
     assert_close(together.buffers, alone.buffers)
@@ -84,22 +97,22 @@ def test_vmap_equals_loop(case):
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
 @pytest.mark.parametrize("batch", [8, 0])
-def test_a_mean_loss_equals_a_loss_of_each_example(how, batch):
+def test_a_mean_loss_equals_a_loss_of_each_example(backend, batch):
     local = Local(epochs=2, batch=batch)
-    each, mean = (train(Method(), digits_task(loss=loss), how, local) for loss in (F_each, mean_loss))
+    each, mean = (train(Method(), digits_task(loss=loss), backend, local) for loss in (each_loss, mean_loss))
     assert_close(each.coords, mean.coords)
     torch.testing.assert_close(each.loss, mean.loss, rtol=1e-5, atol=1e-5)
 
 
-def F_each(outputs, targets):  # noqa: N802
+def each_loss(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
-def test_a_client_is_trained_as_by_hand(how):
+def test_training_equals_a_loop_over_torch_optim(backend):
     """One client of 17 examples in batches of 8, 8 and 1, between larger clients."""
     task = digits_task()
-    trained = train(Method(client_opt=SGD(0.1, momentum=0.9)), task, how)
+    trained = train(Method(client_opt=SGD(0.1, momentum=0.9)), task, backend)
     work = workload(task, range(len(SIZES)), [Key(1).fold(i) for i in range(len(SIZES))], LOCAL)
     model = perceptron()
     opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -116,7 +129,7 @@ def test_a_client_is_trained_as_by_hand(how):
     assert trained.loss[1].item() == pytest.approx(total / (2 * 17), rel=1e-5)
 
 
-def test_company_does_not_change_what_a_client_learns():
+def test_the_result_of_a_client_does_not_depend_on_other_clients():
     task = digits_task()
     alone = train(Method(), task, "vmap", clients=[3])
     together = train(Method(), task, "vmap")
@@ -124,14 +137,14 @@ def test_company_does_not_change_what_a_client_learns():
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
-def test_training_changes_nothing_that_it_was_given(how):
+def test_training_does_not_modify_its_inputs(backend):
     task = digits_task(perceptron(norm=True))
     model = Functional.of(task.model, task.loss)
     before = {name: block.clone() for name, block in task.model.state_dict().items()}
     mine = {name: block.clone() for name, block in model.module.state_dict().items()}
     torch.manual_seed(4)
     generator = torch.get_rng_state()
-    train(Method(), task, how, model=model)
+    train(Method(), task, backend, model=model)
     assert torch.equal(torch.get_rng_state(), generator)
     for name, block in before.items():
         assert torch.equal(task.model.state_dict()[name], block)
@@ -139,7 +152,7 @@ def test_training_changes_nothing_that_it_was_given(how):
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
-def test_dropout_is_the_same_every_time_and_different_for_each_client(how):
+def test_dropout_depends_on_the_key_and_differs_between_clients(backend):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
@@ -149,15 +162,14 @@ def test_dropout_is_the_same_every_time_and_different_for_each_client(how):
     task = Task(net, twice, task.clients)
     work = workload(task, (0, 1), [Key(1), Key(1)], Local(batch=0, steps=2))
     model = Functional.of(net)
-    contract, public = agree(Method(), model.weights(), model.buffers(), Key(0))
-    assert contract.basis(0, "cpu") == {}
-    start = repeat(public.coords, 2)
-    if how == "loop":
+    if backend == "loop":
         work = type(work)(work.index, work.rows, work.samples, (Key(1), Key(2)), work.gather)
     runs = []
-    for seed in (0, 1):  # whatever the state of torch's generator
+    inputs = inputs_of(Method(), model, (0, 1), work)
+    assert inputs.basis == {}
+    for seed in (0, 1):  # any state of torch's generator
         torch.manual_seed(seed)
-        runs.append(local_train(TrainingInputs(Method(), model, public, {}, start, {}, work), how))
-    for name in start:
+        runs.append(TRAINERS[backend].train(inputs))
+    for name in inputs.start:
         assert torch.equal(runs[0].coords[name], runs[1].coords[name])
     assert not torch.equal(runs[0].coords["0.weight"][0], runs[0].coords["0.weight"][1])

@@ -1,4 +1,4 @@
-"""The loop of a deployment over a transport in memory: as the simulation, bit for bit."""
+"""A deployment over a transport in memory equals the simulation, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,59 +24,60 @@ def experiment(method: str, **overrides):
     return resolve(method, "digits", {**quick, **ALONE, **overrides})
 
 
-def play(simulation, rounds: int, state=None):
-    """Some rounds; gives the state, the records without their seconds, and all messages."""
-    state, records, messages = state or simulation.start(), [], []
+def play(runner, rounds: int, state=None):
+    """Run some rounds; the state, the records without their seconds, and all messages."""
+    state, records, messages = state or runner.start(), [], []
     for _ in range(rounds):
-        state, record = simulation.round(state, lambda *seen: messages.append(seen))
+        state, record = runner.round(state, lambda *message: messages.append(message))
         records.append(record._replace(seconds=0.0, client_accuracy=None))
     return state, records, messages
 
 
 METHODS = ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "fedper"]
-METHODS += ["flasc", "hetlora", "highest-tier", "sparse-adapter", "federated-select"]  # masks, tiers, some not asked
+METHODS += ["flasc", "hetlora", "highest-tier", "sparse-adapter", "federated-select"]  # masks, tiers
 METHODS += ["flora", "slora"]  # two stages
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_deployment_is_the_simulation(method):
+def test_a_deployment_equals_the_simulation(method):
     chosen = experiment(method, seed=3, **({"method.next_stage.at": 2} if method in ("flora", "slora") else {}))
     job = build_job(chosen)
     theirs, their_records, their_messages = play(chosen.engine.prepare(job), 4)
-    served = FlowerServer(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)), RoundPolicy(quorum=1.0))
-    ours, records, messages = play(served, 4)
+    transport = InMemory(Client(chosen.engine, job))
+    server = FlowerServer(chosen.engine, job, lambda *_: transport, RoundPolicy(quorum=1.0))
+    ours, records, messages = play(server, 4)
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)  # the simulation trains tier by tier
     assert records == their_records
 
 
-def test_noise_for_privacy_is_nobody_s_to_know():
-    """Clients know the seed, from which the simulation draws its noise; a deployment draws anew, all else the same."""
+def test_noise_for_privacy_does_not_depend_on_the_seed():
+    """Clients know the seed, so a deployment draws its noise from another source; everything else is equal."""
     chosen = experiment("dp-fedadam")
     job = build_job(chosen)
 
     def ends(sigma: float):
         private = replace(job, method=replace(job.method, privacy=replace(job.method.privacy, sigma=sigma)))
-        served = FlowerServer(chosen.engine, private, lambda *_: InMemory(Client(chosen.engine, private)))
-        return play(served, 1)[0].server.public, play(chosen.engine.prepare(private), 1)[0].server.public
+        server = FlowerServer(chosen.engine, private, lambda *_: InMemory(Client(chosen.engine, private)))
+        return play(server, 1)[0].server.public, play(chosen.engine.prepare(private), 1)[0].server.public
 
     assert same_public(*ends(0.0))
     assert not same_public(*ends(0.5))
 
 
 class OwnData(InMemory):
-    """Clients that hold their own examples and nobody else's."""
+    """Clients that have only their own examples."""
 
     def __init__(self, sites: dict[int, Client]) -> None:
         super().__init__(sites[0])
         self.sites = sites
 
-    def answer(self, number, ask):
+    def respond(self, number, request):
         self.client = self.sites[number]
-        return super().answer(number, ask)
+        return super().respond(number, request)
 
 
-def test_nodes_with_nothing_but_their_own_examples_are_the_simulation_too():
+def test_clients_with_only_their_own_examples_equal_the_simulation():
     chosen = experiment("scaffold", rounds=2)
     job = build_job(chosen)
     sites = {}

@@ -1,4 +1,4 @@
-"""Our messages in Flower's records: what goes in comes out, and nothing else is believed."""
+"""Messages in Flower's records: packing is inverted by unpacking, and other records are refused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ flwr = pytest.importorskip("flwr.app")
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, INLINE, INLINE + 1])
-def test_a_message_comes_out_as_it_went_in(size):
-    data = bytes(range(256)) * (size // 256 + 1)
-    data = data[:size]
+def test_unpack_inverts_pack(size):
+    data = (bytes(range(256)) * (size // 256 + 1))[:size]
     (client, error), got = unpack(pack({"client": 3, "error": ""}, data), client=int, error=str)
     assert (client, error, got) == (3, "", data)
 
 
-def test_long_messages_go_in_pieces():
+def test_long_messages_are_in_an_array():
     assert "thinwire-data" in pack({}, b"x" * (INLINE + 1))
     assert "thinwire-data" not in pack({}, b"x" * INLINE)
 
@@ -34,6 +33,6 @@ def test_long_messages_go_in_pieces():
         flwr.RecordDict({"thinwire": flwr.ConfigRecord({"data": b"no client"})}),
     ],
 )
-def test_what_is_not_ours_is_refused(records):
+def test_other_records_are_refused(records):
     with pytest.raises(WireError):
         unpack(records, client=int)

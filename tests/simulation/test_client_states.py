@@ -1,4 +1,4 @@
-"""A roster: a mapping that stays as it was when a new one is made of it, and shares what did not change."""
+"""ClientStates: an immutable mapping; updates return a new one that shares the unchanged shelves."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,20 +10,20 @@ changes = st.lists(st.dictionaries(st.integers(0, 2000), st.integers(0, 9), max_
 
 
 @given(changes)
-def test_a_roster_is_a_dictionary_with_a_past(steps):
-    rosters, plain = [ClientStates()], [{}]
+def test_client_states_equal_dictionaries_and_do_not_change(steps):
+    mappings, plain = [ClientStates()], [{}]
     for step in steps:
         states = {i: ClientState(version) for i, version in step.items()}
-        rosters.append(rosters[-1].updated(states.items()))
+        mappings.append(mappings[-1].updated(states.items()))
         plain.append({**plain[-1], **states})
-    for roster, expected in zip(rosters, plain, strict=True):
-        assert dict(roster) == expected
-        assert len(roster) == len(expected)
-        assert roster.get(5000) is None
+    for mapping, expected in zip(mappings, plain, strict=True):
+        assert dict(mapping) == expected
+        assert len(mapping) == len(expected)
+        assert mapping.get(5000) is None
         assert dict(ClientStates(expected)) == expected
 
 
-def test_a_change_copies_one_shelf():
+def test_an_update_copies_only_the_changed_shelf():
     before = ClientStates(dict.fromkeys(range(10_000), ClientState()))
     after = before.updated([(7, ClientState(1))])
     copied = [at for at, shelf in after._shelves.items() if shelf is not before._shelves[at]]

@@ -1,0 +1,73 @@
+"""The server refuses uploads that do not belong to the round."""
+
+import pytest
+
+from tests.federation import closed
+from tests.protocol.messages import bodies_of, forged, value_bytes
+from thinwire.errors import WireError
+from thinwire.protocol.receive import request_full_state
+from thinwire.protocol.server import full_state_message
+from thinwire.wire import message as wire
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 0}, "client 0 trained version 0, the round is at 1"),
+        ({"version": 2}, "trained version 2"),
+        ({"kind": wire.STEPS}, "kind 'steps' came from a client"),
+        ({"plan": frozenset({"0.weight"})}, "other blocks than the round requested"),
+        ({"COORDS": None}, "fields .* expected"),
+        ({"WEIGHT": None}, "fields .* expected"),
+        ({"BUFFERS": None}, "fields .* expected"),
+        ({"SHARED": b""}, "fields .* expected"),
+        ({"REPORT": b"abcd"}, "fields .* expected"),
+        ({"BASE": b"abcd"}, "fields .* expected"),
+        ({"COORDS": b"abcd"}, "bytes of raw values"),
+        ({"BUFFERS": b""}, "bytes of raw values"),
+        ({"WEIGHT": b"\0" * 8}, "expected 4 bytes for a weight, got 8"),
+        ({"WEIGHT": value_bytes(0.0)}, "sent weight 0.0; expected above 0"),
+        ({"WEIGHT": value_bytes(-3.0)}, "sent weight -3.0"),
+        ({"WEIGHT": value_bytes(float("nan"))}, "sent weight nan"),
+        ({"WEIGHT": value_bytes(float("inf"))}, "sent weight inf"),
+    ],
+)
+def test_uploads_that_do_not_fit_are_refused(opened, change, message):
+    federation, plan, data = opened
+    assert forged(federation, data) == data
+    with pytest.raises(WireError, match=message):
+        closed(federation.contract, federation.server, plan, {0: forged(federation, data, **change)}, 6)
+    closed(federation.contract, federation.server, plan, {0: data}, 6)
+
+
+@pytest.mark.parametrize("field", ["COORDS", "BUFFERS"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_values_are_refused(opened, field, value):
+    federation, plan, data = opened
+    payload = bodies_of(federation, data)[0].fields[getattr(wire, field)]
+    bad = forged(federation, data, **{field: bytes(payload[:-4]) + value_bytes(value)})
+    with pytest.raises(WireError, match="client 0 sent a value that is not finite"):
+        closed(federation.contract, federation.server, plan, {0: bad}, 6)
+
+
+def test_a_damaged_upload_is_refused_and_the_round_stays_open(opened):
+    federation, plan, data = opened
+    for at in range(0, len(data), 97):
+        bad = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+        with pytest.raises(WireError):
+            closed(federation.contract, federation.server, plan, {0: bad}, 6)
+    assert federation.server.public.version == 1
+
+
+def test_a_round_without_uploads_is_refused(opened):
+    federation, plan, _ = opened
+    with pytest.raises(WireError, match="no client responded"):
+        closed(federation.contract, federation.server, plan, {}, 6)
+
+
+def test_a_full_state_is_sent_on_request_only(opened):
+    federation, _, data = opened
+    with pytest.raises(WireError, match="kind 'up' requests no state"):
+        full_state_message(federation.contract, federation.server, data, 0)
+    with pytest.raises(WireError, match="lost at version 9, the server is at 1"):
+        full_state_message(federation.contract, federation.server, request_full_state(federation.contract, 9, 0), 0)
