@@ -45,4 +45,4 @@ def test_refusals_are_one_line_with_what_to_write():
     for pair, why in refused.items():
         assert "\n" not in why, pair
         assert len(why) < 600, pair
-        assert any(word in why for word in ("Write", "Use", "write", "use", "at least one must be", "the blocks are")), (pair, why)
+        assert any(word in why for word in ("Write", "Use", "write", "the blocks are")), (pair, why)

@@ -1,18 +1,11 @@
-"""Run directories: their files, resumed runs, checkpoints, kills."""
+"""Run directories: their files, resumed runs, checkpoints."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,8 +20,6 @@ from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.reports.compare import table
 from thinwire.runtime.job import RunState
-from thinwire.simulation.simulation import Simulation
-from thinwire.training import autotune as probe
 
 QUICK = {"rounds": 4, "checkpoint.every": 2, "local.epochs": 1}
 
@@ -194,8 +185,11 @@ def test_a_checkpoint_restores_every_part_of_the_state(tmp_path):
     public = PublicState(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
     past = (Window(1, 3, (), b"end of the window"), Window(3, 5, (b"x", b"yz"), b""))
     ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
-    server = ServerState(public, tree("opt"), tree("corr"), tree("sched"), tree("codec"), ledger)
-    clients = {12: ClientState(6, tree("held"), tree("mine"), tree("ef"), tree("velocity")), 3: ClientState(2)}
+    server = ServerState(
+        public, {"momentum": tree("opt"), "second": tree("opt")}, tree("corr"), tree("sched"), tree("codec"), ledger
+    )
+    kept = ClientState(6, tree("unsent"), tree("control"), tree("residual"), {"momentum": tree("velocity")})
+    clients = {12: kept, 3: ClientState(2)}
     sync_counts = SyncCounts({"coords.1": 7}, None)
     state = RunState(9, server, clients, (12, 3), "loop", "because", sync_counts, 5, True)
     save_checkpoint(tmp_path, state, "digest")
@@ -205,16 +199,19 @@ def test_a_checkpoint_restores_every_part_of_the_state(tmp_path):
         mine, theirs = getattr(public, name), getattr(back.server.public, name)
         assert list(mine) == list(theirs)
         assert all(torch.equal(mine[block], theirs[block]) for block in mine)
-    for name in ("opt", "correction", "schedule", "codec"):
+    for name in ("correction", "schedule", "codec"):
         mine, theirs = getattr(server, name), getattr(back.server, name)
         assert list(mine) == list(theirs)
         assert all(torch.equal(mine[block], theirs[block]) for block in mine)
+    assert list(back.server.opt) == ["momentum", "second"]
+    assert all(same(back.server.opt[slot], server.opt[slot]) for slot in server.opt)
     assert back.server.ledger == ledger
     assert (back.round, back.cohort, back.backend, back.backend_reason) == (9, (12, 3), "loop", "because")
     assert back.clients[3].is_empty
     assert back.clients[12].version == 6
-    for name in ("held", "correction", "codec", "opt"):
-        assert same(getattr(back.clients[12], name), getattr(clients[12], name))
+    for name in ("unsent", "correction", "codec"):
+        assert same(getattr(back.clients[12], name), getattr(kept, name))
+    assert same(back.clients[12].opt["momentum"], kept.opt["momentum"])
     assert back.sync_counts == sync_counts
     with pytest.raises(CheckpointError, match="another configuration"):
         load_checkpoint(tmp_path, "other")
@@ -231,225 +228,3 @@ def test_the_saved_model_loads_into_a_plain_module(tmp_path):
 
     execute(quick(), tmp_path / "run")
     build("mlp").load_state_dict(load_file(tmp_path / "run/model.safetensors"))
-
-
-# -- the backend -----------------------------------------------------------------------------------------------------
-
-
-def other_cache(kept: Path, folder: Path) -> str:
-    """Write a cache in which another backend was the fastest; returns its name."""
-    folder.mkdir()
-    (file,) = kept.glob("way*.npz")
-    with np.load(file, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
-    key = "backend" if "backend" in found else "how"
-    other = "vmap" if str(found[key]) != "vmap" else "loop"
-    np.savez(folder / file.name, **(found | {key: np.array(other)}))
-    return other
-
-
-def test_a_run_killed_before_its_first_checkpoint_keeps_its_backend(tmp_path, monkeypatch):
-    monkeypatch.setenv("THINWIRE_PROBE", "on")
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(probe, "_known", {})
-    wanted = quick(**{"checkpoint.every": 100, "engine.precision": "bf16"})  # in 16 bits backends differ
-    execute(wanted, tmp_path / "whole")
-    seen = []
-
-    def kill(record):
-        seen.append(json.loads((tmp_path / "cut/training.json").read_text()))
-        if record.round == 2:
-            raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        execute(wanted, tmp_path / "cut", on_round=kill)
-    assert rounds_in(tmp_path / "cut/checkpoints") == []
-    other = other_cache(tmp_path / "cache", tmp_path / "other")
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "other"))
-    probe._known.clear()  # as another process
-    execute(wanted, tmp_path / "cut", resume=True)
-    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-    assert (
-        json.loads((tmp_path / "cut/environment.json").read_text())["clients_trained_by"] == seen[0]["backend"] != other
-    )
-    execute(wanted, tmp_path / "another")
-    assert json.loads((tmp_path / "another/training.json").read_text())["backend"] == other, (
-        "the cache decides for a new run"
-    )
-
-
-def test_the_backend_is_written_before_the_first_round(tmp_path, monkeypatch):
-    def no_round(*_):
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(Simulation, "round", no_round)
-    with pytest.raises(RuntimeError, match="killed"):
-        execute(quick(), tmp_path / "run")
-    kept = json.loads((tmp_path / "run/training.json").read_text())
-    assert (kept["backend"], kept["backend_reason"], kept["chunk"], kept["onednn"]) == (
-        "vmap",
-        "THINWIRE_PROBE is off",
-        0,
-        None,
-    )
-    monkeypatch.undo()
-    monkeypatch.setenv("THINWIRE_PROBE", "on")
-    execute(quick(), tmp_path / "run", resume=True)
-    assert json.loads((tmp_path / "run/environment.json").read_text())["because"] == "THINWIRE_PROBE is off"
-
-
-def test_a_round_that_changes_the_chunk_is_saved_at_once(tmp_path, monkeypatch):
-    train = Simulation.train_portion
-
-    def little_memory(self, portion, *rest, **more):
-        if len(portion.clients) > 5:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return train(self, portion, *rest, **more)
-
-    def stop(record):
-        if record.round == 2:
-            raise RuntimeError("killed")
-
-    wanted = quick(**{"checkpoint.every": 100})
-    monkeypatch.setattr(Simulation, "train_portion", little_memory)
-    with pytest.raises(RuntimeError, match="killed"):
-        execute(wanted, tmp_path / "run", on_round=stop)
-    assert rounds_in(tmp_path / "run/checkpoints") == [1]
-    monkeypatch.undo()  # now all ten clients fit into memory, but the run continues with five at a time
-    execute(wanted, tmp_path / "run", resume=True)
-    assert json.loads((tmp_path / "run/checkpoints/round-000004.json").read_text())["chunk"] == 5
-
-
-# -- real kills ------------------------------------------------------------------------------------------------------
-
-# a model large enough that writing a checkpoint takes a while, and a checkpoint after every round
-KILL = ["--rounds", "12", "--set", "checkpoint.every=1", "--set", "task.model.hidden=2000", "--set", "local.epochs=1"]
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "thinwire", *words, "-q"]
-
-
-def start(*words: str, **env: str) -> subprocess.Popen:
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command(*words), env={**os.environ, **env}, **quiet)
-
-
-def finish(*words: str, **env: str) -> None:
-    done = subprocess.run(command(*words), env={**os.environ, **env}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def rounds_done(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
-
-
-def kill_once(process: subprocess.Popen, folder: Path, rng: random.Random) -> str:
-    """Kill for real, either at a random moment between rounds or as soon as a checkpoint is being written."""
-    goal = rounds_done(folder) + rng.randint(1, 3)
-    while_writing = rng.random() < 0.5
-    while process.poll() is None:
-        if rounds_done(folder) >= goal:
-            if not while_writing:
-                time.sleep(rng.random() * 0.2)
-                break
-            if list(folder.glob("checkpoints/.*.tmp")):
-                break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return "while a checkpoint was written" if list(folder.glob("checkpoints/.*.tmp")) else "between"
-
-
-def kill_and_resume(tmp_path: Path, kills: int, seed: int) -> list[str]:
-    rng = random.Random(seed)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish("run", "fedavgm", *KILL, "--out", str(whole))
-    moments = []
-    for attempt in range(kills):
-        process = start("resume", str(cut)) if attempt else start("run", "fedavgm", *KILL, "--out", str(cut))
-        moments.append(kill_once(process, cut, rng))
-    finish("resume", str(cut))
-    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert metrics(cut) == metrics(whole)
-    assert not list(cut.rglob("*.tmp")), "a resumed run removes the temporary files of a killed one"
-    return moments
-
-
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    kill_and_resume(tmp_path, kills=2, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
-@pytest.mark.parametrize("seed", range(8))
-def test_a_run_killed_many_times_resumes_to_the_same_bits(tmp_path, seed):
-    print("killed:", kill_and_resume(tmp_path, kills=5, seed=seed))  # shown by pytest -rP
-
-
-LATE = [*KILL, "--set", "checkpoint.every=1000"]  # the first checkpoint is that of the last round
-
-
-def inode(file: Path) -> int:
-    return file.stat().st_ino if file.exists() else 0
-
-
-def kill_before_the_first_checkpoint(tmp_path: Path, kills: int, seed: int) -> list[str]:
-    """Kill a run, each time with an empty cache: at its start, while backends are timed, or after a few rounds."""
-    rng = random.Random(seed)
-    whole, cut, moments = tmp_path / "whole", tmp_path / "cut", list[str]()
-    decided = None  # the cache of the process that chose the backend
-    for attempt in range(kills):
-        cache = tmp_path / f"cache-{attempt}"
-        env = {"THINWIRE_CACHE": str(cache), "THINWIRE_PROBE": "on"}
-        begun = (cut / "config.toml").is_file()
-        words = ("resume", str(cut)) if begun else ("run", "fedavgm", *LATE, "--out", str(cut))
-        old = inode(cut / "metrics.jsonl")  # a resumed run writes this file again from the first round
-        process = start(*words, **env)
-        goal = rng.choice([0, 1, 2, 3])
-        seconds, began = rng.uniform(2, 8), time.monotonic()
-
-        def waits(old: int = old, goal: int = goal, end: float = began + seconds) -> bool:
-            trained = rounds_done(cut) if inode(cut / "metrics.jsonl") != old else 0
-            return trained < goal if goal else time.monotonic() < end
-
-        while process.poll() is None and waits():
-            time.sleep(0.01)
-        assert process.poll() is None, "it was too fast to be killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert rounds_in(cut / "checkpoints") == []
-        if decided is None and (cut / "training.json").is_file():
-            decided = cache
-        moments.append(f"after {rounds_done(cut)} rounds" if decided else "before the choice")
-    env = {"THINWIRE_CACHE": str(tmp_path / "cache-last"), "THINWIRE_PROBE": "on"}
-    finish("resume", str(cut), **env)
-    env["THINWIRE_CACHE"] = str(decided or tmp_path / "cache-last")
-    finish("run", "fedavgm", *LATE, "--out", str(whole), **env)
-    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert metrics(cut) == metrics(whole)
-    return moments
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a POSIX signal")
-@pytest.mark.parametrize("seed", range(2))
-def test_a_run_killed_before_its_first_checkpoint_resumes_to_the_same_bits(tmp_path, seed):
-    print("killed:", kill_before_the_first_checkpoint(tmp_path, kills=5, seed=seed))
-
-
-@pytest.mark.skipif(os.name != "posix", reason="flock is a POSIX call")
-def test_two_processes_cannot_write_to_one_run(tmp_path):
-    process = start("run", "fedavg", "--rounds", "100000", "--out", str(tmp_path / "run"))
-    try:
-        while rounds_done(tmp_path / "run") < 1:
-            assert process.poll() is None
-            time.sleep(0.05)
-        second = subprocess.run(command("resume", str(tmp_path / "run")), capture_output=True, text=True)
-        assert second.returncode == 2
-        assert "another process" in second.stderr
-    finally:
-        process.kill()
-        process.wait()

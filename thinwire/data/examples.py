@@ -149,7 +149,8 @@ class AugmentedImages(Examples):
         images: the images.
         max_shift: maximum shift in pixels, up, down, left and right.
 
-    >>> pool = AugmentedImages(Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1)), max_shift=1)
+    >>> images = Images(torch.eye(3, dtype=torch.uint8).view(1, 1, 3, 3) * 255, torch.zeros(1))
+    >>> pool = AugmentedImages(images, max_shift=1)
     >>> len(pool), pool.variants                                     # 3 rows x 3 columns x (original, flipped)
     (1, 18)
     >>> pool.gather(torch.tensor([0, 1]))[0].squeeze(1).tolist()[1]  # variant 1: flipped

@@ -234,7 +234,7 @@ class FlowerServer:
 
 
 def _training_loss(responses: Mapping[int, Response], limit: float) -> tuple[float, dict[int, str]]:
-    """The mean loss over all examples, with both bounded as uploads are; and which clients were bounded, with reasons."""
+    """The mean loss over all examples, with both bounded as uploads are; and the clients that were, with reasons."""
     losses = [abs(one.loss) for one in responses.values()]
     examples = [float(one.examples) for one in responses.values()]
     by_loss = factors(losses, limit) if limit else [1.0] * len(losses)

@@ -113,8 +113,8 @@ def _check_aggregator(method: Method) -> None:
         )
     if method.privacy.active:
         raise IncompatibleParts(
-            f"{method.privacy!r} is defined for the weighted mean, and its guarantee under {method.aggregator!r} is not "
-            "known. Write aggregator = 'weighted', or privacy = 'none'"
+            f"{method.privacy!r} is defined for the weighted mean, and its guarantee under {method.aggregator!r} is "
+            "not known. Write aggregator = 'weighted', or privacy = 'none'"
         )
 
 
@@ -140,8 +140,8 @@ def _check_sketch(method: Method) -> None:
         )
     if method.correction.init_server(_PROBE):
         raise IncompatibleParts(
-            f"{method.correction!r} keeps a server state of the coordinates, but under {method.sketch!r} the server has "
-            "codes only. Use the identity sketch, or a correction without server state"
+            f"{method.correction!r} keeps a server state of the coordinates, but under {method.sketch!r} the server "
+            "has codes only. Use the identity sketch, or a correction without server state"
         )
 
 

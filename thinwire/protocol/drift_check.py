@@ -62,8 +62,8 @@ def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
     mine, length = project(_replayed(contract, public), contract.key.fold("guard", public.version))
     if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
         raise Drifted(
-            f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, expected "
-            f"{theirs:.6g} within {TOLERANCE * length:.2g}; request the whole state"
+            f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, "
+            f"expected {theirs:.6g} within {TOLERANCE * length:.2g}; request the whole state"
         )
 
 

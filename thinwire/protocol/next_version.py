@@ -97,7 +97,7 @@ def _observe(contract: Contract, server: ServerState, plan: Plan, total: Aggrega
 
 
 def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> Change:
-    """The step of the server optimizer on the corrected mean update. States of blocks outside the plan do not change."""
+    """The step of the server optimizer on the corrected mean update; states of other blocks do not change."""
     method, version, update = contract.method, server.public.version, total.update
     coords = to_device(restrict(server.public.coords, plan.names), "cpu")
     absent = contract.code.named - update.keys()
@@ -168,7 +168,7 @@ def append_entry(contract: Contract, ledger: Ledger, plan: Plan, body: bytes, en
 
 
 def _checked(server: ServerState) -> ServerState:
-    """The same state; raises Diverged if a state of optimizer, correction, schedule or codec, or a buffer, is not finite."""
+    """The same state; raises Diverged if a state of a part, or a buffer, is not finite."""
     public = server.public
     if server.opt and not state_is_finite(server.opt):
         raise _not_finite("optimizer", public.version)

@@ -49,7 +49,7 @@ class UploadContent(NamedTuple):
 def pack_upload(
     contract: Contract, plan: Plan, version: int, client: int, payload: Bytes, content: UploadContent | None
 ) -> wire.Pieces:
-    """The message of one client, in pieces. `content` is None under secure aggregation, where only the payload is sent."""
+    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent."""
     fields = {wire.COORDS: payload}
     if content is not None:
         if contract.method.client_weight.sent:

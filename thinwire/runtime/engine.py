@@ -20,8 +20,8 @@ class EngineSettings:
 
     Args:
         device: `cpu` or `cuda` (also `cuda:1`).
-        backend: train the clients of a group in one vectorized program (`vmap`), in one program that is recorded once as
-            a CUDA graph and then replayed (`graph`: many times faster for small models), one after another (`loop`), or
+        backend: train the clients of a group in one vectorized program (`vmap`), in one program that is recorded once
+            as a CUDA graph and then replayed (`graph`: many times faster for small models), one after another (`loop`), or
             one on each core of a CPU (`threads`); `auto` uses on a GPU the first of graph, vmap, loop that supports the
             model, on a CPU the fastest of threads, vmap, loop in a short measurement before the first round.
         chunk: number of clients trained together; 0 means the whole cohort, or as many as fit into the memory of a GPU:

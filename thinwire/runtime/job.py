@@ -78,8 +78,8 @@ class Job:
         self.method.aggregator.check(self.cohort)
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:
             raise ConfigError(
-                f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; write "
-                f"for example --set method.next_stage.at={max(1, self.rounds // 4)}, or more rounds"
+                f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; "
+                f"write for example --set method.next_stage.at={max(1, self.rounds // 4)}, or more rounds"
             )
         if self.method.secure_aggregation and self.cohort < 2:
             raise ConfigError("secure_aggregation = true needs a cohort of 2 or more clients, not 1")

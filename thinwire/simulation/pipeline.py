@@ -47,8 +47,8 @@ class Prediction(NamedTuple):
 class Pipeline:
     """Work that a GPU and the host do in parallel.
 
-    A *stream* is a queue of GPU work that is processed in order; an *event* marks a position in a stream. On a CPU there
-    are neither, and all methods do nothing.
+    A *stream* is a queue of GPU work that is processed in order; an *event* marks a position in it. On a CPU there are
+    neither, and all methods do nothing.
 
     Args:
         device: the training device.
@@ -100,7 +100,7 @@ class Pipeline:
             yield
 
     def confirm(self, server: ServerState) -> ServerState:
-        """The server's state, with the predicted coordinates if the prediction was right; else training is discarded."""
+        """The server's state, with the predicted coordinates if they are right; else training is discarded."""
         if self.trained is None or self._step is None:
             return server
         public, step = server.public, self._step

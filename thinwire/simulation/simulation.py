@@ -262,7 +262,7 @@ class Simulation:
         return GroupResult(messages, states, updates.loss)
 
     def _work_ahead(self, state: RunState, trained: Trained) -> None:
-        """On a GPU: train the next cohort speculatively, or else plan its batches, while this one's uploads are made."""
+        """On a GPU: train the next cohort speculatively, or plan its batches, while this one's uploads are made."""
         number = state.round + 1
         contract, names = self.contract.at(state.server.public.version), trained.group.plan.names
         # the first round shows whether this backend works
