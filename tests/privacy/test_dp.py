@@ -142,12 +142,12 @@ def test_epsilon_counts_participating_clients_only():
     """About one client in four is in a participating tier: two of these give a larger epsilon than two of all."""
     experiment = resolve("highest-tier+dp-fedadam", "digits", {"cohort.size": 2, "method.privacy.sigma": 1.1})
     simulation = experiment.engine.prepare(build_job(experiment))
-    asked = len(simulation.federation.eligible)
-    assert 2 < asked < 10
+    eligible = len(simulation.federation.eligible)
+    assert 2 < eligible < 10
     part = experiment.method.privacy
     epsilon, reason = simulation.federation.epsilon(200)
     assert not reason
-    assert epsilon == part.epsilon(2, asked, 200) > 3 * part.epsilon(2, 20, 200)
+    assert epsilon == part.epsilon(2, eligible, 200) > 3 * part.epsilon(2, 20, 200)
 
 
 @pytest.mark.parametrize("name", ["ffa-lora", "full", "flasc", "lora"])

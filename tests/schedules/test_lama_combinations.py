@@ -66,9 +66,9 @@ def test_a_client_that_missed_windows_starts_from_the_public_state():
 def test_a_client_that_missed_a_round_within_a_window_keeps_unsynchronized_layers_but_not_momentum():
     federation = within_a_window()
     federation.round((1, 2))
-    held = federation.states[0].unsent
+    unsent = federation.states[0].unsent
     federation.download(0)
-    assert same(federation.states[0].unsent, held), "its layer was not synchronized in that round"
+    assert same(federation.states[0].unsent, unsent), "its layer was not synchronized in that round"
     without = replace(federation.states[0], opt={})
     assert upload_of(federation, 0, federation.states[0]) == upload_of(federation, 0, without)
 
@@ -111,21 +111,21 @@ COMBINATIONS = {
 def test_fedlama_combines_with(case):
     method = Method(**{"schedule": FedLAMA(2), "client_opt": SGD(0.1, momentum=0.9), **COMBINATIONS[case]})
     federation = Federation(method, local=STEPS)
-    held = set()
+    unsent = set()
     for number, cohort in enumerate(((0, 1, 4), (2, 3), (1, 5, 2), (4, 0), (3, 5, 1), (0, 2))):
         for _ in range(2 if number < 5 else 1):  # the last window is incomplete
             plan = plan_round(federation.contract, federation.server)
             before = federation.server
             federation.round(cohort)
             absent = frozenset(federation.contract.sendable.names) - plan.names
-            held |= {name for i in cohort for name in federation.states[i].unsent}
+            unsent |= {name for i in cohort for name in federation.states[i].unsent}
             slots = {slot: (tree, federation.server.opt[slot]) for slot, tree in before.opt.items()}
             slots["correction"] = (before.correction, federation.server.correction)
             for slot, (old, new) in slots.items():
                 for name in absent & old.keys():
                     assert torch.equal(old[name], new[name]), f"{name} was not synchronized, but {slot} changed"
         federation.download(number)
-    assert held, "all layers were synchronized in every round"
+    assert unsent, "all layers were synchronized in every round"
     assert all(torch.isfinite(torch.tensor(federation.losses)))
     for client in federation.public:
         federation.download(client)

@@ -103,11 +103,11 @@ def test_a_head_is_sent_private_or_frozen(head):
     adapter, dense = 4 * (64 + 12) * 4, (12 * 10 + 10) * 4
     sent = adapter + (dense if head == "sent" else 0)
     assert {len(message) - sent for message in up.values()} < set(range(60))
-    before, after, held = fed.first.base, fed.weights(), fed.states[0].unsent
+    before, after, unsent = fed.first.base, fed.weights(), fed.states[0].unsent
     assert torch.equal(after["2.weight"], before["2.weight"]) == (head != "sent")
     assert torch.equal(after["0.bias"], before["0.bias"])
-    assert set(held) == ({"2.weight", "2.bias"} if head == "private" else set())
-    assert all(block.any() for block in held.values())
+    assert set(unsent) == ({"2.weight", "2.bias"} if head == "private" else set())
+    assert all(block.any() for block in unsent.values())
 
 
 def test_vmap_and_loop_train_the_same():
