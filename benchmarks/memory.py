@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "batch": options.batch,
         "held": held,
         "peak": torch.cuda.max_memory_allocated(),
-        "trained_by": state.backend,
+        "backend": state.backend,
         "because": state.backend_reason,
         "loss": record.loss,
         "weights": 4 * simulation.federation.model.parameters(),
@@ -87,7 +87,7 @@ def page(files: list[Path]) -> str:
         found = json.loads(file.read_text())
         many = found["many"]
         sizes = (many["peak"], found["one"]["peak"], found["activations_of_one"])
-        cells = [f"{found['device']}, torch {found['torch']}", many["trained_by"], str(many["clients"])]
+        cells = [f"{found['device']}, torch {found['torch']}", many["backend"], str(many["clients"])]
         cells += [*map(human_bytes, sizes), f"{found['ratio_without_activations']:.2f} x one client's"]
         cells += [human_bytes(found["limit"]), "pass" if found["passed"] else "**FAIL**"]
         lines.append("| " + " | ".join(cells) + " |")

@@ -131,7 +131,7 @@ def test_compare_report_and_watch_agree(thinwire, tmp_path):
     run = str(next((tmp_path / "runs").glob("fedavg*")))
     status = json.loads(thinwire("watch", run, "--once", "--json")[1])
     assert (status["state"], status["bytes_total"]) == ("finished", rows[0]["bytes_total"])
-    assert json.loads(thinwire("watch", run, "--json")[1]) | {"silent_seconds": 0} == status | {"silent_seconds": 0}
+    assert json.loads(thinwire("watch", run, "--json")[1]) | {"idle_seconds": 0} == status | {"idle_seconds": 0}
     assert "finished" in thinwire("watch", run)[1]
 
 

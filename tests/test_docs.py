@@ -46,15 +46,24 @@ def test_links_resolve(page):
         assert (page.parent / target).exists() or target.startswith("http"), f"{page.name} links to {target}"
 
 
-def test_files_named_by_the_architecture_exist():
+def test_the_architecture_names_all_folders_and_only_files_that_exist():
     text = (ROOT / "docs/architecture.md").read_text()
-    rows = [row for row in text.splitlines() if row.startswith("| `") and ".py" in row]
-    assert rows
-    for row in rows:
-        folder = ""
-        for name in re.findall(r"`([a-z_/]+\.py)`", row.split("|")[1]):
-            folder = name.rsplit("/", 1)[0] if "/" in name else folder
-            assert (ROOT / "thinwire" / folder / name.rsplit("/", 1)[-1]).exists(), name
+    folders = {path.parent.name for path in (ROOT / "thinwire").glob("*/__init__.py")} | {"presets"}
+    tree = text.split("```")[3]
+    assert set(re.findall(r"\b([a-z]+)/(?=\s|$)", tree)) - {"thinwire", "datasets", "partitions"} == folders
+    for name in re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text):
+        assert (ROOT / "thinwire" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_code_on_the_page_of_a_round_is_that_of_the_files():
+    blocks = re.findall(r"```py\n# (\S+)\n(.*?)```", (ROOT / "docs/round.md").read_text(), re.S)
+    assert len(blocks) > 8
+    for name, block in blocks:
+        code = (ROOT / name).read_text()
+        position = 0
+        for part in re.split(r"^ *\.\.\.\n", block, flags=re.M):
+            position = code.find(part, position) + 1
+            assert position, f"{name} does not contain (in this order):\n{part}"
 
 
 def sections(page):

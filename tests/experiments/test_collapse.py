@@ -17,7 +17,7 @@ from thinwire.experiments.chance import chance_among, chance_of
 from thinwire.experiments.collapse import Chance, Course, judge, known_verdict, news
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.grid import Grid, broke_down, broken, run_grids, score, status, summary
+from thinwire.experiments.grid import Grid, broken, run_grids, score, status, summary, training_failed
 from thinwire.experiments.records import read_run
 from thinwire.experiments.watch import follow
 from thinwire.simulation.engine import LocalEngine
@@ -197,7 +197,7 @@ def test_a_grid_replaces_a_run_at_chance_by_the_next_best(tmp_path):
     assert score(high, tmp_path, "best_accuracy") == 0.0
     assert score(high, tmp_path, "bytes to 0.01") == -math.inf
     assert summary(high.runs[0], tmp_path)["best_accuracy"] > 0
-    assert broke_down(high.runs[0], tmp_path)
+    assert training_failed(high.runs[0], tmp_path)
     assert [line.chosen for line in grid.final(tmp_path)] == [low.chosen]
     # a learning rate that fails only on the seeds of the table
     path = default_folder(grid.final(tmp_path)[0].runs[0], tmp_path)
@@ -216,7 +216,7 @@ def test_simulate_warns_about_a_run_at_chance():
     with pytest.warns(RuntimeWarning, match="round 1: at chance"):
         run = tw.simulate(nn.Linear(4, 3), clients, method, rounds=2, test=test)
     assert run.status == "at chance"
-    assert "not above chance" in run.why
+    assert "not above chance" in run.status_reason
     assert run.history[0].alarm
     few = tuple(part[:99] for part in test)
     assert tw.simulate(nn.Linear(4, 3), clients, method, rounds=2, test=few).status == "finished", "too few examples"

@@ -64,7 +64,7 @@ def test_a_file_an_expression_and_a_method_give_the_same_run(tmp_path):
         assert same(run.weights, by_file.weights)
         assert [r._replace(seconds=0) for r in run.history] == [r._replace(seconds=0) for r in by_file.history]
     assert [record.accuracy is None for record in by_file.history] == [True, False, False]
-    assert by_file.trained_by == "loop"
+    assert by_file.backend == "loop"
 
 
 def test_arguments_override_the_file(tmp_path):

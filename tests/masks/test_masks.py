@@ -186,7 +186,7 @@ def test_hetlora_can_weight_clients_by_the_norm_of_their_adapters():
 
 
 def test_only_tiers_that_are_sampled_participate():
-    tiers = (tw.Tier(asked=False), tw.Tier())
+    tiers = (tw.Tier(sampled=False), tw.Tier())
     budget = tw.Budget(tiers, clients=tuple(i % 2 for i in ALL_CLIENTS))
     participants = set()
     for _ in LocalEngine().run(Job(digits_task(), tw.Method(budget=budget), 3, 2), lambda *a: participants.add(a[2])):

@@ -13,10 +13,10 @@ from thinwire.metrics import summarize
 def test_worst_tenth_is_the_mean_of_the_lowest_values(count, lowest):
     values = np.random.default_rng(count).random(count).tolist()
     found = summarize(values)
-    assert found.worst_tenth == pytest.approx(sum(sorted(values)[:lowest]) / lowest)
+    assert found.worst_10 == pytest.approx(sum(sorted(values)[:lowest]) / lowest)
     assert found.mean == pytest.approx(sum(values) / count)
     assert found.clients == count
-    assert [found.q10, found.q50, found.q90] == np.quantile(values, [0.1, 0.5, 0.9]).tolist()
+    assert [found.p10, found.p50, found.p90] == np.quantile(values, [0.1, 0.5, 0.9]).tolist()
 
 
 def test_the_order_of_clients_does_not_matter():

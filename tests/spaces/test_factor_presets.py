@@ -56,7 +56,7 @@ def test_preset_learns_digits(name, network):
     losses = [record.loss for record in run.history]
     assert all(map(math.isfinite, losses))
     assert losses[-1] < 0.75 * losses[0]
-    assert run.trained_by == "vmap"
+    assert run.backend == "vmap"
     if name not in ("pfedpara", "factorized-fl-u", "fedper", "local"):  # the server's model is evaluated
         assert run.accuracy > 0.6
     with torch.no_grad():  # a plain module with the composed weights

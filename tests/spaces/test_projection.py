@@ -229,7 +229,7 @@ def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, 
     assert "a" not in space.basis(Spec.of({"w": torch.zeros(D)}), Key(0), "cpu")
     for backend in ("vmap", "loop"):
         drawn = train(space, lr=0.01, backend=backend)
-        assert drawn.trained_by == backend
+        assert drawn.backend == backend
         assert torch.allclose(vector(stored), vector(drawn), atol=1e-5)
 
 

@@ -63,7 +63,7 @@ def status_line(status: Standing) -> str:
         parts += ["finished"]
     elif status.eta_seconds is not None:
         parts += [f"{human_seconds(status.eta_seconds)} left"]
-    idle, pace = status.silent_seconds, status.seconds_per_round or 0.0
+    idle, pace = status.idle_seconds, status.seconds_per_round or 0.0
     if status.state != "finished" and idle is not None and idle > max(60.0, 10 * pace):
         parts += [f"no new round for {human_seconds(idle)}: `thinwire resume {status.run}` if it was stopped"]
     return visible("  ".join(parts))

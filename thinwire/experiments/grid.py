@@ -159,7 +159,7 @@ def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
     return None if found is None or found.get("status") == "diverged" else found
 
 
-def broke_down(experiment: Experiment, out: Path) -> bool:
+def training_failed(experiment: Experiment, out: Path) -> bool:
     """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
     if (default_folder(experiment, out) / "diverged.json").exists():
         return True
@@ -176,7 +176,7 @@ def status(experiment: Experiment, out: Path) -> str | None:
 
 def broken(line: Line, out: Path) -> list[int]:
     """The seeds of a line on which training fails."""
-    return [e.seed for e in line.runs if broke_down(e, out)]
+    return [e.seed for e in line.runs if training_failed(e, out)]
 
 
 def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
 
 def score(line: Line, out: Path, by: str) -> float:
     """The mean criterion over seeds; 0 for a run that failed or did not finish. Bytes are negated: fewer are better."""
-    found = [None if broke_down(e, out) else summary(e, out) for e in line.runs]
+    found = [None if training_failed(e, out) else summary(e, out) for e in line.runs]
     if by.startswith("bytes to "):
         reached = [
             to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)
@@ -284,7 +284,7 @@ def _workers(jobs: int) -> Iterator[Executor | None]:
 
 def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
     """Runs to start or continue, by digest; a run that failed would fail again."""
-    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out) and not broke_down(e, out)}
+    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out) and not training_failed(e, out)}
 
 
 def _run_all(

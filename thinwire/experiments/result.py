@@ -24,24 +24,24 @@ class Run:
         history: one record a round.
         weights: the final trainable weights by name.
         buffers: the final floating-point buffers by name.
-        trained_by: the backend: `graph`, `threads`, `vmap` or `loop`.
-        because: the reason, if it is not the fastest.
+        backend: the backend: `graph`, `threads`, `vmap` or `loop`.
+        backend_reason: the reason, if it is not the fastest.
         path: the run directory, if one was written.
         coords: the final coordinates, the values that were trained, by name: for LoRA the factors A and B.
         status: `finished`, `collapsed` (it had learned and ended at chance) or `at chance` (it never learned).
-        why: one sentence about the status, if it is not `finished`.
+        status_reason: one sentence about the status, if it is not `finished`.
     """
 
     history: list[RoundRecord]
     weights: Tree
     buffers: Tree
-    trained_by: str
-    because: str
+    backend: str
+    backend_reason: str
     _start: nn.Module
     path: Path | None = None
     coords: Tree = field(default_factory=dict)
     status: str = "finished"
-    why: str = ""
+    status_reason: str = ""
     _space: Space | None = None
     _basis: Tree = field(default_factory=dict)
 

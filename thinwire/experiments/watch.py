@@ -33,7 +33,7 @@ class Standing(NamedTuple):
     bytes_per_round: float | None  # recently
     seconds_per_round: float | None  # recently
     eta_seconds: float | None
-    silent_seconds: float | None  # since the last line was written, by the clock of this machine
+    idle_seconds: float | None  # since the last line was written, by the clock of this machine
     status: str = "finished"  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
     status_why: str = ""
 
@@ -78,7 +78,7 @@ def standing(path: Path, now: float | None = None) -> Standing:
         bytes_per_round=each,
         seconds_per_round=pace,
         eta_seconds=None if pace is None else 0.0 if finished else pace * max(0, run.rounds - len(records)),
-        silent_seconds=None if silent is None else round(silent, 1),
+        idle_seconds=None if silent is None else round(silent, 1),
         status=run.verdict.status,
         status_why=run.verdict.why,
     )

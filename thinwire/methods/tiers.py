@@ -99,5 +99,5 @@ def highest_tier(
     >>> [tier.share for tier in highest_tier().budget.tiers]
     [3.0, 1.0]
     """
-    tiers = (Tier(share=(1 - share) / share, asked=False), Tier(share=1.0))
+    tiers = (Tier(share=(1 - share) / share, sampled=False), Tier(share=1.0))
     return full().replace(space=LoRA(rank, alpha, target_modules, modules_to_save), budget=Budget(tiers))

@@ -15,13 +15,13 @@ class Tier:
 
     Args:
         share: how likely a client belongs to this tier, in proportion to the other tiers' shares.
-        asked: whether these clients ever take part; without them a cohort is drawn from the others.
+        sampled: whether these clients ever take part; without them a cohort is drawn from the others.
         up: the codec of these clients' messages; None leaves the method's.
         down: the codec of messages to them (`full` download only); None leaves the method's.
     """
 
     share: float = 1.0
-    asked: bool = field(default=True, repr=False)  # no message depends on it
+    sampled: bool = field(default=True, repr=False)  # no message depends on it
     up: Codec | None = None
     down: Codec | None = None
 
@@ -53,8 +53,8 @@ class Budget:
         for i, tier in enumerate(self.tiers):
             if not 0 < tier.share < float("inf"):
                 raise ConfigError(f"the share of tier {i} must be above 0, not {tier.share}")
-        if self.tiers and not any(tier.asked for tier in self.tiers):
-            raise ConfigError("no tier of the budget is asked; leave asked = false out of one of them")
+        if self.tiers and not any(tier.sampled for tier in self.tiers):
+            raise ConfigError("no tier of the budget is sampled; leave sampled = false out of one of them")
         if self.clients and not self.tiers:
             raise ConfigError("budget.clients gives clients a tier, but there are no budget.tiers")
         for client, own in enumerate(self.clients):

@@ -19,7 +19,7 @@ from thinwire.core.units import human_bytes
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder
 from thinwire.experiments.files import write_all
-from thinwire.experiments.grid import Line, at_edge, broke_down, broken, markdown, metrics, summary
+from thinwire.experiments.grid import Line, at_edge, broken, markdown, metrics, summary, training_failed
 from thinwire.experiments.presets import papers
 from thinwire.experiments.records import read_run
 from thinwire.experiments.repro import Reproduction
@@ -75,7 +75,7 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
             text += f"![Accuracy against bytes, {column['name']}]({folder}/{name})\n\n"
         text += _search(repro, [line for line in trials if line.row in rows], column_lines, out)
     runs = _runs(repro, [*lines, *trials], out)
-    ends = {e.digest(): broke_down(e, out) for line in (*lines, *trials) for e in line.runs if not summary(e, out)}
+    ends = {e.digest(): training_failed(e, out) for line in (*lines, *trials) for e in line.runs if not summary(e, out)}
     diverged = sum(ends.values())
     missing = len(ends) - diverged
     text += verdict + f"Scale `{repro.scale}`"

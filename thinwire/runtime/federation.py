@@ -51,7 +51,7 @@ class Federation:
         weights, buffers = self.model.weights(), self.model.buffers()
         self.contract, self.first = make_contract(job.method, weights, buffers, self.key.fold("run"))
         tiers, everyone = job.method.budget.tiers, range(len(job.task.clients))
-        self.eligible = [i for i in everyone if not tiers or tiers[self.contract.tier(i)].asked]
+        self.eligible = [i for i in everyone if not tiers or tiers[self.contract.tier(i)].sampled]
         if not self.eligible:
             raise ConfigError("no client is in a tier that takes part; give it a larger share, or list budget.clients")
         data = (self.train, job.task.clients, self.device)
@@ -153,6 +153,6 @@ def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> Roun
     if not values:
         return record
     found = summarize(values)
-    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_tenth}
-    summary |= {"p10": found.q10, "p50": found.q50, "p90": found.q90}
+    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_10}
+    summary |= {"p10": found.p10, "p50": found.p50, "p90": found.p90}
     return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)

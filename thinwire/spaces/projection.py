@@ -35,7 +35,7 @@ from thinwire.kernels.projection import key_words, multiply_generated, square_su
 from thinwire.spaces.base import Space
 
 Entries = Literal["gaussian", "sign"]
-Normalise = Literal["row", "orthonormal", "none"]
+Normalize = Literal["row", "orthonormal", "none"]
 Layout = Literal["contiguous", "strided", "permuted"]
 
 # A basis with at most this many entries (64 MiB) is drawn once a round and stored; a larger one is generated block by
@@ -58,12 +58,12 @@ class _Projection(Space):
     """Common part of MAPA, MAPAX and MAPO."""
 
     entries: Entries = "sign"
-    normalize: Normalise = "row"
+    normalize: Normalize = "row"
     layout: Layout = "permuted"
     redraw_every: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("entries", Entries), ("normalize", Normalise), ("layout", Layout)):
+        for name, known in (("entries", Entries), ("normalize", Normalize), ("layout", Layout)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.redraw_every < 0:
@@ -251,7 +251,7 @@ def _rows(update: Tensor, full: int) -> Tensor:
     return torch.cat((first, update[..., full:, :-1].flatten(-2)), -1)
 
 
-def _draw(key: Key, p: int, e: int, entries: Entries, normalize: Normalise) -> Tensor:
+def _draw(key: Key, p: int, e: int, entries: Entries, normalize: Normalize) -> Tensor:
     """Draw A on the CPU: the same bits on all machines, except 'orthonormal', which depends on the LAPACK library."""
     if entries == "sign":
         a = key.signs(p, e)
