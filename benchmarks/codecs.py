@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
 from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK
 from thinwire.codecs.base import Codec
-from thinwire.codecs.positions import pack_sparse
+from thinwire.codecs.positions import Segment, pack_sparse, unpack_sparse
 from thinwire.core.key import Key
 from thinwire.core.selection import kept, largest
 from thinwire.core.spec import Spec
@@ -164,7 +164,7 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> tuple[int, 
         find = partial(largest, vector, k)
         at = find()
         encode = partial(pack_sparse, vector, at, inner.inner, peer)
-        decode = partial(inner.decode, made, spec, peer)
+        decode = partial(unpack_sparse, made, spec, [Segment(0, spec.size, k)], inner.inner, peer)
         return k, speed(encode, 4 * k, seconds), speed(decode, 4 * k, seconds), speed(find, 4 * spec.size, seconds)
     sent = kept(codec.density, spec.size) if isinstance(codec, RandomK) else spec.size
     encode, decode = partial(codec.encode, tree, codec.init(spec), peer), partial(codec.decode, made, spec, peer)

@@ -19,6 +19,7 @@ from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
+from thinwire.training.evaluation import evaluate
 
 ALL_CLIENTS = range(len(SIZES))
 
@@ -99,7 +100,7 @@ def test_the_model_of_clients_or_of_the_server_is_evaluated():
     whole = sent.job.method.space.expand(public.base, {}, public.coords)
     shown = sent.federation.weights(public)
     assert not same(shown, whole)
-    assert record.test_loss == sent.federation.model.evaluate(shown, public.buffers, sent.federation.test)[0]
+    assert record.test_loss == evaluate(sent.federation.model, shown, public.buffers, sent.federation.test).loss
     server, state, record = after(flasc(0.1, evaluate="server"))
     assert same(state.server.public.coords, public.coords)  # evaluation changes nothing
     assert same(server.federation.weights(state.server.public), whole)

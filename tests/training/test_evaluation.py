@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.data.task import as_examples
 from thinwire.training import evaluation
+from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 
 LENGTH, WORDS = 16, 500
@@ -37,7 +38,7 @@ class LargestTensor(TorchDispatchMode):
 
 def evaluated(model, examples, batch=0):
     with LargestTensor() as watch:
-        loss, accuracy = model.evaluate(model.weights(), {}, examples, batch=batch)
+        loss, accuracy = evaluate(model, model.weights(), {}, examples, batch=batch)[:2]
     return loss, accuracy, watch.largest
 
 
@@ -76,12 +77,12 @@ def test_hidden_layers_count_as_outputs_do():
     wide = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))
     model = Functional.of(wide)
     examples = as_examples((torch.randn(30, 1, 64, 64), torch.zeros(30, dtype=torch.int64)))
-    model.evaluate(model.weights(), {}, examples)
+    evaluate(model, model.weights(), {}, examples)
     assert list(model.example_bytes.values()) == [64 * 64 * 64 * 4]
 
 
 def test_large_weights_do_not_make_batches_small():
     """Only tensors that grow with the number of examples count."""
     model = Functional.of(nn.Sequential(nn.Linear(4, 40_000), nn.ReLU(), nn.Linear(40_000, 2)))
-    model.evaluate(model.weights(), {}, as_examples((torch.randn(3, 4), torch.tensor([0, 1, 1]))))
+    evaluate(model, model.weights(), {}, as_examples((torch.randn(3, 4), torch.tensor([0, 1, 1]))))
     assert list(model.example_bytes.values()) == [40_000 * 4]

@@ -11,6 +11,7 @@ from thinwire.data.losses import cross_entropy
 from thinwire.data.task import as_examples, pool_clients
 from thinwire.errors import ConfigError
 from thinwire.runtime.sampler import Sampler
+from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 
 LENGTH, CLASSES = 5, 4
@@ -69,7 +70,7 @@ def test_evaluation_counts_labels_for_any_batch_size(batch, loss):
     torch.manual_seed(0)
     net, (x, y) = nn.Linear(3, CLASSES), sentences(11)
     model = Functional.of(net, loss)
-    value, accuracy = model.evaluate(model.weights(), {}, as_examples((x, y)), batch=batch)
+    value, accuracy = evaluate(model, model.weights(), {}, as_examples((x, y)), batch=batch)[:2]
     with torch.no_grad():
         outputs = net(x)
     assert value == pytest.approx(float(by_torch(outputs, y)), rel=1e-6)
@@ -81,13 +82,13 @@ def test_examples_without_a_label_are_ignored():
     model = Functional.of(nn.Linear(3, CLASSES))
     x, y = torch.randn(6, 3), torch.tensor([0, -100, 2, -100, 3, 1])
     labeled, all_of_them = (
-        model.evaluate(model.weights(), {}, as_examples((x, y)), index, batch=4)
+        evaluate(model, model.weights(), {}, as_examples((x, y)), index, batch=4)
         for index in (np.flatnonzero((y != -100).numpy()), None)
     )
     assert labeled[0] == pytest.approx(all_of_them[0], rel=1e-6)
     assert labeled[1] == all_of_them[1]
     with pytest.raises(ConfigError, match=r"all labels of the 2 examples to evaluate are -100"):
-        model.evaluate(model.weights(), {}, as_examples((x, y)), np.array([1, 3]))
+        evaluate(model, model.weights(), {}, as_examples((x, y)), np.array([1, 3]))
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
@@ -113,4 +114,4 @@ def test_there_is_no_accuracy_where_a_sequence_has_one_label():
     """A custom loss may accept such targets; an accuracy would compare every position with the one label."""
     model = Functional.of(nn.Linear(3, CLASSES), lambda outputs, targets: outputs.square().mean((1, 2)))
     examples = as_examples((torch.randn(6, LENGTH, 3), torch.zeros(6, 1, dtype=torch.int64)))
-    assert model.evaluate(model.weights(), {}, examples)[1] is None
+    assert evaluate(model, model.weights(), {}, examples)[1] is None

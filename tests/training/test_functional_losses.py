@@ -177,7 +177,7 @@ def test_metrics_do_not_change_loss_and_accuracy():
     torch.manual_seed(0)
     model, x = Functional.of(nn.Linear(FEATURES, VALUES)), torch.randn(50, FEATURES)
     examples = as_examples((x, torch.arange(50) % VALUES))
-    plain = model.evaluate(model.weights(), {}, examples, batch=7)
+    plain = evaluate(model, model.weights(), {}, examples, batch=7)[:2]
     with_metrics = evaluate(
         model, model.weights(), {}, examples, metrics=metrics_by_name(["accuracy", "f1", "perplexity"]), batch=7
     )

@@ -16,7 +16,7 @@ examples and divided once, so results do not depend on the batch size but for ro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +30,7 @@ from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric, MetricAccumulator
 from thinwire.metrics.labels import IGNORED, label_counts
 from thinwire.metrics.multilabel import correct_binary_labels
-
-if TYPE_CHECKING:
-    from thinwire.training.functional import Functional
+from thinwire.training.functional import Functional
 
 MAX_TENSOR_BYTES = {"cpu": 1 << 28, "gpu": 1 << 31}  # of the largest tensor of an evaluation
 

@@ -16,21 +16,19 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from thinwire.core.key import Device
 from thinwire.core.tree import Tree, tmap
-from thinwire.data.examples import Examples, Inputs
+from thinwire.data.examples import Inputs
 from thinwire.data.losses import Loss, cross_entropy
 from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products, by_products
 from thinwire.kernels.low_rank import corrected
 from thinwire.metrics.labels import IGNORED, label_counts
 from thinwire.spaces.unmerged import split
-from thinwire.training.evaluation import evaluate
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,12 +177,6 @@ class Functional:
             return torch.where(weights.sum() > 0, value, 0).double() * weights.sum(), weights.sum()
         each = self._each(value, outputs, targets).double()
         return (torch.where(weights > 0, each, 0) * weights).sum(), weights.sum()
-
-    def evaluate(
-        self, weights: Tree, buffers: Tree, examples: Examples, index: np.ndarray | None = None, batch: int = 0
-    ) -> tuple[float, float | None]:
-        """Mean loss and accuracy on a dataset; see `thinwire.training.evaluation.evaluate`."""
-        return evaluate(self, weights, buffers, examples, index, batch=batch)[:2]
 
 
 def _backward(loss: Tensor) -> None:
