@@ -53,7 +53,7 @@ def test_clients_that_join_or_return_in_any_round_have_the_servers_state(name, d
     for r in range(7):
         one.round(key.fold("cohort", r).choice(3, 1))  # client 3 never trains, and downloads at the end
         for client in range(3):
-            if not int(key.fold("downloads", r, client).integers(1, 3)):
+            if not int(key.fold("hears", r, client).integers(1, 3)):
                 one.download(client)
                 assert same_public(one.public[client], one.server.public)
     for client in range(4):
