@@ -72,6 +72,8 @@ def test_contracts_and_errors_are_classes():
 
 
 def test_version_is_that_of_the_package():
+    if tw.__version__ == "unknown":
+        pytest.skip("the package is not installed: the tests run in a source tree")
     assert re.match(r"\d+\.\d+", tw.__version__)
     assert tw.__version__ == importlib.metadata.version("thinwire")
 

@@ -223,7 +223,7 @@ def test_simulate_warns_about_a_run_at_chance():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fine = tw.simulate(nn.Linear(4, 3), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])
-    assert (fine.status, fine.why) == ("finished", "")
+    assert (fine.status, fine.status_reason) == ("finished", "")
 
 
 def test_invalid_values_in_files_are_ignored(tmp_path, write_run):

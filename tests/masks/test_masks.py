@@ -192,7 +192,7 @@ def test_only_tiers_that_are_sampled_participate():
     for _ in LocalEngine().run(Job(digits_task(), tw.Method(budget=budget), 3, 2), lambda *a: participants.add(a[2])):
         pass
     assert participants == {1, 3, 5}
-    with pytest.raises(ConfigError, match="no tier of the budget is asked"):
+    with pytest.raises(ConfigError, match="no tier of the budget is sampled"):
         tw.Budget(tiers[:1])
     budget = tw.Budget(tiers, clients=(0,) * len(SIZES))
     with pytest.raises(ConfigError, match="no client is in a tier that takes part"):

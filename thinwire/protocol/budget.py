@@ -1,4 +1,4 @@
-"""Which client can afford what: tiers of clients, each with codecs of its own."""
+"""Tiers of clients with different codecs, for clients with different bandwidth."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thinwire.errors import ConfigError
 
 @dataclass(frozen=True)
 class Tier:
-    """Clients that can afford the same: a density, a number of bits, a rank.
+    """Clients with the same codecs: a density, a number of bits, a rank.
 
     Args:
         share: how likely a client belongs to this tier, in proportion to the other tiers' shares.
         sampled: whether these clients ever take part; without them a cohort is drawn from the others.
-        up: the codec of these clients' messages; None leaves the method's.
-        down: the codec of messages to them (`full` download only); None leaves the method's.
+        up: the codec of their uploads; None for the method's.
+        down: the codec of downloads to them (full downloads only); None for the method's.
     """
 
     share: float = 1.0
@@ -28,14 +28,14 @@ class Tier:
 
 @dataclass(frozen=True)
 class Budget:
-    """Tells both ends, without a message, which tier a client belongs to. Without tiers all clients are alike.
+    """The tier of each client, known to both ends without a message. Without tiers all clients have the same codecs.
 
         tier(i) = clients[i] where that is given, else drawn once for the whole run with P(tier) = share / sum of shares
 
     Args:
         tiers: the tiers. In a file: `budget = { tiers = [{ share = 0.5, up = { kind = "topk", density = 0.01 } },
             { share = 0.5 }] }`.
-        clients: the tier of each client, by their numbers; empty draws them from the seed.
+        clients: the tier of each client, by client number; empty draws them from the seed.
 
     >>> from thinwire.codecs import TopK
     >>> budget = Budget((Tier(0.75, up=TopK(0.01)), Tier(0.25)))
@@ -54,7 +54,7 @@ class Budget:
             if not 0 < tier.share < float("inf"):
                 raise ConfigError(f"the share of tier {i} must be above 0, not {tier.share}")
         if self.tiers and not any(tier.sampled for tier in self.tiers):
-            raise ConfigError("no tier of the budget is sampled; leave sampled = false out of one of them")
+            raise ConfigError("no tier of the budget is sampled; remove sampled = false from one of them")
         if self.clients and not self.tiers:
             raise ConfigError("budget.clients gives clients a tier, but there are no budget.tiers")
         for client, own in enumerate(self.clients):
@@ -63,7 +63,7 @@ class Budget:
                 raise ConfigError(f"budget.clients puts client {client} into tier {own}; write one from 0 to {last}")
 
     def check(self, clients: int) -> None:
-        """Raise a ConfigError when the list of clients is of another length than the task's."""
+        """Raise a ConfigError if the list of clients does not have the length of the task's."""
         if self.clients and len(self.clients) != clients:
             raise ConfigError(
                 f"budget.clients gives {len(self.clients)} clients a tier, but the task has {clients}; give each one, "
@@ -83,4 +83,4 @@ class Budget:
             at -= tier.share
             if at < 0:
                 return i
-        return len(self.tiers) - 1  # rounding left a crumb
+        return len(self.tiers) - 1  # a remainder of rounding

@@ -1,4 +1,4 @@
-"""Drift check: four bytes by which a client finds out that its public state is not the server's.
+"""Drift check: four bytes by which a client detects that its public state is not the server's.
 
 Replayed on another device, a state differs by rounding; after a fault or a mistake, by more. A hash cannot tell one
 from the other: however coarsely values are rounded first, some lie at the border of two steps. So a message carries one
@@ -10,7 +10,8 @@ random inner product, and the client compares with a tolerance:
 where x is all that a replay computes (the coordinates, and the base where the space merges into it) and N is the number
 of bits of its length. For a difference d the left side is about |d| times a normal number. Rounding (1e-6 and less)
 never reaches the tolerance; a difference of a thousandth of |x| is found in nine messages of ten, and as the signs are
-new each time, what one message misses the next one finds. Shared memory and buffers are sent whole and cannot differ.
+new each time, the next message finds what one message misses. Shared state and buffers are sent as values and cannot
+differ.
 
 The sum is exact, so that its bytes do not depend on the library, the threads or the instruction set:
 
@@ -46,8 +47,11 @@ from thinwire.wire.bits import Bytes
 TOLERANCE = 1e-4
 _NUMBER = Spec.of({"drift_check": torch.zeros(())})
 _WIDE = 4096
-_FEW = 1 << 17  # values that are fetched from a GPU sooner than it is told what to do with them
-_ROWS = {"cpu": 64, "cuda": 4096}  # rows that are in float64 at a time: they stay in a core's cache, or fill a GPU
+_FEW = 1 << 17  # values that are copied from a GPU faster than kernels are launched on them
+_ROWS = {
+    "cpu": 64,
+    "cuda": 4096,
+}  # rows converted to float64 at a time: they fit into the cache of a core, or use a whole GPU
 
 
 def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
@@ -95,7 +99,7 @@ def _sums(rows: Tensor, factor: float, signs: Tensor) -> tuple[int, float]:
     columns, total = signs[:_WIDE].double(), torch.zeros((), dtype=torch.int64, device=rows.device)
     square = torch.zeros((), dtype=torch.float64, device=rows.device)
     step = _ROWS.get(rows.device.type, 4096)
-    if rows.device.type == "cpu":  # of a small model not all at a time: float64 takes twice its memory
+    if rows.device.type == "cpu":  # a small model in parts: float64 takes twice its memory
         step = min(step, max(1, len(rows) // 8))
     for part, its_signs in zip(torch.split(rows, step), torch.split(signs[_WIDE:], step), strict=True):
         whole = part.double().mul_(factor).round_()

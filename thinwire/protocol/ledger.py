@@ -1,14 +1,14 @@
-"""What each version added, and the cheapest way for a client to catch up.
+"""The ledger: what each version added, and the shortest bodies with which a client catches up.
 
-Within one basis coordinates add up. So of a basis that is no longer used (a *window*) the ledger keeps where its
-coordinates ended, and of its entries only the newest, as far as they are shorter than that. A client that missed ten
-rounds of a window downloads one vector, and merges the very bits that the server merged.
+Within one basis coordinates add up. So of a past *window* (the rounds of one basis) the ledger keeps the coordinates at
+its end, and of its entries only the newest, as far as they are shorter than that. A client that missed ten rounds of a
+window downloads one vector, and merges the same bits that the server merged.
 
     version  0         3         6     8
              |--- e ---|--- e ---| b b       e: the end of a past window;  b: an entry of the open one
 
-All are kept as the very bytes that are sent. The ledger never holds more than one full state is long (but always the
-newest entry): a client that is further behind is better served by the state.
+All are kept as the bytes that are sent. The ledger never holds more bytes than one full state (but always the newest
+entry): to a client that is further behind the server sends the state.
 
 >>> ledger = Ledger().append(b"aa", frozenset({"w"}), limit=9, longest=9)
 >>> ledger = ledger.append(b"bb", frozenset({"w"}), limit=9, longest=9, end=b"sum")
@@ -25,21 +25,21 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """The rounds of one basis that is no longer used."""
+    """The rounds of one basis that was replaced."""
 
-    since: int  # the version that it began from
-    until: int  # the version that it led to
-    entries: tuple[bytes, ...]  # its newest entries; the last one leads to `until`
-    end: bytes  # where its coordinates ended; empty where all entries together are no longer than that
+    since: int  # its first version
+    until: int  # the version at its end
+    entries: tuple[bytes, ...]  # its newest entries, the last one to version `until`
+    end: bytes  # the coordinates at its end; empty if all entries together are not longer
 
     @property
     def size(self) -> int:
-        """How many bytes are kept."""
+        """The number of bytes kept."""
         return len(self.end) + sum(map(len, self.entries))
 
     @property
     def first(self) -> int:
-        """The oldest version from which it leads on."""
+        """The oldest version from which a client can continue with it."""
         return self.since if self.end else self.until - len(self.entries)
 
     def way(self, version: int) -> tuple[bytes, ...]:
@@ -50,14 +50,14 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """The newest entries, where past windows ended, and when each block was last synchronised.
+    """The newest entries, the coordinates at the end of past windows, and when each block was last synchronized.
 
     Args:
-        version: the version that the newest entry leads to.
-        opened: the version that the open window began from: the last merge, or the first version.
-        entries: the newest bodies of the open window; the last one leads to `version`.
+        version: the version after the newest entry.
+        opened: the first version of the open window: the last merge, or the first version.
+        entries: the newest bodies of the open window, the last one to `version`.
         past: the windows before it, the oldest first, without gaps.
-        synced: the version that the last synchronisation of a block led to; absent means never.
+        synced: the version after the last synchronization of a block; absent means never.
     """
 
     version: int = 0
@@ -68,7 +68,7 @@ class Ledger:
 
     @property
     def first(self) -> int:
-        """The oldest version from which the ledger leads to the open window."""
+        """The oldest version from which a client can continue with the ledger."""
         return self.past[0].first if self.past else self.opened
 
     def append(
@@ -78,10 +78,10 @@ class Ledger:
 
         Args:
             body: the entry.
-            names: the blocks that it synchronises.
-            limit: how many bytes may be kept in all; the oldest windows go first.
-            longest: how long entries of the open window may be together before its coordinates serve better.
-            end: closes the window: the body that says where its coordinates ended, or its only entry.
+            names: the blocks that it synchronizes.
+            limit: the number of bytes that may be kept in all; the oldest windows are dropped first.
+            longest: the total length of entries of the open window above which its coordinates are shorter.
+            end: closes the window: the body with the coordinates at its end, or its only entry.
         """
         version = self.version + 1
         synced = {**self.synced, **dict.fromkeys(sorted(names), version)}
@@ -122,12 +122,12 @@ class Ledger:
         return (*self.past[at].way(version), *whole)
 
     def synced_since(self, version: int) -> frozenset[str]:
-        """The blocks that were synchronised since that version."""
+        """The blocks that were synchronized since that version."""
         return frozenset(name for name, at in self.synced.items() if at > version)
 
 
 def _newest(entries: tuple[bytes, ...], longest: int) -> tuple[bytes, ...]:
-    """The newest entries that together are no longer than that."""
+    """The newest entries whose total length is at most `longest`."""
     size, keep = 0, 0
     for entry in reversed(entries):
         size += len(entry)

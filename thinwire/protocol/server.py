@@ -63,7 +63,9 @@ def close_round(
     """
     version = server.public.version
     if not uploads:
-        raise WireError(f"no client responded in the round from version {version}; ask again, or ask others")
+        raise WireError(
+            f"no client responded in the round from version {version}; repeat the round, or sample other clients"
+        )
     method = (now := contract.at(version)).method
     noise, clients = noise or now.key.fold("release", version), sorted(uploads)
     received = [uploads[client] for client in clients]

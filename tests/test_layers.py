@@ -1,0 +1,92 @@
+"""The structure of the package: no import cycles, no concrete parts in the protocol, no long files, real docstrings."""
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "thinwire"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+# the defaults of Method; all else that the protocol imports of parts are contracts
+DEFAULTS = {
+    "thinwire.aggregators.client_weight",
+    "thinwire.optimizers.corrections",
+    "thinwire.optimizers.lr_schedules",
+    "thinwire.optimizers.penalties",
+    "thinwire.optimizers.sgd",
+    "thinwire.spaces.full",
+}
+PARTS = ("aggregators", "codecs", "masks", "optimizers", "privacy", "schedules", "sketches", "spaces")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The modules of thinwire that a file imports, also in functions and for type checking."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("thinwire"):
+            for name in node.names:
+                full = f"{node.module}.{name.name}"
+                yield full if full in MODULES else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in MODULES)
+
+
+def test_there_is_no_import_cycle_types_included():
+    graph = {module: {other for other in imports_of(path) if other != module} for module, path in MODULES.items()}
+    assert list(TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+def test_the_protocol_imports_contracts_and_the_defaults_of_a_method_only():
+    for path in (PACKAGE / "protocol").glob("*.py"):
+        for module in imports_of(path):
+            if module.split(".")[1] in PARTS and not module.endswith(".base"):
+                allowed = DEFAULTS if path.name == "method.py" else {"thinwire.privacy.secagg", *DEFAULTS}
+                assert module in allowed, f"{path.name} imports {module}"
+
+
+def test_the_protocol_asks_for_no_types_of_parts():
+    for path in (PACKAGE / "protocol").glob("*.py"):
+        for call in re.findall(r"\b(?:isinstance|hasattr)\([^)]*\)", path.read_text()):
+            raise AssertionError(f"{path.name}: {call}")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_are_short_and_docstrings_say_something(path):
+    text = path.read_text()
+    assert text.count("\n") <= 350
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+            doc = ast.get_docstring(node)
+            assert doc is None or len(doc.split()) > 1, f"{getattr(node, 'name', path.name)}: {doc}"
+
+
+ROUND = {
+    "protocol/server.py": ("open_round", "close_round"),
+    "protocol/receive.py": ("receive",),
+    "protocol/client.py": ("training_inputs", "make_upload", "make_uploads"),
+    "training/vmap.py": ("train",),
+    "training/loop.py": ("train",),
+    "training/threads.py": ("train",),
+    "training/cuda_graph.py": ("train",),
+    "protocol/upload.py": ("decode_uploads", "decode_upload"),
+    "protocol/aggregate.py": ("aggregate",),
+    "protocol/next_version.py": ("next_version",),
+}
+
+
+@pytest.mark.parametrize(("name", "functions"), ROUND.items(), ids=str)
+def test_functions_of_a_round_fit_a_screen(name, functions):
+    tree = ast.parse((PACKAGE / name).read_text())
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in functions]
+    assert {node.name for node in found} == set(functions)
+    for node in found:
+        documented = len((ast.get_docstring(node) or "").splitlines())
+        assert node.end_lineno - node.lineno - documented < 40, node.name
+        given = [one for one in (*node.args.args, *node.args.kwonlyargs) if one.arg != "self"]
+        assert len(given) <= 6, node.name
