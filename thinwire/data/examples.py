@@ -44,10 +44,8 @@ class Examples(Protocol):
             """(n, ...) the targets, one row per example; integer class labels for partitions by class."""
             ...
 
-    @property
-    def variants(self) -> int:
-        """The number of augmented variants of each example; 1 without augmentation."""
-        return 1
+    variants: int = 1
+    """The number of augmented variants of each example; 1 without augmentation."""
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Inputs and targets of the examples in `index`, int64 of shape S; results have the shape (*S, ...)."""
@@ -169,7 +167,7 @@ class AugmentedImages(Examples):
         return self.images.targets
 
     @property
-    def variants(self) -> int:
+    def variants(self) -> int:  # type: ignore[override]
         """The number of shifts times two, with and without a flip."""
         return 2 * (2 * self.max_shift + 1) ** 2
 

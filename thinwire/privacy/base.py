@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -26,15 +26,11 @@ class Privacy(Protocol):
     client from the server but does not bound or perturb the aggregate; both can be combined, see `masked`.
     """
 
-    @property
-    def active(self) -> bool:
-        """Whether the mechanism changes what is uploaded or released."""
-        return True
+    active: ClassVar[bool] = True
+    """Whether the mechanism changes what is uploaded or released."""
 
-    @property
-    def bounds(self) -> bool:
-        """Whether the influence of one client is bounded, so that uploads must hold nothing besides the update."""
-        return False
+    bounds: ClassVar[bool] = False
+    """Whether the influence of one client is bounded, so that uploads must hold nothing besides the update."""
 
     @property
     def masked(self) -> MaskedPrivacy | None:
@@ -94,10 +90,7 @@ class NoPrivacy(Privacy):
     [1.0, 1.0]
     """
 
-    @property
-    def active(self) -> bool:
-        """False: updates and their mean are left unchanged."""
-        return False
+    active = False
 
     def bound(self, code: Tree, key: Key) -> Tree:
         """The update, unchanged."""
@@ -106,8 +99,3 @@ class NoPrivacy(Privacy):
     def aggregate(self, codes: Sequence[Tree], mean: Callable[[Sequence[Tree]], Tree], clients: int, key: Key) -> Tree:
         """The mean of the updates."""
         return mean(codes)
-
-
-def spent(privacy: Privacy, clients: int, population: int, rounds: int) -> tuple[float | None, str] | None:
-    """The epsilon after these rounds: see `Privacy.spent`."""
-    return privacy.spent(clients, population, rounds)

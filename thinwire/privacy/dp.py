@@ -100,10 +100,7 @@ class DP(Privacy):
         if self.population < 0:
             raise ConfigError(f"population must be 0 (the task's) or a number of clients, not {self.population}")
 
-    @property
-    def bounds(self) -> bool:
-        """True: each client's update is clipped."""
-        return True
+    bounds = True
 
     @property
     def masked(self) -> DP:

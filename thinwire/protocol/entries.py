@@ -9,6 +9,7 @@ import torch
 from thinwire.core.tree import Tree, bring
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw
+from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 
@@ -36,7 +37,7 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
     """The entry that leads from `version` to the next one, from a body that is not trusted."""
     names = planned_names(contract, body)
     expect_fields(body, {wire.COORDS})
-    spec = contract.method.sketch.spec(contract.coords.restrict(names))
+    spec = contract.upload_fields(Plan(names))[1]
     code = contract.method.down.decode(body.fields[wire.COORDS], spec, contract.peer(version, EVERYONE))
     return ServerStep(names, *bring((code,), device))
 

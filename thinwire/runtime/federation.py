@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,7 @@ from thinwire.training.autotune import first_line
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
-from thinwire.training.precision import compute_with
+from thinwire.training.precision import compute_with, prefers_onednn
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
 
@@ -47,7 +47,7 @@ class Federation:
         self.model = replace(functional, products=_conv(engine, self.device), half=engine.precision == "bf16")
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
-        self.key = Key(job.seed)
+        self.key, self._onednn = Key(job.seed), prefers_onednn()
         weights, buffers = self.model.weights(), self.model.buffers()
         self.contract, self.first = make_contract(job.method, weights, buffers, self.key.fold("run"))
         tiers, everyone = job.method.budget.tiers, range(len(job.task.clients))
@@ -85,7 +85,10 @@ class Federation:
 
     def compute(self, onednn: bool | None = None) -> AbstractContextManager[None]:
         """A context in which torch computes with the precision of the engine, with oneDNN or without."""
-        return compute_with(self.device, self.engine.precision, onednn)
+        wanted = self._onednn if onednn is None else onednn
+        if self.device.type == "cpu" and wanted == bool(torch.backends.mkldnn.enabled):
+            return nullcontext()
+        return compute_with(self.device, self.engine.precision, wanted)
 
     def weights(self, public: PublicState) -> Tree:
         """The weights to evaluate and to save, as the server or a client has them (`method.evaluate`)."""

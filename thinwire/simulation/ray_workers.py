@@ -81,7 +81,7 @@ class RaySimulation(Simulation):
             public = sent[id(task.group.public)]
             jobs.append(self.workers[k % len(self.workers)].train.remote(rest, public))
         try:
-            opened.download.result()
+            opened.download()
             for job in jobs:
                 yield self.ray.get(job)
         except self.ray.exceptions.RayTaskError as error:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ class OpenRound(NamedTuple):
     plan: Plan
     cohort: tuple[int, ...]
     states: dict[int, ClientState]
-    download: Lazy[Download]
+    download: Callable[[], Download]  # encoded at the first call
 
 
 class GroupTask(NamedTuple):
@@ -135,14 +136,14 @@ class Simulation:
         if self.pipeline.trained:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
         if on_message:
-            sent = {i: b"".join(pieces) for i, pieces in opened.download.result().messages.items()}
+            sent = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
             show_messages(on_message, number, sent, {i: bytes(message) for i, message in up.items()})
         new = (pair for clients, result in results for pair in zip(clients, result.states, strict=True))
         clients = ClientStates.of(state.clients).updated(pair for pair in new if pair[0] not in closed.refused)
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
         contract = self.contract.at(public.version)
         after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        down = opened.download.result()
+        down = opened.download()
         record = RoundRecord(
             *(number, loss, None, None, sum(map(len, up.values())), down.ordinary, down.catchup, len(cohort), 0.0),
             lr=contract.client_opt(public.version).lr,
@@ -155,7 +156,9 @@ class Simulation:
                 record = evaluated(self.federation, after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
-    def open(self, state: RunState, plan: Plan, cohort: tuple[int, ...], ready: object = None) -> OpenRound:
+    def open(
+        self, state: RunState, plan: Plan, cohort: tuple[int, ...], ready: torch.cuda.Event | None = None
+    ) -> OpenRound:
         """The next round with the states of its clients and their downloads, which are encoded when first needed."""
         server, contract = state.server, self.contract.at(state.server.public.version)
         known = {i: state.clients.get(i) or initial_client_state(contract, server.public, i) for i in cohort}
@@ -167,7 +170,8 @@ class Simulation:
 
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
         states = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
-        return OpenRound(state.round, plan, cohort, states, Lazy(encode, self.pipeline.stream, ready))  # type: ignore[arg-type]
+        download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
+        return OpenRound(state.round, plan, cohort, states, download)
 
     def choose_backend(self, state: RunState) -> RunState:
         """The state with the fastest backend, if it is still open: before the first round, on a CPU.
@@ -206,7 +210,7 @@ class Simulation:
             public = state.server.public
             if full:
                 before = self.federation.first._replace(version=opened.states[ids[0]].version)
-                message = b"".join(opened.download.result().messages[ids[0]])
+                message = b"".join(opened.download().messages[ids[0]])
                 public = receive(self.contract, before, message, ids[0]).public
             size = state.chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for part in (tuple(ids[start : start + size]) for start in range(0, len(ids), size)):
@@ -239,7 +243,7 @@ class Simulation:
             alone = len(tasks) == 1 and not (state.chunk or self.engine.chunk)
             if alone and (self.device.type == "cuda" or self.pipeline.on) and state.round + 1 < self.job.rounds:
                 self._work_ahead(state, one)
-            opened.download.result()
+            opened.download()
             yield self._uploads(task, one.inputs.work, wait())
 
     def train_group(self, task: GroupTask, work: Workload | None = None) -> GroupResult:

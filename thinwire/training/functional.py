@@ -97,7 +97,7 @@ class Functional:
         """Mean training loss over the examples whose mask is 1 (all without a mask), and the next buffers."""
         self._train_mode()
         buffers = tmap(torch.clone, buffers)
-        with self._arithmetic(targets.device):
+        with self._arithmetic(targets.device) if self.half or self.products else nullcontext():
             outputs = self.outputs(weights, buffers, inputs)
             return self._mean(outputs, targets, mask), buffers
 

@@ -7,7 +7,6 @@
 v is an unsigned LEB128 integer in its shortest form, at most 5 bytes. Block i of the plan is bit i % 8 of byte i // 8.
 See `thinwire.wire.message` for the payload of each field.
 
->>> from thinwire.wire.schema import Schema
 >>> schema = Schema(b"12345678", ("conv", "fc"))
 >>> data = pack_body(Body(frozenset({"fc"}), {COORDS: b"abcd"}), schema)
 >>> data.hex(), bytes(unpack_body(data, schema).fields[COORDS])
@@ -18,13 +17,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
-from thinwire.wire.schema import Schema
 
 # Ids of fields. They are part of the format.
 COORDS, WEIGHT, BUFFERS, SHARED, REPORT, BASE, VALUES, DRIFT_CHECK = 1, 2, 3, 4, 5, 6, 7, 8
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A hash of method and model, the names of all blocks, and who sends.
+
+    Args:
+        digest: eight bytes: the hash of method, model, initial weights and seed.
+        blocks: names of all blocks, in the order of the bitmap of a plan.
+        sender: the id of the client that sends, eight bytes; empty for messages of the server.
+    """
+
+    digest: bytes
+    blocks: tuple[str, ...]
+    sender: bytes = b""
+
+    def sent_by(self, client: int) -> Schema:
+        """The schema of messages of this client. Its id is part of the checksum and takes no bytes.
+
+        >>> from thinwire.wire.message import LOST, pack, unpack
+        >>> schema = Schema(b"12345678", ("w",))
+        >>> data = pack(LOST, 3, (), schema.sent_by(5))
+        >>> unpack(data, schema.sent_by(6))
+        Traceback (most recent call last):
+        thinwire.errors.WireError: checksum does not match: the message is damaged, or was sent by another client
+        """
+        return Schema(self.digest, self.blocks, client.to_bytes(8, "little", signed=True))
+
+    @cached_property
+    def everything(self) -> frozenset[str]:
+        """The plan of all blocks."""
+        return frozenset(self.blocks)
 
 
 @dataclass(frozen=True)

@@ -71,17 +71,18 @@ from thinwire.wire.body import SHARED as SHARED
 from thinwire.wire.body import VALUES as VALUES
 from thinwire.wire.body import WEIGHT as WEIGHT
 from thinwire.wire.body import Body as Body
+from thinwire.wire.body import Schema as Schema
 from thinwire.wire.body import body_parts as body_parts
 from thinwire.wire.body import pack_body as pack_body
 from thinwire.wire.body import read_body
 from thinwire.wire.body import unpack_body as unpack_body
 from thinwire.wire.crc import joined_crc
-from thinwire.wire.schema import Schema as Schema
 
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 MAGIC = b"TW"
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
+_SHARED = 1 << 16  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 2
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
@@ -259,7 +260,7 @@ def _merged(parts: Sequence[Bytes]) -> list[Bytes]:
 def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = zlib.crc32) -> bytes:
     value = zlib.crc32(schema.digest + schema.sender)
     for part in parts:
-        if crc is not zlib.crc32 and len(part) >= _LONG:
+        if crc is not zlib.crc32 and len(part) >= _SHARED:
             value = joined_crc(value, crc(part), len(part))
         else:
             value = zlib.crc32(part, value)
