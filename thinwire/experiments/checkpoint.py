@@ -197,9 +197,9 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
         }
         clients[int(i)] = ClientState(version, opt=_slots(given.pop("opt")), **given)
     sync_counts = SyncCounts(**meta["sync_counts"])
-    how = meta["backend"], meta["backend_reason"]
-    settled = meta.get("chunk", 0), meta.get("onednn")
-    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *how, sync_counts, *settled)
+    backend = meta["backend"], meta["backend_reason"]
+    limits = meta.get("chunk", 0), meta.get("onednn")
+    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *backend, sync_counts, *limits)
 
 
 def _slots(tree: Tree) -> State:

@@ -28,7 +28,7 @@ ROUNDING = 1e-6  # |x_i|^2 - |mean|^2 below this share of |x_i|^2 is float32 rou
 
 
 class Layer(NamedTuple):
-    """Blocks that are synchronised together."""
+    """Blocks that are synchronized together."""
 
     names: tuple[str, ...]
     size: int

@@ -1,4 +1,4 @@
-"""A value that is computed when it is first needed, on a GPU beside what it does meanwhile."""
+"""A value that is computed when it is first needed, on a GPU in parallel with its other work."""
 
 from __future__ import annotations
 

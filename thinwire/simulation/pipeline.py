@@ -85,7 +85,7 @@ class Pipeline:
         return self.now()
 
     @contextmanager
-    def beside(self, since: torch.cuda.Event | None = None) -> Iterator[None]:
+    def in_parallel(self, since: torch.cuda.Event | None = None) -> Iterator[None]:
         """Run GPU work in parallel with a cohort that is trained in advance, if there is one.
 
         Args:

@@ -3,7 +3,7 @@
     round:   plan -> sample -> download -> train -> upload -> aggregate -> next version
 
 The cohort of a round, the order of every client's examples and the initial weights are functions of the seed alone,
-whatever the method: two methods run with one seed see the same clients and the same batches.
+independent of the method: two methods run with one seed see the same clients and the same batches.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Simulation:
             up = {
                 i: message for clients, result in results for i, message in zip(clients, result.messages, strict=True)
             }
-            with self.pipeline.beside(ready) if self.pipeline.trained else nullcontext():
+            with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
                 closed = self._close(state.server, plan, up)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
@@ -152,7 +152,7 @@ class Simulation:
             epsilon=(self.federation.epsilon(number) or (None,))[0] if self.job.method.privacy.active else None,
         )
         if self.federation.is_evaluated(number):
-            with self.federation.compute(state.onednn), self.pipeline.beside():
+            with self.federation.compute(state.onednn), self.pipeline.in_parallel():
                 record = evaluated(self.federation, after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
