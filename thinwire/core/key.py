@@ -58,8 +58,8 @@ class Key:
     def fold(self, *parts: str | int) -> Key:
         """Derive a key from this one and some strings or integers (BLAKE2b, 64 bits).
 
-        Strings are labels of what is drawn, such as "cohort" or "frame" (the basis of a space). They are part of the wire
-        format: another label draws other values.
+        Strings are labels of what is drawn, such as "cohort" or "frame" (the basis of a space). They are part of the
+        wire format: another label draws other values.
         """
         return _fold(self.value, parts)
 
