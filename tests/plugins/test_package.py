@@ -65,12 +65,14 @@ def test_parts_of_the_plugin_are_listed(site, tmp_path):
 def test_a_run_uses_the_codec_and_the_dataset_of_the_plugin(site, tmp_path):
     (tmp_path / "my.toml").write_text(
         '[task]\nkind = "stripes"\n[method]\nup = { kind = "ternary", threshold = 0.4 }\n'
+        '[eval]\nmetrics = ["error-rate"]\n'
     )
     facts = json.loads(thinwire(site, tmp_path, "check", "my.toml", "--json"))
     summary = json.loads(thinwire(site, tmp_path, "run", "my.toml", "--out", "run", "--json", "-q"))
     assert summary["bytes_up"] == facts["bytes_up_of_all_rounds"]
     assert (summary["task"], summary["rounds"]) == ("stripes", 3)
     assert summary["final_accuracy"] > 0.8
+    assert summary["final_metrics"] == {"error-rate": pytest.approx(1 - summary["final_accuracy"])}
     assert "ternary" in thinwire(site, tmp_path, "show", "my.toml")
     assert "import" not in (tmp_path / "run/config.toml").read_text(), "an installed plugin needs no import"
     (tmp_path / "run/summary.json").unlink()
@@ -79,9 +81,11 @@ def test_a_run_uses_the_codec_and_the_dataset_of_the_plugin(site, tmp_path):
 
 def test_compare_uses_the_method_of_the_plugin_alone_and_joined(site, tmp_path):
     words = ("compare", "fedavg", "ternary", "fedprox+ternary", "--on", "stripes", "--json", "-q", "--out", "runs")
+    words = (*words, "--set", 'eval.metrics=["error-rate"]')
     rows = {row["method"]: row for row in json.loads(thinwire(site, tmp_path, *words))}
     assert rows.keys() == {"fedavg", "ternary", "fedprox+ternary"}
     assert rows["ternary"]["bytes_total"] < rows["fedavg"]["bytes_total"]
+    assert all("error-rate" in row["final_metrics"] for row in rows.values())
 
 
 SCRIPT = """\
@@ -91,7 +95,9 @@ from thinwire.core.registry import lookup
 
 generator = torch.Generator().manual_seed(0)
 clients = [(torch.randn(32, 4, generator=generator), torch.arange(32) % 2) for _ in range(3)]
-runs = [tw.simulate(torch.nn.Linear(4, 2), clients, method, rounds=2, seed=3) for method in METHODS]
+more = {"rounds": 2, "seed": 3, "test": clients[0], "metrics": ["error-rate"]}
+runs = [tw.simulate(torch.nn.Linear(4, 2), clients, method, **more) for method in METHODS]
+assert all("error-rate" in run.history[-1].metrics for run in runs)
 method = lookup("method", "ternary").make(threshold=0.1)
 runs.append(tw.simulate(torch.nn.Linear(4, 2), clients, method, rounds=2, seed=3))
 print(json.dumps([run.bytes_up for run in runs]))
@@ -110,11 +116,12 @@ def test_simulate_uses_the_method_of_the_plugin(site, tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs flwr")
 def test_a_deployment_uses_the_method_and_the_dataset_of_the_plugin(site, tmp_path):
-    words = ("ternary", "--on", "stripes", "--rounds", "2", "--json", "-q")
+    words = ("ternary", "--on", "stripes", "--rounds", "2", "--json", "-q", "--set", 'eval.metrics=["error-rate"]')
     simulated = json.loads(thinwire(site, tmp_path, "run", *words, "--clients", "2", "--cohort", "2", "--out", "run"))
     deployed = json.loads(thinwire(site, tmp_path, "deploy", *words, "--nodes", "2", "--out", "deployed"))
     assert deployed["bytes_up"] == simulated["bytes_up"]
     assert deployed["final_accuracy"] == simulated["final_accuracy"]
+    assert deployed["final_metrics"] == simulated["final_metrics"]
 
 
 # -- modules without an entry point ------------------------------------------------------------------------------------

@@ -86,6 +86,22 @@ class GroupResult(NamedTuple):
     loss: Tensor  # (clients,)
 
 
+class CohortResult(NamedTuple):
+    """The uploads, next states and training losses of a cohort, by client."""
+
+    messages: dict[int, Bytes]
+    states: dict[int, ClientState]
+    losses: dict[int, float]
+
+    @classmethod
+    def of(cls, groups: list[tuple[tuple[int, ...], GroupResult]]) -> CohortResult:
+        """The results of all groups together."""
+        messages = {i: one for clients, group in groups for i, one in zip(clients, group.messages, strict=True)}
+        states = {i: one for clients, group in groups for i, one in zip(clients, group.states, strict=True)}
+        losses = {i: one for clients, group in groups for i, one in zip(clients, group.loss.tolist(), strict=True)}
+        return cls(messages, states, losses)
+
+
 class Simulation:
     """A job on one machine. The state goes in and comes out of `round`; everything here stays the same.
 
@@ -124,37 +140,43 @@ class Simulation:
         opened = self.open(state, plan, cohort, ready)
         try:
             with self.federation.compute(state.onednn):
-                state, results = self._train(state, opened, trained)
-            loss = self._loss(results)
-            up = {
-                i: message for clients, result in results for i, message in zip(clients, result.messages, strict=True)
-            }
+                state, result = self._train(state, opened, trained)
+            loss = self._loss(result)
             with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
-                closed = self._close(state.server, plan, up)
+                closed = self._close(state.server, plan, result.messages)
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         if self.pipeline.trained:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
         if on_message:
-            sent = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
-            show_messages(on_message, number, sent, {i: bytes(message) for i, message in up.items()})
-        new = (pair for clients, result in results for pair in zip(clients, result.states, strict=True))
-        clients = ClientStates.of(state.clients).updated(pair for pair in new if pair[0] not in closed.refused)
-        after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
-        contract = self.contract.at(public.version)
-        after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        down = opened.download()
-        record = RoundRecord(
-            *(number, loss, None, None, sum(map(len, up.values())), down.ordinary, down.catchup, len(cohort), 0.0),
-            lr=contract.client_opt(public.version).lr,
-            refused=len(closed.refused),
-            bounded=len(closed.bounded),
-            epsilon=(self.federation.epsilon(number) or (None,))[0] if self.job.method.privacy.active else None,
+            down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
+            show_messages(on_message, number, down, {i: bytes(one) for i, one in result.messages.items()})
+        new = ((i, one) for i, one in result.states.items() if i not in closed.refused)
+        after = state._replace(
+            round=number,
+            server=closed.server,
+            clients=ClientStates.of(state.clients).updated(new),
+            cohort=cohort,
+            sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
         )
+        record = self._record(opened, result, closed, loss)
         if self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
                 record = evaluated(self.federation, after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _record(self, opened: OpenRound, result: CohortResult, closed: ClosedRound, loss: float) -> RoundRecord:
+        """The record of a round, without evaluation."""
+        number, down, private = opened.number + 1, opened.download(), self.job.method.privacy.active
+        version = closed.server.public.version - 1
+        up = sum(map(len, result.messages.values()))
+        return RoundRecord(
+            *(number, loss, None, None, up, down.ordinary, down.catchup, len(opened.cohort), 0.0),
+            lr=self.contract.at(version).client_opt(version).lr,
+            refused=len(closed.refused),
+            bounded=len(closed.bounded),
+            epsilon=(self.federation.epsilon(number) or (None,))[0] if private else None,
+        )
 
     def open(
         self, state: RunState, plan: Plan, cohort: tuple[int, ...], ready: torch.cuda.Event | None = None
@@ -216,9 +238,7 @@ class Simulation:
             for part in (tuple(ids[start : start + size]) for start in range(0, len(ids), size)):
                 yield Group(public, opened.plan, part, tuple(opened.states[i] for i in part))
 
-    def _train(
-        self, state: RunState, opened: OpenRound, trained: Trained | None
-    ) -> tuple[RunState, list[tuple[tuple[int, ...], GroupResult]]]:
+    def _train(self, state: RunState, opened: OpenRound, trained: Trained | None) -> tuple[RunState, CohortResult]:
         """Train the cohort group by group. Where a backend fails, the next one, or smaller groups, are tried."""
         while True:
             results: list[tuple[tuple[int, ...], GroupResult]] = []
@@ -227,7 +247,7 @@ class Simulation:
             try:
                 for group, result in zip(groups, self._results(state, opened, tasks, trained), strict=True):
                     results.append((group.clients, result))
-                return state, results
+                return state, CohortResult.of(results)
             except Exception as error:  # training is pure, so a failure changes nothing
                 size = max(len(group.clients) for group in groups)
                 state = self.backends.fall_back(state, error, size, bool(results), self.pipeline)
@@ -292,13 +312,12 @@ class Simulation:
         uploads = decode_uploads(self.contract, server.public, plan, up)
         return close_round(self.contract, server, plan, uploads, len(self.job.task.clients))
 
-    def _loss(self, results: list[tuple[tuple[int, ...], GroupResult]]) -> float:
+    def _loss(self, result: CohortResult) -> float:
         """The mean training loss of the cohort, weighted by examples."""
         loss = examples = 0.0
-        for clients, result in results:
-            for value, client in zip(result.loss.tolist(), clients, strict=True):
-                count = len(self.job.task.clients.client(client))
-                loss, examples = loss + value * count, examples + count
+        for client, value in result.losses.items():
+            count = len(self.job.task.clients.client(client))
+            loss, examples = loss + value * count, examples + count
         if not math.isfinite(loss):
             raise Diverged(f"the training loss is {loss / examples}; try a smaller learning rate")
         return loss / examples
