@@ -23,9 +23,10 @@ import thinwire as tw
 from benchmarks import costs, deployment
 from benchmarks.faults import FAULTS
 from thinwire.cli.app import app
-from thinwire.core import registry
+from thinwire.core import plugins, registry
 from thinwire.core.registry import KINDS, entries
 from thinwire.core.units import human_bytes
+from thinwire.experiments import plugins as experiment_plugins
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import parse_overrides, resolve
 from thinwire.experiments.presets import presets
@@ -88,6 +89,8 @@ def unregistered():
 
 def import_plugins(page, folder, monkeypatch):
     """Write the files of the plugins of a page and import them; the modules by package and name."""
+    for module, name in ((plugins, "_imported"), (experiment_plugins, "_loaded")):
+        monkeypatch.setattr(module, name, [])  # forgotten after the test
     packages = {}
     for name, content in FILE.findall(page.read_text()):
         file = folder / name
