@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from thinwire.cli.app import main
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
 
@@ -96,3 +98,21 @@ def write_run(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def thinwire(monkeypatch, capsys, tmp_path):
+    """Call the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

@@ -13,29 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from typer.main import get_command
 
-from thinwire.cli.app import app, main
+from thinwire.cli.app import app
 from thinwire.core.units import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.experiments.catalog import LISTS
-
-
-@pytest.fixture
-def thinwire(monkeypatch, capsys, tmp_path):
-    """Call the command line in an empty folder; returns (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["thinwire", *args])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
 
 FAST = ("--rounds", "2", "--set", "local.epochs=1", "-q")
 

@@ -87,7 +87,7 @@ def test_texts_are_downloaded(monkeypatch) -> None:
         ({"image": [np.zeros((32, 32), np.uint8)], "label": [0]}, "expected uint8 (28, 28)"),
         ({"image": [np.zeros((28, 28), np.uint8)], "label": [10]}, "label 10"),
         ({"image": [np.zeros((28, 28), np.uint8)], "label": [None]}, "labels are object"),
-        ({"picture": []}, "download of ylecun/mnist failed"),
+        ({"photo": []}, "download of ylecun/mnist failed"),
     ],
 )
 def test_downloaded_data_is_checked(monkeypatch, columns, message) -> None:

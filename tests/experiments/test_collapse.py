@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import warnings
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.cli.app import main
 from thinwire.errors import Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.chance import chance_among, chance_of
@@ -96,24 +94,6 @@ def test_chance_accuracy_comes_from_the_test_set():
     )
     assert own.metric == "client_accuracy"
     assert found.share < own.share < 0.8
-
-
-@pytest.fixture
-def thinwire(monkeypatch, capsys, tmp_path):
-    """Call the command line in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["thinwire", *words])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 HIGH_LR = ("--set", "method.client_opt.lr=1000", "--set", "local.epochs=1", "--cohort", "4")

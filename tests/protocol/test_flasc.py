@@ -8,7 +8,7 @@ import torch
 import thinwire as tw
 from tests.federation import SIZES, Federation, digits_task
 from thinwire.core.selection import kept
-from thinwire.core.state import State
+from thinwire.core.state import same_state
 from thinwire.core.tree import add, flatten, restrict, same, scale, sub, weighted_mean
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
@@ -27,10 +27,6 @@ ALL_CLIENTS = range(len(SIZES))
 def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
     named = method_from(preset("methods", "flasc").table["method"])
     return replace(named, down=tw.TopK(down), up=tw.TopK(up), **changes)
-
-
-def same_state(a: State, b: State) -> bool:
-    return list(a) == list(b) and all(same(a[slot], b[slot]) for slot in a)
 
 
 def after(method: tw.Method, rounds: int = 3, backend: str = "vmap"):

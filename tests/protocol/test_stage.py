@@ -8,13 +8,13 @@ import torch
 import thinwire as tw
 from tests.federation import Federation, digits_task, same_public
 from thinwire.core.key import Key
+from thinwire.core.state import ALL_BLOCKS
 from thinwire.core.tree import flatten, same, sub
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.checkpoint import load_checkpoint, save_checkpoint
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
-from thinwire.optimizers.base import ALL_BLOCKS
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local

@@ -7,14 +7,18 @@ The functions here are those of `tree`, slot by slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from torch import Tensor
 
-from thinwire.core.tree import Tree, all_finite, bring, stack, tmap
+from thinwire.core.tree import Tree, all_finite, bring, same, stack, tmap
 
 State: TypeAlias = dict[str, Tree]
+"""State of an optimizer: name of a slot -> tree by block, for example `state["momentum"]["fc.weight"]`."""
+
+ALL_BLOCKS = "*"
+"""Key of a value that belongs to no single block, for example Adam's step count: `state["count"][ALL_BLOCKS]`."""
 
 
 def smap(fn: Callable[..., Tensor], first: State, *rest: State) -> State:
@@ -42,9 +46,20 @@ def state_is_finite(state: State) -> bool:
     return all(map(all_finite, state.values()))
 
 
-def select_blocks(state: State, keep: Callable[[str], bool]) -> State:
-    """The entries of the blocks whose names satisfy `keep`."""
-    return {slot: {name: block for name, block in tree.items() if keep(name)} for slot, tree in state.items()}
+def restrict_state(state: State, names: Collection[str]) -> State:
+    """The entries of the named blocks, and values that belong to no single block.
+
+    >>> import torch
+    >>> state = {"count": {ALL_BLOCKS: torch.ones(())}, "m": {"a": torch.zeros(1), "b": torch.zeros(1)}}
+    >>> restrict_state(state, {"b"})
+    {'count': {'*': tensor(1.)}, 'm': {'b': tensor([0.])}}
+    """
+    return {slot: {n: b for n, b in tree.items() if n in names or n == ALL_BLOCKS} for slot, tree in state.items()}
+
+
+def same_state(a: State, b: State) -> bool:
+    """Whether two states are equal bit for bit, slots and blocks in the same order."""
+    return list(a) == list(b) and all(same(a[slot], b[slot]) for slot in a)
 
 
 def merge_states(old: State, new: State) -> State:

@@ -1,13 +1,13 @@
 """Optimizers for clients and server, learning-rate schedules, corrections of client drift, and penalties."""
 
+from thinwire.core.state import ALL_BLOCKS as ALL_BLOCKS
+from thinwire.core.state import State as State
 from thinwire.optimizers.adaptive import Adagrad as Adagrad
 from thinwire.optimizers.adaptive import Adam as Adam
 from thinwire.optimizers.adaptive import AdamW as AdamW
 from thinwire.optimizers.adaptive import Yogi as Yogi
-from thinwire.optimizers.base import ALL_BLOCKS as ALL_BLOCKS
 from thinwire.optimizers.base import Correction as Correction
 from thinwire.optimizers.base import Optimizer as Optimizer
-from thinwire.optimizers.base import State as State
 from thinwire.optimizers.corrections import FedDyn as FedDyn
 from thinwire.optimizers.corrections import FedNova as FedNova
 from thinwire.optimizers.corrections import FedProx as FedProx

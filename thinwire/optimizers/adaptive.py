@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from thinwire.core.registry import register
+from thinwire.core.state import ALL_BLOCKS, State
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import ALL_BLOCKS, Optimizer, State
+from thinwire.optimizers.base import Optimizer
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,10 @@ mean update. Both contracts are pure: state goes in and comes out, and everythin
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol
 
+from thinwire.core.state import State
 from thinwire.core.tree import Tree
-
-State: TypeAlias = dict[str, Tree]
-"""State of an optimizer: name of a slot -> tree by block, for example `state["momentum"]["fc.weight"]`."""
-
-ALL_BLOCKS = "*"
-"""Key of a value that belongs to no single block, for example Adam's step count: `state["count"][ALL_BLOCKS]`."""
 
 
 class Optimizer(Protocol):

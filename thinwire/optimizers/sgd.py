@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.core.registry import register
+from thinwire.core.state import State
 from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
-from thinwire.optimizers.base import Optimizer, State
+from thinwire.optimizers.base import Optimizer
 
 
 @register("optimizer", "sgd")

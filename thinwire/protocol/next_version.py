@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from thinwire.core.state import State, merge_states, select_blocks, state_is_finite
+from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
 from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, tmap, to_device
 from thinwire.errors import Diverged
 from thinwire.protocol.advance import advance, apply_step, switch_stage
@@ -105,7 +105,7 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
     if method.correction.active:
         own = {name: block for name, block in server.correction.items() if name not in absent}
         update, shared, own = method.correction.server(update, total.report, fraction, own)
-    state = select_blocks(server.opt, lambda name: name not in absent) if server.opt else server.opt
+    state = restrict_state(server.opt, update.keys()) if server.opt else server.opt
     change, opt = contract.server_opt(version).update(scale(update, -1.0), state, coords)
     if not all_finite(change):  # before the codec, whose result for a NaN is not defined
         raise Diverged(f"the step to version {version + 1} is not finite; try a smaller learning rate")

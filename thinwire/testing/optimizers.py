@@ -8,10 +8,10 @@ from functools import partial
 from torch.func import vmap
 
 from thinwire.core.spec import Spec
+from thinwire.core.state import ALL_BLOCKS, State, restrict_state, same_state
 from thinwire.core.tree import Tree, add, repeat, restrict, same, stack, unstack
-from thinwire.optimizers.base import ALL_BLOCKS, Correction, Optimizer, State
+from thinwire.optimizers.base import Correction, Optimizer
 from thinwire.optimizers.lr_schedules import LRSchedule
-from thinwire.optimizers.state import map_slots, restrict_state
 from thinwire.testing.common import (
     COORDS,
     KEY,
@@ -44,10 +44,10 @@ def check_optimizer(opt: Optimizer) -> None:
     with unchanged("init", coords[0]):
         state, again = opt.init(coords[0]), opt.init(coords[0])
     _check_state(state)
-    assert _same_state(state, again), "init returns another state the second time"
+    assert same_state(state, again), "init returns another state the second time"
 
     states, stacked = [state] * 3, stack(coords)
-    stacked_states = map_slots(lambda tree: repeat(tree, 3), state)
+    stacked_states = {slot: repeat(tree, 3) for slot, tree in state.items()}
     for step in grads:
         for i in range(3):
             change, states[i] = _check_update(opt, step[i], states[i], coords[i])
@@ -68,7 +68,7 @@ def _check_update(opt: Optimizer, grads: Tree, state: State, coords: Tree) -> tu
         change, after = opt.update(grads, state, coords)
         change_again, after_again = opt.update(grads, state, coords)
     assert same(change, change_again), "update returns another change the second time"
-    assert _same_state(after, after_again), "update returns another state the second time"
+    assert same_state(after, after_again), "update returns another state the second time"
     check_spec("the change", change, Spec.of(grads))
     assert list(after) == list(state), f"update must return the slots {list(state)}, in this order, not {list(after)}"
     for slot, tree in state.items():
@@ -84,10 +84,6 @@ def _check_state(state: State) -> None:
             assert name in COORDS or name == ALL_BLOCKS, (
                 f"state[{slot!r}][{name!r}]: the key must be the name of a block, or ALL_BLOCKS ({ALL_BLOCKS!r})"
             )
-
-
-def _same_state(a: State, b: State) -> bool:
-    return list(a) == list(b) and all(same(a[slot], b[slot]) for slot in a)
 
 
 def check_lr_schedule(schedule: LRSchedule) -> None:
