@@ -149,6 +149,9 @@ def test_mean_step_length_with_momentum_that_is_reset():
         return total / window
 
     assert (round(moves(6), 1), round(moves(24), 1), round(moves(3000))) == (3.0, 6.5, 10)
+    page = (ROOT / "docs/results.md").read_text()
+    assert f"{moves(6):.1f} and {moves(24):.1f} times the learning rate" in page
+    assert f"by {moves(3000):.0f} times" in page
 
 
 def test_magnitude_pruning_after_the_first_step_of_adam_removes_b():
