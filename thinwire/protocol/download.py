@@ -17,12 +17,12 @@ from functools import cached_property
 from thinwire.core.tree import bring, restrict
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.drift_check import pack_drift_check
-from thinwire.protocol.entries import WindowSnapshot, pack_snapshot
+from thinwire.protocol.entries import WindowSnapshot, least_snapshot, pack_snapshot
 from thinwire.protocol.fields import raw
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.wire import message as wire
-from thinwire.wire.bits import Bytes, varint
+from thinwire.wire.bits import Bytes
 
 
 class RoundOpening:
@@ -105,9 +105,8 @@ class RoundOpening:
         entries, touched = ledger.since(start), ledger.synced_since(start)
         if entries is not None and len(entries) > most:
             entries = None
-        nbytes = contract.coords.restrict(touched).nbytes
-        if entries is not None and sum(map(len, entries)) <= nbytes + 3 + len(varint(nbytes)):
-            return entries  # a snapshot is the values, and at least so much around them
+        if entries is not None and sum(map(len, entries)) <= least_snapshot(contract, touched):
+            return entries
         snapshot = self._snapshot(touched)
         return (snapshot,) if entries is None or len(snapshot) < sum(map(len, entries)) else entries
 

@@ -11,6 +11,7 @@ from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
+from thinwire.wire.bits import varint
 
 
 class ServerStep(NamedTuple):
@@ -43,8 +44,19 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
 
 
 def pack_snapshot(contract: Contract, snapshot: WindowSnapshot) -> bytes:
-    """A snapshot within a window, as it is sent: raw values."""
-    return wire.pack_body(wire.Body(snapshot.names, {wire.VALUES: raw(snapshot.values)}), contract.schema)
+    """A snapshot within a window, as it is sent: encoded by the merge codec where that is exact, else raw."""
+    if contract.method.merge_codec.exact:
+        payload, _ = contract.method.merge_codec.encode(snapshot.values, {}, contract.peer(0, EVERYONE))
+    else:
+        payload = raw(snapshot.values)
+    return wire.pack_body(wire.Body(snapshot.names, {wire.VALUES: payload}), contract.schema)
+
+
+def least_snapshot(contract: Contract, names: frozenset[str]) -> int:
+    """A lower bound on the length of a snapshot within a window; 0 where it depends on the values."""
+    codec, spec = contract.method.merge_codec, contract.coords.restrict(names)
+    values = codec.size(spec) if codec.exact else spec.nbytes
+    return values + 3 + len(varint(values)) if values else 0
 
 
 def pack_window_end(contract: Contract, snapshot: WindowSnapshot, version: int) -> bytes:
@@ -65,8 +77,9 @@ def read_snapshot(contract: Contract, body: wire.Body, device: torch.device, end
     names = planned_names(contract, body)
     expect_fields(body, {wire.VALUES})
     data, spec = body.fields[wire.VALUES], contract.coords.restrict(names)
-    if end is None:
+    codec = contract.method.merge_codec
+    if end is None and not codec.exact:
         values = unraw(data, spec)
     else:
-        values = contract.method.merge_codec.decode(data, spec, contract.peer(end, EVERYONE))
+        values = codec.decode(data, spec, contract.peer(end or 0, EVERYONE))
     return WindowSnapshot(names, *bring((values,), device))

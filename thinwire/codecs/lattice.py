@@ -1,0 +1,191 @@
+"""Rounding to a lattice of powers of two, on which sums are exact and short.
+
+Entries of several rounds on such a lattice add up to a vector of slightly larger integers, so a client that missed ten
+rounds of a basis downloads little more than one round (`LatticeSum`), and nothing is rounded a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Peer, Raw
+from thinwire.core.key import Key
+from thinwire.core.registry import register
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.core.vectors import common_type
+from thinwire.errors import ConfigError, WireError
+from thinwire.wire import integers
+from thinwire.wire.bits import Bytes
+
+_EXACT = 1 << 23  # integers up to this size, and their sums, are exact in float32
+_LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or overflows float32
+
+
+@register("codec", "lattice")
+@dataclass(frozen=True)
+class Lattice(Codec):
+    """Round each value to a multiple of a power of two near a multiple of their root mean square.
+
+        x ~ s q,    s = 2^round(log2(step * rms(x))) of each block of the tree,    q = x / s rounded to an integer
+
+    Args:
+        step: the distance of levels as a multiple of the root mean square; 1 takes about 2 bits a value, 0.25 about 4.
+        stochastic: round up or down at random, without bias; otherwise to the nearest level.
+
+    >>> import torch
+    >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
+    >>> data, _ = Lattice(0.5).encode(tree, {}, peer)
+    >>> len(data), Lattice(0.5).decode(data, Spec.of(tree), peer)["w"][:3].tolist()
+    (58, [-1.0, -1.0, -1.0])
+
+    The payload is one byte a block (the exponent of s), then all q, entropy-coded (`wire/integers.py`).
+
+    Not `Quantize`, which has a fixed number of levels and scales whose multiples do not add up exactly.
+    """
+
+    step: float = 1.0
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < math.inf:
+            raise ConfigError(f"step must be above 0, a multiple of the root mean square, not {self.step}; write 1.0")
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; raises a ConfigError for blocks that are not floating point."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """Exponents, then levels."""
+        blocks = [_numbers(block) for block in tree.values()]
+        exponents = [self._exponent(x) for x in blocks]
+        scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
+        levels = self._round(np.concatenate(scaled) if scaled else np.zeros(0), peer.key)
+        return _pack(exponents, levels), state
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """The levels times their steps."""
+        return _unpack(data, spec)
+
+    def _exponent(self, x: np.ndarray) -> int:
+        """The exponent of the step of a block."""
+        largest = float(np.abs(x).max(initial=0.0))
+        if largest == 0:
+            return 0
+        wanted = self.step * largest * math.sqrt(float(np.square(x / largest).mean()))
+        least = largest / _EXACT  # levels stay exact
+        return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
+
+    def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
+        if not self.stochastic:
+            return np.rint(x).astype(np.int64)
+        return np.floor(x + key.fold("quantise").uniform(len(x)).double().numpy()).astype(np.int64)
+
+
+@register("codec", "lattice-sum")
+@dataclass(frozen=True)
+class LatticeSum(Codec):
+    """Send values without loss: as integer multiples of the largest power of two that divides them all, where shorter.
+
+        x = s q,    s = the largest power of two of which all values of a block are multiples,    q an integer
+
+    >>> import torch
+    >>> tree, peer = {"w": torch.tensor([0.75, -1.5, 0.0] * 50)}, Peer(Key(0))
+    >>> data, _ = LatticeSum().encode(tree, {}, peer)
+    >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
+    (81, True)
+
+    For sums of values that `Lattice` rounded, as `merge_codec`: the coordinates at the end of a basis. Values that are
+    not on a lattice are sent raw.
+    """
+
+    @property
+    def exact(self) -> bool:
+        """True: sums of lattice values are multiples of the finest step."""
+        return True
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """True, as for every exact codec."""
+        return True
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """A zero byte and the raw values, or a one, exponents and levels."""
+        raw = Raw().encode(tree, {}, peer)[0]
+        found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
+        if None not in found:
+            exponents = [exponent for one in found if one is not None for exponent in one[:1]]
+            levels = [one[1] for one in found if one is not None]
+            packed = _pack(exponents, np.concatenate(levels) if levels else np.zeros(0, np.int64))
+            if len(packed) < len(raw):
+                return b"\1" + packed, state
+        return b"\0" + bytes(raw), state
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """The values, bit for bit."""
+        if not len(data) or data[0] > 1:
+            raise WireError("expected a form of 0 (raw) or 1 (lattice)")
+        rest = memoryview(data)[1:]
+        if data[0] == 0:
+            return Raw().decode(rest, spec, peer)
+        return _unpack(rest, spec)
+
+
+def _are_short(blocks: Iterable[Tensor]) -> bool:
+    """Whether all values are float32: others are sent raw."""
+    return all(block.dtype is torch.float32 for block in blocks)
+
+
+def _numbers(block: Tensor) -> np.ndarray:
+    x: np.ndarray = block.detach().cpu().double().numpy().reshape(-1)
+    return x
+
+
+def _divisor(x: np.ndarray) -> tuple[int, np.ndarray] | None:
+    """The exponent of the largest power of two that divides all values, and the quotients; None where too large.
+
+    A negative zero is no multiple: its sign would be lost.
+    """
+    if not np.isfinite(x).all() or np.signbit(x[x == 0]).any():
+        return None
+    some = x[x != 0]
+    if not len(some):
+        return 0, np.zeros(len(x), np.int64)
+    mantissa, exponent = np.frexp(some)  # x = mantissa 2^exponent, the mantissa of a float32 has 24 bits
+    whole = np.abs(mantissa * (1 << 24)).astype(np.int64)
+    zeros = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)  # trailing zeros; exact for powers of two
+    least = int((exponent - 24 + zeros).min())
+    if not _LOWEST <= least <= _HIGHEST or int(exponent.max()) - least > 24:
+        return None
+    return least, np.ldexp(x, -least).astype(np.int64)
+
+
+def _pack(exponents: list[int], levels: np.ndarray) -> bytes:
+    return np.array(exponents, np.int8).tobytes() + integers.encode(levels)
+
+
+def _unpack(data: Bytes, spec: Spec) -> Tree:
+    """Blocks from exponents and levels."""
+    if len(data) < len(spec.blocks):
+        raise WireError(f"expected {len(spec.blocks)} exponents, got {len(data)} bytes")
+    exponents = np.frombuffer(data[: len(spec.blocks)], np.int8).tolist()
+    levels = integers.decode(data[len(spec.blocks) :], spec.size)
+    if len(levels) and int(np.abs(levels).max()) > 2 * _EXACT:
+        raise WireError(f"a level is larger than {2 * _EXACT}")
+    out: Tree = {}
+    position = 0
+    for block, exponent in zip(spec, exponents, strict=True):
+        if not _LOWEST <= exponent <= _HIGHEST:
+            raise WireError(f"a step of 2^{exponent} is not possible, expected {_LOWEST} to {_HIGHEST}")
+        x = torch.from_numpy(np.ldexp(levels[position : position + block.numel].astype(np.float64), exponent))
+        limit = torch.finfo(block.dtype).max
+        out[block.name] = x.clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+        position += block.numel
+    return out
