@@ -106,7 +106,7 @@ class RoundOpening:
         if entries is not None and len(entries) > most:
             entries = None
         nbytes = contract.coords.restrict(touched).nbytes
-        if entries is not None and sum(map(len, entries)) <= nbytes + 3 + len(varint(nbytes)):
+        if entries is not None and sum(map(len, entries)) <= nbytes + 1 + len(varint(nbytes)):
             return entries  # a snapshot is the values, and at least so much around them
         snapshot = self._snapshot(touched)
         return (snapshot,) if entries is None or len(snapshot) < sum(map(len, entries)) else entries
