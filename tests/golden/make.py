@@ -242,7 +242,10 @@ def messages() -> Iterator[tuple[str, dict]]:
         yield f"message-up-{name}", about | {"bytes": uploads[1].hex()} | up
         for version in (3, 2, 0):
             data = open_round(contract, servers[3], {0: version})[0]
-            yield f"message-{wire.KINDS[wire.kind_of(data)]}-{name}-from-{version}", about | received(contract, servers, data)
+            yield (
+                f"message-{wire.KINDS[wire.kind_of(data)]}-{name}-from-{version}",
+                about | received(contract, servers, data),
+            )
         lost = request_full_state(contract, 1, 0)
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}

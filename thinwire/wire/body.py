@@ -49,7 +49,7 @@ class Schema:
         >>> data = pack(LOST, 3, (), schema.sent_by(5))
         >>> unpack(data, schema.sent_by(6))
         Traceback (most recent call last):
-        thinwire.errors.WireError: checksum does not match: damaged, sent by another client, or for another method or model
+        thinwire.errors.WireError: checksum does not match: damaged, by another client, or for another method or model
         """
         return Schema(self.digest, self.blocks, client.to_bytes(8, "little", signed=True))
 

@@ -203,7 +203,7 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     _check_head(data, schema, longest)
     payload = memoryview(data)[:-4]
     if data[-4:] != _checksum([payload], schema):
-        other = " sent by another client," if schema.sender else ""
+        other = " by another client," if schema.sender else ""
         raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
     kind = kind_of(data)
     version, position = read_varint(payload, 2)
@@ -236,8 +236,11 @@ def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
         raise WireError(f"the message has {len(data)} bytes, expected at most {longest}")
     if data[0] >> 4 != FORMAT:
         if data[:2] == b"TW":  # formats 1 and 2
-            raise WireError(f"message of format {data[2]}, expected {FORMAT}: install one thinwire version on both sides")
-        raise WireError(f"not a message of format {FORMAT}: its first byte is {data[0]:02x}, expected {FORMAT}1 to {FORMAT}4")
+            raise WireError(
+                f"message format {data[2]} is not read, expected {FORMAT}: use the same thinwire on both sides"
+            )
+        expected = f"expected {FORMAT}1 to {FORMAT}{max(KINDS)}"
+        raise WireError(f"not a message of format {FORMAT}: its first byte is {data[0]:02x}, {expected}")
     kind = kind_of(data)
     if kind not in KINDS:
         raise WireError(f"message kind {kind} is not known, expected one of {sorted(KINDS)}")

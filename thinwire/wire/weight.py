@@ -1,7 +1,7 @@
 """The weight of a client in the mean as one variable-length integer: a count as itself, other values as float32.
 
     u = w                    for an integer w from 0 to 2^24: the number of examples, two bytes from 128 to 16,383
-    u = 2^24 + float32(w)    otherwise: the bits of w as an unsigned integer, five bytes
+    u = 2^24 + float32(w)    otherwise: the bits of w as an unsigned integer, at most five bytes
 
 float32 represents all integers up to 2^24, so what is decoded is always float32(w), and a weight has one encoding.
 
