@@ -571,7 +571,7 @@ class Outcomes:
 def reason(error: Exception) -> str:
     """The message of an error without values."""
     text = re.sub(r"-?\d[\d.e+-]*|\bnan\b|\binf\b|-inf", "N", str(error))
-    text = re.sub(r"starts with \w+", "starts with N", re.sub(r"schema \w+, ours \w+", "schema N, ours N", text))
+    text = re.sub(r"first byte is \w+", "first byte is N", re.sub(r"schema \w+, ours \w+", "schema N, ours N", text))
     return re.sub(r"'[^']*'", "'...'", re.sub(r"\[.*?\]", "[...]", text))
 
 

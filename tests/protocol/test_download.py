@@ -293,7 +293,7 @@ def test_the_full_state_is_read_from_version_zero():
     one = federation(MAPO(k=8))
     one.round((0,))
     response = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
-    assert len(request_full_state(one.contract, 1, 0)) == 13
+    assert len(request_full_state(one.contract, 1, 0)) == 7
     assert same_public(receive(one.contract, one.first._replace(version=1), response).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]
     with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* request the whole state"):

@@ -221,7 +221,7 @@ def test_another_schema_with_the_same_first_byte_is_refused(rest):
 
 
 def test_every_other_schema_that_differs_in_32_bits_is_refused():
-    """A CRC-32 detects all differences within 32 consecutive bits: here, all of one bit and some of up to four bytes."""
+    """A CRC-32 detects all differences within 32 consecutive bits: here, some of up to four bytes."""
     data = example()
     for at in range(8, 64):
         for change in (1, 0b11, 0b101, 0xFFFFFFFF, 0x80000001, 0xEDB88320):
