@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Response
 from thinwire.wire import message as wire
+from thinwire.wire import weight
+from thinwire.wire.bits import Bytes
 
 
 def truncated(client: Client, number: int, response: Response) -> Response:
@@ -20,6 +24,12 @@ def bit_flip(client: Client, number: int, response: Response) -> Response:
     return response._replace(
         data=response.data[:middle] + bytes([response.data[middle] ^ 1]) + response.data[middle + 1 :]
     )
+
+
+def fields_of(client: Client, number: int, response: Response) -> Mapping[int, Bytes]:
+    """The fields of an upload."""
+    schema = client.contract.schema.sent_by(number)
+    return wire.unpack_body(wire.unpack(response.data, schema).bodies[0], schema).fields
 
 
 def with_field(
@@ -42,25 +52,20 @@ def not_finite(client: Client, number: int, response: Response) -> Response:
 
 def scaled_update(client: Client, number: int, response: Response) -> Response:
     """An update multiplied by -1e6: it is finite and therefore accepted; the aggregator must be robust to it."""
-    return with_scaled_field(client, number, response, wire.COORDS, -1e6)
+    fields = fields_of(client, number, response)
+    values = torch.frombuffer(bytearray(fields[wire.COORDS]), dtype=torch.float32) * -1e6
+    return with_field(client, number, response, wire.COORDS, values.numpy().tobytes())
 
 
 def inflated_examples(client: Client, number: int, response: Response) -> Response:
     """A number of examples multiplied by 1e9: accepted, as above."""
-    return with_scaled_field(client, number, response, wire.WEIGHT, 1e9)
-
-
-def with_scaled_field(client: Client, number: int, response: Response, field: int, factor: float) -> Response:
-    """The message with one field of raw float32 values multiplied by a factor."""
-    schema = client.contract.schema.sent_by(number)
-    fields = wire.unpack_body(wire.unpack(response.data, schema).bodies[0], schema).fields
-    values = torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor
-    return with_field(client, number, response, field, values.numpy().tobytes())
+    fields = fields_of(client, number, response)
+    return with_field(client, number, response, wire.WEIGHT, weight.encode(1e9 * weight.decode(fields[wire.WEIGHT])))
 
 
 def infinite_weight(client: Client, number: int, response: Response) -> Response:
     """An infinite aggregation weight."""
-    return with_field(client, number, response, wire.WEIGHT, torch.tensor([torch.inf]).numpy().tobytes())
+    return with_field(client, number, response, wire.WEIGHT, weight.encode(torch.inf))
 
 
 def future_version(client: Client, number: int, response: Response) -> Response:
@@ -70,7 +75,7 @@ def future_version(client: Client, number: int, response: Response) -> Response:
 
 def unknown_format(client: Client, number: int, response: Response) -> Response:
     """An unknown format version."""
-    return response._replace(data=response.data[:2] + b"\x07" + response.data[3:])
+    return response._replace(data=bytes([0x70 | response.data[0] & 15]) + response.data[1:])
 
 
 def garbage(client: Client, number: int, response: Response) -> Response:

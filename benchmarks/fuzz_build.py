@@ -1,6 +1,6 @@
 """Mutated messages that pass the outer checks: for `fuzz_wire.py`.
 
-`repaired` turns any bytes into a message: kind, plans, field ids and lengths are corrected, and the checksum is valid.
+`repaired` turns any bytes into a message: kind, plans, fields and lengths are corrected, and the checksum is valid.
 `built` starts from the parts of a real message, changes them with knowledge of the format, and packs it again: a body
 of another message, a body repeated up to thousands of times with matching versions, other plans with matching values,
 values at the limits of their range, other lengths in a payload.
@@ -19,6 +19,8 @@ import numpy as np
 from thinwire.errors import WireError
 from thinwire.wire import message as wire
 from thinwire.wire.bits import read_varint, varint
+from thinwire.wire.body import FIELDS
+from thinwire.wire.weight import MOST_COUNT
 
 LARGEST = (1 << 35) - 1  # the values of a varint
 FLOATS = tuple(
@@ -48,7 +50,7 @@ class Parts(NamedTuple):
 
     def packed(self, schema: wire.Schema) -> bytes:
         """The message, with valid lengths and checksum."""
-        bodies = [wire.pack_body(body, schema) for body in self.bodies]
+        bodies = [packed_body(body, schema) for body in self.bodies]
         version, behind = min(self.version, LARGEST), min(self.behind, LARGEST)
         return wire.pack(self.kind, version, bodies, schema, behind)
 
@@ -61,8 +63,8 @@ def repaired(data: bytes, schema: wire.Schema, kind: int) -> bytes:
         schema: the schema of the contract.
         kind: replaces an unknown kind.
     """
-    kind = data[3] if len(data) > 3 and data[3] in wire.KINDS else kind
-    body = data[8:-4]
+    kind = wire.kind_of(data) if data and wire.kind_of(data) in wire.KINDS else kind
+    body = data[2:-4]
     version, at = _number(body, 0)
     behind = 0
     if kind in (wire.STEPS, wire.STATE):
@@ -83,22 +85,43 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 def _body(data: bytes, at: int, schema: wire.Schema) -> tuple[wire.Body, int]:
     """A body from arbitrary bytes; consumes at least one byte."""
+    present, at = _number(data, at)
     plan = None
-    if data[at] & 1:
+    if present & 1:
         width = -(-len(schema.blocks) // 8)
-        bits = int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        bits = int.from_bytes(data[at : at + width], "little")
         plan = frozenset(name for i, name in enumerate(schema.blocks) if bits >> i & 1)
         at += width
-    count, at = _number(data, at + 1)
     fields: dict[int, bytes] = {}
-    for _ in range(min(count, 8)):
+    for field in FIELDS:
         if at >= len(data):
             break
-        field = data[at] if data[at] < 9 else data[at] % 9
-        length, at = _number(data, at + 1)
-        fields[field] = data[at : at + length]
-        at += len(fields[field])
+        if present >> field & 1:
+            length = len(varint(_number(data, at)[0])) if field == wire.WEIGHT else 4
+            if field not in (wire.WEIGHT, wire.DRIFT_CHECK):
+                length, at = _number(data, at)
+            fields[field] = data[at : at + length]
+            at += len(fields[field])
     return wire.Body(plan, fields), at
+
+
+def packed_body(body: wire.Body, schema: wire.Schema) -> bytes:
+    """A body with any payloads: a weight that is no integer becomes one, a drift check gets four bytes.
+
+    Fields that the format does not have are written as their bit and a payload with a length.
+    """
+    known = {field: payload for field, payload in body.fields.items() if field in FIELDS}
+    if wire.WEIGHT in known:
+        known[wire.WEIGHT] = varint(_number(known[wire.WEIGHT], 0)[0])
+    if wire.DRIFT_CHECK in known:
+        known[wire.DRIFT_CHECK] = (known[wire.DRIFT_CHECK] + bytes(4))[:4]
+    data = wire.pack_body(wire.Body(body.plan, known), schema)
+    others = {field: payload for field, payload in body.fields.items() if field not in FIELDS}
+    if not others:
+        return data
+    bits, start = read_varint(data)
+    tail = b"".join(varint(len(others[field])) + others[field] for field in sorted(others))
+    return varint(bits | sum(1 << field for field in others)) + data[start:] + tail
 
 
 def built(
@@ -161,6 +184,9 @@ def _extreme(rng: random.Random, parts: Parts, others: Sequence[Parts]) -> Parts
     if not body.fields:
         return parts
     field = rng.choice(sorted(body.fields))
+    if field == wire.WEIGHT:
+        limit = rng.choice((0, 1, MOST_COUNT, MOST_COUNT + int.from_bytes(rng.choice(FLOATS), "little"), LARGEST))
+        return _with(parts, at, wire.Body(body.plan, {**body.fields, field: varint(limit)}))
     data, value = bytearray(body.fields[field]), rng.choice(FLOATS)
     first = rng.choice((0, 0, 1, 2, 3, 5))  # after the header of a codec
     count = max(0, (len(data) - first) // 4)

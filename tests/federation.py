@@ -77,7 +77,7 @@ def workload(task: Task, clients, keys, local: Local) -> Workload:
 
 def schema_of(contract: Contract, data: bytes, client: int = 0) -> wire.Schema:
     """The schema with which a message is read: of what clients send, that of the client."""
-    return contract.schema.sent_by(client) if data[3] in wire.FROM_CLIENTS else contract.schema
+    return contract.schema.sent_by(client) if wire.kind_of(data) in wire.FROM_CLIENTS else contract.schema
 
 
 def same_public(a: PublicState, b: PublicState) -> bool:

@@ -165,7 +165,7 @@ def test_check_prints_costs_without_training(thinwire, tmp_path):
     facts = json.loads(out)
     assert code == 0
     assert facts["trainable"] == facts["parameters"] == 4810
-    assert facts["bytes_up_per_client"] == 4 * 4810 + 25
+    assert facts["bytes_up_per_client"] == 4 * 4810 + 12
     assert list(tmp_path.iterdir()) == []
 
 

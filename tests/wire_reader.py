@@ -50,22 +50,38 @@ class Cursor:
 
 def read_message(data, digest, blocks, client=0):
     """Kind, version, behind, and bodies; a body is its plan (names of blocks) and its fields (payload by id)."""
-    sender = client.to_bytes(8, "little") if data[3] in (1, 4) else b""
+    kind = {1: "up", 2: "steps", 3: "state", 4: "lost"}[data[0] % 16]
+    sender = client.to_bytes(8, "little") if kind in ("up", "lost") else b""
     assert zlib.crc32(digest + sender + data[:-4]) == struct.unpack("<I", data[-4:])[0], "checksum"
     c = Cursor(data[:-4])
-    assert c.take(2) == b"TW"
-    assert c.byte() == 2
-    kind = {1: "up", 2: "steps", 3: "state", 4: "lost"}[c.byte()]
-    assert c.take(4) == digest[:4]
+    assert c.byte() // 16 == 3
+    assert c.byte() == digest[0]
     version, bodies = c.v(), []
     behind = c.v() if kind in ("steps", "state") else 0
     while c.at < len(c.data):
-        plan = list(blocks)
-        if c.byte():
+        plan, bits = list(blocks), c.v()
+        if bits & 1:
             bitmap = c.take(-(-len(blocks) // 8))
             plan = [name for i, name in enumerate(blocks) if bitmap[i // 8] >> i % 8 & 1]
-        bodies.append((plan, {c.byte(): c.take(c.v()) for _ in range(c.v())}))
+        assert bits < 1 << 9, "an unknown field"
+        bodies.append((plan, {i: read_field(c, i) for i in range(1, 9) if bits >> i & 1}))
     return kind, version, behind, bodies
+
+
+def read_field(c, number):
+    """The payload of a field; the weight as a number."""
+    if number == 2:
+        return read_weight(c.v())
+    return c.take(4 if number == 4 else c.v())
+
+
+def read_weight(u):
+    """A number of examples, or else the bits of a float32."""
+    if u <= 1 << 24:
+        return float(u)
+    weight = struct.unpack("<f", struct.pack("<I", u - (1 << 24)))[0]
+    assert weight not in range((1 << 24) + 1), "a number of examples in the long form"
+    return weight
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------

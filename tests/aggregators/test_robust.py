@@ -21,6 +21,8 @@ from thinwire.protocol.round import plan_round
 from thinwire.runtime.job import Job
 from thinwire.testing import check_aggregator
 from thinwire.wire import message as wire
+from thinwire.wire.weight import decode as decode_weight
+from thinwire.wire.weight import encode as encode_weight
 
 LARGEST = torch.finfo(torch.float32).max
 ROBUST = [tw.GeometricMedian(), tw.CenteredClipping(), tw.MultiKrum(2)]
@@ -203,6 +205,9 @@ def corrupt(federation: Federation, data: bytes, factors: dict[int, float]) -> b
     body = wire.unpack_body(message.bodies[0], schema)
     fields = dict(body.fields)
     for field, factor in factors.items():
+        if field == wire.WEIGHT:
+            fields[field] = encode_weight(decode_weight(fields[field]) * factor)
+            continue
         fields[field] = (torch.frombuffer(bytearray(fields[field]), dtype=torch.float32) * factor).numpy().tobytes()
     return wire.pack(wire.UP, message.version, [wire.pack_body(wire.Body(body.plan, fields), schema)], schema)
 

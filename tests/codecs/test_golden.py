@@ -108,7 +108,7 @@ def test_uploads_are_read(name):
     assert plan == file["plan"]
     code = reader.read_codec(file["up"], fields.pop(1), flat(file["coords"], plan), peer(file, version, file["client"]))
     assert code == values(file["coords"], file["values"])
-    assert reader.read_codec("raw", fields.pop(2), [("weight", (1,), "f4")], 0) == {"weight": [file["weight"]]}
+    assert fields.pop(2) == file["weight"]
     read_rest(file, fields, "sent_report", "sent_buffers", file)
 
 
@@ -128,12 +128,12 @@ def test_steps_are_read(name):
     for (plan, fields), wanted in zip(bodies, file["steps"], strict=True):
         assert (at, plan) == (wanted["from"], wanted["plan"])
         blocks = flat(file["coords"], plan)
-        if 7 in fields:
+        if 3 in fields:
             end = (at // file["window"] + 1) * file["window"] if file["window"] else None
             ends = end is not None and end <= version
             at = end if ends else version
             codec = file["merge_codec"] if ends else "raw"
-            found = reader.read_codec(codec, fields.pop(7), blocks, peer(file, at, -1))
+            found = reader.read_codec(codec, fields.pop(3), blocks, peer(file, at, -1))
         else:
             found = reader.read_codec(file["down"], fields.pop(1), blocks, peer(file, at, -1))
             at += 1
@@ -157,7 +157,7 @@ def test_states_are_read(name):
     expected = values(file["coords"], after["coords"])
     assert found == {name: expected[name] for name, _, _ in blocks}
     if file["window"] and version >= file["window"]:
-        base = reader.read_codec("raw", fields.pop(6), flat(file["weights"]), 0)
+        base = reader.read_codec("raw", fields.pop(8), flat(file["weights"]), 0)
         assert base == values(file["weights"], after["base"])
     assert not fields
 
@@ -167,7 +167,7 @@ def read_request(file, request, news):
     assert plan == file["plan"]
     if file["drift_check"]:
         state = [values(file[blocks], file["after"][part]) for blocks, part in checked_parts(file)]
-        value = reader.read_codec("raw", fields.pop(8), [("drift_check", (), "f4")], 0)["drift_check"][0]
+        value = reader.read_codec("raw", fields.pop(4), [("drift_check", (), "f4")], 0)["drift_check"][0]
         assert value == reader.drift_check(state, reader.fold(file["key"], "guard", file["version"]))
     if news:
         read_rest(file, fields, "shared", "buffers", file["after"])
@@ -181,7 +181,7 @@ def checked_parts(file):
 
 
 def read_rest(file, fields, shared, buffers, wanted):
-    for field, blocks, part in ((3, "buffers", buffers), (4, "shared", shared)):
+    for field, blocks, part in ((5, "buffers", buffers), (6, "shared", shared)):
         payload = fields.pop(field, b"")
         assert reader.read_codec("raw", payload, flat(file[blocks]), 0) == values(file[blocks], wanted[part])
     assert not fields

@@ -5,7 +5,6 @@ Every attack is well formed: decoded, changed, encoded again by the method's own
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,6 +30,7 @@ from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training import Local
 from thinwire.wire import message as wire
+from thinwire.wire.weight import encode as encode_weight
 
 MALICIOUS, CLIENTS = 3, 5
 LARGEST = torch.finfo(torch.float32).max
@@ -118,7 +118,7 @@ class Malicious(InMemory):
     def payload(self, version: int, body: wire.Body) -> tuple[int, bytes]:
         """The field that is replaced, and its bytes; empty if the method does not have it."""
         if self.attack in WEIGHTS:
-            return wire.WEIGHT, struct.pack("<f", WEIGHTS[self.attack])
+            return wire.WEIGHT, encode_weight(WEIGHTS[self.attack])
         field, change = FIELDS[self.attack]
         if field not in body.fields:
             return field, b""

@@ -46,6 +46,7 @@ from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO
 from thinwire.wire import indices, symbols
 from thinwire.wire import message as wire
+from thinwire.wire.weight import encode as encode_weight
 
 HERE = Path(__file__).parent
 KEY, EVERYONE = Key(20), Key(27)
@@ -180,13 +181,16 @@ METHODS = {
 }
 
 
-def upload(contract: Contract, plan: Plan, version: int) -> bytes:
+WEIGHTS = {"fedavg": 600.0, "sparse": 0.75}  # of the client; 1 in other methods
+
+
+def upload(contract: Contract, plan: Plan, version: int, weight: float) -> bytes:
     """An upload of client 0, with drawn values instead of trained ones."""
     method, key = contract.method, KEY.fold("answer", version)
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     up = contract.up(0)
     payload, _ = up.encode(eighths(code, key), up.init(code), contract.peer(version, 0))
-    fields = {wire.COORDS: payload, wire.WEIGHT: raw({"weight": torch.tensor(1.0)})}
+    fields = {wire.COORDS: payload, wire.WEIGHT: encode_weight(weight)}
     if contract.buffers.blocks:
         fields[wire.BUFFERS] = raw(eighths(contract.buffers, key))
     if contract.shared.blocks:
@@ -203,7 +207,7 @@ def history(name: str, rounds: int = 3) -> tuple[Contract, list[ServerState], li
     servers, uploads = [initial_server_state(contract, public)], []
     for version in range(rounds):
         plan = plan_round(contract, servers[-1])
-        uploads.append(upload(contract, plan, version))
+        uploads.append(upload(contract, plan, version, WEIGHTS.get(name, 1.0)))
         decoded = decode_uploads(contract, servers[-1].public, plan, {0: uploads[-1]})
         servers.append(close_round(contract, servers[-1], plan, decoded, 1).server)
     return contract, servers, uploads
@@ -238,7 +242,10 @@ def messages() -> Iterator[tuple[str, dict]]:
         yield f"message-up-{name}", about | {"bytes": uploads[1].hex()} | up
         for version in (3, 2, 0):
             data = open_round(contract, servers[3], {0: version})[0]
-            yield f"message-{wire.KINDS[data[3]]}-{name}-from-{version}", about | received(contract, servers, data)
+            yield (
+                f"message-{wire.KINDS[wire.kind_of(data)]}-{name}-from-{version}",
+                about | received(contract, servers, data),
+            )
         lost = request_full_state(contract, 1, 0)
         if name == "fedavg":
             yield f"message-lost-{name}", about | {"version": 1, "bytes": lost.hex()}

@@ -101,7 +101,7 @@ def test_a_missed_window_is_sent_as_one_snapshot():
     for _ in range(11):
         one.round((0,))
     sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
-    vector = 4 * 8 + 4  # eight values, and the header of a body
+    vector = 4 * 8 + 2  # eight values, and the header of a body
     up_to_date = sizes[11]
     assert [(sizes[v] - up_to_date) // vector for v in range(12)] == [3] * 4 + [2] * 4 + [1] * 3 + [0]
     assert all((size - up_to_date) % vector == 0 for size in sizes.values())
@@ -119,8 +119,8 @@ def test_a_window_is_sent_as_entries_or_as_its_snapshot_whichever_is_shorter():
     assert [set(fields) for fields in fields_of[0][:-1]] == [{wire.VALUES}, {wire.COORDS}]
     assert [set(fields) for fields in fields_of[11][:-1]] == [{wire.COORDS}, {wire.COORDS}]
     for version in range(13):  # no other message is shorter
-        entries = [len(fields[wire.COORDS]) + 4 for fields in fields_of[version][:-1] if wire.COORDS in fields]
-        assert sum(entries[:-1]) < 4 * 8 + 4
+        entries = [len(fields[wire.COORDS]) + 2 for fields in fields_of[version][:-1] if wire.COORDS in fields]
+        assert sum(entries[:-1]) < 4 * 8 + 2
         assert len(messages[version]) <= len(messages[0])
 
 
@@ -200,7 +200,7 @@ def test_messages_above_the_largest_size_are_refused():
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bits", "most"), [(8, 160), (4, 96)])
+@pytest.mark.parametrize(("bits", "most"), [(8, 148), (4, 84)])
 @pytest.mark.parametrize("redraw_every", [1, 10])
 def test_a_message_of_128_values_has_little_overhead(bits, most, redraw_every):
     codec = Quantize(bits)
@@ -293,7 +293,7 @@ def test_the_full_state_is_read_from_version_zero():
     one = federation(MAPO(k=8))
     one.round((0,))
     response = full_state_message(one.contract, one.server, request_full_state(one.contract, 1, 0), 0)
-    assert len(request_full_state(one.contract, 1, 0)) == 13
+    assert len(request_full_state(one.contract, 1, 0)) == 7
     assert same_public(receive(one.contract, one.first._replace(version=1), response).public, one.server.public)
     wrong = open_round(one.contract, one.server, {0: 1})[0]
     with pytest.raises(Drifted, match=r"the public state of version 1 is not the server's: .* request the whole state"):

@@ -14,6 +14,7 @@ from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.server import full_state_message, open_round
 from thinwire.schedules import AllBlocks
 from thinwire.wire import message as wire
+from thinwire.wire.weight import encode as encode_weight
 
 
 def perturbed(model: nn.Module, name: str) -> nn.Module:
@@ -57,7 +58,7 @@ def test_downloads_that_do_not_continue_the_version_are_refused(opened):
             receive(contract, server.public, message)
     whole = full_state_message(contract, server, request_full_state(contract, 0, 0), 0)
     assert same_public(receive(contract, federation.first, whole).public, server.public)
-    for fields in ({"BASE": b""}, {"WEIGHT": value_bytes(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
+    for fields in ({"BASE": b""}, {"WEIGHT": encode_weight(1.0)}, {"BUFFERS": b""}, {"COORDS": None}):
         with pytest.raises(WireError, match=r"fields .* expected"):
             receive(contract, federation.first, forged(federation, whole, **fields))
 
@@ -99,7 +100,7 @@ def test_entries_with_other_fields_are_refused():
     federation.round((0,))
     contract = federation.contract
     steps = open_round(contract, federation.server, {1: 0})[1]
-    for fields in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": value_bytes(1.0)}):
+    for fields in ({"COORDS": None}, {"SHARED": b""}, {"WEIGHT": encode_weight(1.0)}):
         with pytest.raises(WireError, match=r"fields .* expected"):
             receive(contract, federation.first, forged(federation, steps, **fields))
 

@@ -8,6 +8,8 @@ from thinwire.errors import WireError
 from thinwire.protocol.receive import request_full_state
 from thinwire.protocol.server import full_state_message
 from thinwire.wire import message as wire
+from thinwire.wire.bits import varint
+from thinwire.wire.weight import encode as encode_weight
 
 
 @pytest.mark.parametrize(
@@ -25,11 +27,13 @@ from thinwire.wire import message as wire
         ({"BASE": b"abcd"}, "fields .* expected"),
         ({"COORDS": b"abcd"}, "bytes of raw values"),
         ({"BUFFERS": b""}, "bytes of raw values"),
-        ({"WEIGHT": b"\0" * 8}, "expected 4 bytes for a weight, got 8"),
-        ({"WEIGHT": value_bytes(0.0)}, "sent weight 0.0; expected above 0"),
-        ({"WEIGHT": value_bytes(-3.0)}, "sent weight -3.0"),
-        ({"WEIGHT": value_bytes(float("nan"))}, "sent weight nan"),
-        ({"WEIGHT": value_bytes(float("inf"))}, "sent weight inf"),
+        ({"WEIGHT": encode_weight(0.0)}, "sent weight 0.0; expected above 0"),
+        ({"WEIGHT": encode_weight(-3.0)}, "sent weight -3.0"),
+        ({"WEIGHT": encode_weight(float("nan"))}, "sent weight nan"),
+        ({"WEIGHT": encode_weight(float("inf"))}, "sent weight inf"),
+        ({"WEIGHT": encode_weight(2.0**41)}, "sent weight 2199023255552.0"),
+        ({"WEIGHT": varint((1 << 24) + 0x3F800000)}, "the weight 1 must be written as a count"),
+        ({"WEIGHT": varint((1 << 24) + (1 << 32))}, "neither a count nor a float32"),
     ],
 )
 def test_uploads_that_do_not_fit_are_refused(opened, change, message):

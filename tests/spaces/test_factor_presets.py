@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.federation import Federation, digits, digits_task, schema_of
+from tests.federation import SIZES, Federation, digits, digits_task, schema_of
 from thinwire.core.key import Key
 from thinwire.core.tree import same
 from thinwire.data.examples import Arrays
@@ -21,6 +21,7 @@ from thinwire.models.mlp import mlp
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.wire import message as wire
+from thinwire.wire.weight import decode as decode_weight
 
 PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "factorized-fl-u", "fedper", "local")
 # parameters that a client sends of the network for digits (4,810 weights)
@@ -74,10 +75,10 @@ def test_messages_have_four_bytes_for_each_value_plus_a_header(name, network):
     for client, data in federation.round([0, 1]).items():
         body = wire.unpack_body(wire.unpack(data, contract.schema.sent_by(client)).bodies[0], contract.schema)
         assert len(body.fields[wire.COORDS]) == 4 * SENT[name]
-        assert len(body.fields[wire.WEIGHT]) == 4
-        assert len(data) - 4 * SENT[name] <= 32
+        assert decode_weight(body.fields[wire.WEIGHT]) == SIZES[client]
+        assert len(data) - 4 * SENT[name] <= 20
     down = federation.download(2)
-    assert len(down) - 4 * SENT[name] <= 32
+    assert len(down) - 4 * SENT[name] <= 20
 
 
 @pytest.mark.parametrize("name", ["pfedpara", "factorized-fl-u", "fedper", "local"])

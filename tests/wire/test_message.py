@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from thinwire.errors import WireError
 from thinwire.wire.bits import read_varint, varint
+from thinwire.wire.body import FIELDS
 from thinwire.wire.message import (
+    BASE,
     BUFFERS,
     COORDS,
+    DRIFT_CHECK,
+    FORMAT,
     FROM_CLIENTS,
     LOST,
     STATE,
@@ -21,6 +25,7 @@ from thinwire.wire.message import (
     WEIGHT,
     Body,
     Schema,
+    body_length,
     join_pieces,
     pack,
     pack_body,
@@ -31,10 +36,12 @@ from thinwire.wire.message import (
 
 BLOCKS = tuple(f"block{i}" for i in range(11))
 SCHEMA = Schema(bytes(range(1, 9)), BLOCKS)
-GOLDEN = "5457020101020304ac02010502010301020302040000803f1f503beb"
+GOLDEN = "3101ac02070503010203d804"  # and the checksum
 
 plans = st.one_of(st.none(), st.frozensets(st.sampled_from(BLOCKS)))
-fields = st.dictionaries(st.integers(0, 255), st.binary(max_size=300), max_size=6)
+payloads = {number: st.binary(max_size=300) for number in FIELDS}
+payloads |= {WEIGHT: st.integers(0, (1 << 35) - 1).map(varint), DRIFT_CHECK: st.binary(min_size=4, max_size=4)}
+fields = st.fixed_dictionaries({}, optional=payloads)
 bodies = st.builds(Body, plans, fields)
 
 
@@ -51,7 +58,7 @@ def sealed(data: bytes, schema: Schema = SCHEMA) -> bytes:
 def example() -> bytes:
     entries = [
         pack_body(Body(frozenset(BLOCKS[:3]), {COORDS: b"abcdef", BUFFERS: b"xyz"}), SCHEMA),
-        pack_body(Body(None, {COORDS: b"", WEIGHT: b"1234"}), SCHEMA),
+        pack_body(Body(None, {COORDS: b"", WEIGHT: varint(600), DRIFT_CHECK: b"1234", BASE: b"5"}), SCHEMA),
     ]
     return pack(STEPS, 1000, entries, SCHEMA, behind=7)
 
@@ -62,6 +69,9 @@ def test_body_round_trip(body):
     everything = body.plan is None or body.plan == frozenset(BLOCKS)
     assert back.plan == (None if everything else body.plan)
     assert back.fields == body.fields
+    lengths = {number: len(payload) for number, payload in body.fields.items()}
+    plan = SCHEMA.everything if body.plan is None else body.plan
+    assert body_length(plan, lengths, SCHEMA) == len(pack_body(body, SCHEMA))
 
 
 @given(st.lists(bodies, max_size=4), st.integers(4, (1 << 35) - 1), st.integers(0, 4))
@@ -82,7 +92,7 @@ def test_each_message_has_exactly_one_encoding(content, version, data):
     packed = [pack_body(body, SCHEMA) for body in content]
     payload = bytearray(pack(STEPS, version + 5, packed, SCHEMA, behind=5)[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
-        payload[data.draw(st.integers(8, len(payload) - 1))] = data.draw(st.integers(0, 255))
+        payload[data.draw(st.integers(2, len(payload) - 1))] = data.draw(st.integers(0, 255))
     forged = sealed(bytes(payload))
     try:
         message = unpack(forged, SCHEMA)
@@ -93,8 +103,8 @@ def test_each_message_has_exactly_one_encoding(content, version, data):
 
 
 def test_the_order_of_fields_does_not_matter():
-    forward = pack_body(Body(None, {COORDS: b"a", WEIGHT: b"b"}), SCHEMA)
-    assert forward == pack_body(Body(None, {WEIGHT: b"b", COORDS: b"a"}), SCHEMA)
+    forward = pack_body(Body(None, {COORDS: b"a", WEIGHT: b"\1"}), SCHEMA)
+    assert forward == pack_body(Body(None, {WEIGHT: b"\1", COORDS: b"a"}), SCHEMA)
 
 
 def test_a_plan_of_all_blocks_is_encoded_as_all():
@@ -103,10 +113,10 @@ def test_a_plan_of_all_blocks_is_encoded_as_all():
 
 def test_bytes_of_a_message_are_fixed():
     schema = Schema(bytes(range(1, 9)), ("a", "b", "c")).sent_by(3)
-    body = Body(frozenset({"a", "c"}), {COORDS: b"\x01\x02\x03", WEIGHT: b"\x00\x00\x80\x3f"})
+    body = Body(frozenset({"a", "c"}), {COORDS: b"\x01\x02\x03", WEIGHT: varint(600)})
     data = pack(UP, 300, [pack_body(body, schema)], schema)
-    assert data.hex() == GOLDEN
-    message = unpack(bytes.fromhex(GOLDEN), schema)
+    assert data == sealed(bytes.fromhex(GOLDEN), schema)
+    message = unpack(data, schema)
     assert (message.kind, message.version) == (UP, 300)
     assert unpack_body(message.bodies[0], schema) == body
 
@@ -136,9 +146,9 @@ def test_trailing_bytes_are_refused():
     with pytest.raises(WireError, match="checksum"):
         unpack(data + b"\0", SCHEMA)
     with pytest.raises(WireError, match="end inside a length"):
-        unpack(sealed(data[:-4] + b"\0"), SCHEMA)
+        unpack(sealed(data[:-4] + b"\x80"), SCHEMA)
     with pytest.raises(WireError, match="has 1 bodies, this one has 2"):
-        unpack(sealed(pack(UP, 0, [pack_body(Body(), SCHEMA)], of(UP))[:-4] + b"\0\0", of(UP)), of(UP))
+        unpack(sealed(pack(UP, 0, [pack_body(Body(), SCHEMA)], of(UP))[:-4] + b"\0", of(UP)), of(UP))
     with pytest.raises(WireError, match="2 bytes follow the end of a body"):
         unpack_body(pack_body(Body(None, {COORDS: b"a"}), SCHEMA) + b"\0\0", SCHEMA)
 
@@ -156,29 +166,31 @@ def test_splices_of_two_messages_are_refused():
 
 @given(st.binary(max_size=80))
 def test_random_bytes_are_refused(data):
-    for bad in (data, b"TW\x02\x02\x01\x02\x03\x04" + data, sealed(b"TW\x02\x02\x01\x02\x03\x04" + data)):
+    for bad in (data, b"\x32\x01" + data, sealed(b"\x32\x01" + data)):
         try:
             unpack(bad, SCHEMA)
         except WireError:
             continue
         assert (
-            bad[8:] == data + bad[-4:]
+            bad[2:] == data + bad[-4:]
         )  # only a message with a valid checksum may pass, if its content is well formed by chance
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: b"XX" + d[2:], "not a thinwire message"),
-        (lambda d: d[:2] + b"\x03" + d[3:], "message format 3 is not known"),
-        (lambda d: d[:3] + b"\x09" + d[4:], "message kind 9 is not known"),
-        (lambda d: d[:4] + b"\0\0\0\0" + d[8:], "another method or model"),
-        (lambda d: d[:10], "10 bytes are too few"),
+        (lambda d: b"XX" + d[2:], "not a message of format 3: its first byte is 58, expected 31 to 34"),
+        (lambda d: b"TW\x02" + d, "message format 2 is not read, expected 3"),
+        (lambda d: b"\x42" + d[1:], "not a message of format 3: its first byte is 42"),
+        (lambda d: b"\x39" + d[1:], "message kind 9 is not known"),
+        (lambda d: b"\x30" + d[1:], "message kind 0 is not known"),
+        (lambda d: d[:1] + b"\0" + d[2:], "another method or model: schema 00, ours 01"),
+        (lambda d: d[:2], "6 bytes are too few for a message .at least 7"),
     ],
 )
 def test_a_wrong_header_is_named_in_the_error_message(change, message):
     with pytest.raises(WireError, match=message):
-        unpack(sealed(change(example()[:-4])) if message[:2] != "10" else change(example()), SCHEMA)
+        unpack(sealed(change(example()[:-4])), SCHEMA)
 
 
 @pytest.mark.parametrize("kind", [UP, LOST])
@@ -186,23 +198,36 @@ def test_a_message_of_another_client_is_refused(kind):
     bodies = [pack_body(Body(None, {COORDS: b"abcd"}), SCHEMA)] if kind == UP else []
     data = pack(kind, 7, bodies, SCHEMA.sent_by(1))
     assert unpack(data, SCHEMA.sent_by(1)).version == 7
-    with pytest.raises(WireError, match="was sent by another client"):
-        unpack(data, SCHEMA.sent_by(2))
+    for other in (0, 2, 1 << 31, -1):
+        with pytest.raises(WireError, match="checksum does not match: damaged, by another client"):
+            unpack(data, SCHEMA.sent_by(other))
 
 
 @pytest.mark.parametrize("kind", [UP, STEPS, STATE, LOST])
 def test_the_kind_is_checked_before_the_bodies(kind):
     """A message sent in the wrong direction is refused by its kind, before its bodies are read."""
     wrong = SCHEMA if kind in FROM_CLIENTS else SCHEMA.sent_by(0)
-    data = sealed(b"TW\x02" + bytes([kind]) + SCHEMA.digest[:4] + b"\xff" * 50, wrong)
+    data = sealed(bytes([FORMAT << 4 | kind]) + SCHEMA.digest[:1] + b"\xff" * 50, wrong)
     with pytest.raises(WireError, match="which never sends it"):
         unpack(data, wrong)
 
 
-def test_another_schema_with_the_same_first_half_is_refused():
-    other = Schema(SCHEMA.digest[:4] + b"else", BLOCKS)
-    with pytest.raises(WireError, match="checksum"):
-        unpack(example(), other)
+@given(st.binary(min_size=7, max_size=7))
+def test_another_schema_with_the_same_first_byte_is_refused(rest):
+    """The checksum covers all eight bytes of the digest."""
+    if rest != SCHEMA.digest[1:]:
+        with pytest.raises(WireError, match="checksum does not match: damaged, or for another method or model"):
+            unpack(example(), Schema(SCHEMA.digest[:1] + rest, BLOCKS))
+
+
+def test_every_other_schema_that_differs_in_32_bits_is_refused():
+    """A CRC-32 detects all differences within 32 consecutive bits: here, some of up to four bytes."""
+    data = example()
+    for at in range(8, 64):
+        for change in (1, 0b11, 0b101, 0xFFFFFFFF, 0x80000001, 0xEDB88320):
+            digest = int.from_bytes(SCHEMA.digest, "little") ^ change << min(at, 64 - change.bit_length())
+            with pytest.raises(WireError, match="checksum"):
+                unpack(data, Schema(digest.to_bytes(8, "little"), BLOCKS))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +255,7 @@ def test_too_many_bodies_are_refused_in_little_memory(behind, most):
 
 def test_the_length_is_checked_before_the_content():
     with pytest.raises(WireError, match="has 24 bytes, expected at most 20"):
-        unpack(b"TW\x01\x01" + bytes(20), SCHEMA, longest=20)
+        unpack(b"TW\x02\x01" + bytes(20), SCHEMA, longest=20)
 
 
 def test_a_message_behind_version_0_is_refused():
@@ -257,7 +282,7 @@ def test_overlong_varints_are_refused():
     for value in (-1, 1 << 35):
         with pytest.raises(WireError, match="does not fit"):
             varint(value)
-    overlong = example()[:8] + b"\xe8\x87\x00" + example()[10:-4]  # version 1000 with a zero at its end
+    overlong = example()[:2] + b"\xe8\x87\x00" + example()[4:-4]  # version 1000 with a zero at its end
     with pytest.raises(WireError, match="shortest form"):
         unpack(sealed(overlong), SCHEMA)
 
@@ -266,35 +291,55 @@ def test_overlong_varints_are_refused():
     ("body", "message"),
     [
         (b"", "body should begin"),
-        (b"\x02\x00", "plan flag 2"),
+        (b"\x80", "end inside a length"),
+        (b"\x82\x00\x00", "shortest form"),
+        (b"\x80\x04", "field 9 is not known"),
+        (b"\xff\xff\xff\xff\x7f", "field 34 is not known"),
         (b"\x01\x05", "ends inside the plan"),
-        (b"\x01\xff\x07\x00", "plan of all blocks"),
-        (b"\x01\x00\x08\x00", "block that does not exist"),
-        (b"\x00\x01", "field should begin"),
-        (b"\x00\x02\x05\x00\x05\x00", "fields must ascend"),
-        (b"\x00\x02\x05\x00\x01\x00", "fields must ascend"),
-        (b"\x00\x01\x01\x05abc", "announces 5 bytes, 3 are left"),
-        (b"\x00\x01\x01\xff\xff\xff\xff\x7f", "announces 34359738367 bytes"),
+        (b"\x01\xff\x07", "plan of all blocks"),
+        (b"\x01\x00\x08", "block that does not exist"),
+        (b"\x02", "end inside a length"),
+        (b"\x02\x05abc", "field 1 announces 5 bytes, 3 are left"),
+        (b"\x02\xff\xff\xff\xff\x7f", "announces 34359738367 bytes"),
+        (b"\x04", "end inside a length"),
+        (b"\x04\x80\x00", "shortest form"),
+        (b"\x10abc", "field 4 announces 4 bytes, 3 are left"),
     ],
 )
 def test_malformed_bodies_are_refused(body, message):
     with pytest.raises(WireError, match=message):
         unpack_body(body, SCHEMA)
     with pytest.raises(WireError):
-        unpack(sealed(example()[:8] + b"\x01\x01" + (body or b"\x00")), SCHEMA)
+        unpack(sealed(example()[:2] + b"\x01\x01" + (body or b"\x00")), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("field", "payload", "message"),
+    [
+        (0, b"", "field 0 is not known"),
+        (9, b"", "field 9 is not known"),
+        (WEIGHT, b"", "end inside a length"),
+        (WEIGHT, b"\x01\x01", "1 bytes follow the end of field 2"),
+        (DRIFT_CHECK, b"abc", "announces 4 bytes, 3 are left"),
+        (DRIFT_CHECK, b"abcde", "1 bytes follow the end of field 4"),
+    ],
+)
+def test_a_body_that_could_not_be_read_is_not_written(field, payload, message):
+    with pytest.raises(WireError, match=message):
+        pack_body(Body(None, {field: payload}), SCHEMA)
 
 
 def test_a_model_without_blocks_has_one_encoding_of_its_plan():
     empty = Schema(SCHEMA.digest, ())
     assert unpack_body(pack_body(Body(frozenset()), empty), empty).plan is None
     with pytest.raises(WireError, match="plan of all blocks"):
-        unpack_body(b"\x01\x00", empty)
+        unpack_body(b"\x01", empty)
 
 
 @pytest.mark.parametrize("first", [1, 5000])
 def test_values_of_a_long_message_are_aligned_and_not_copied(first):
     payload = np.arange(10_000, dtype="<f4")
-    body = Body(None, {COORDS: payload.tobytes(), WEIGHT: b"abcd", 200: b"x" * first})
+    body = Body(None, {COORDS: payload.tobytes(), WEIGHT: varint(600), BUFFERS: b"x" * first})
     pieces = pack_pieces(UP, 300, [pack_body(body, SCHEMA)[:7], pack_body(body, SCHEMA)[7:]], SCHEMA)
     assert len(pieces) < 5, "short pieces are joined"
     joined = join_pieces(pieces, lambda size: np.empty(size, np.uint8))

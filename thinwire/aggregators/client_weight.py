@@ -13,7 +13,7 @@ class ClientWeight(Protocol):
     """Weight of a client in the weighted mean:  p_i = weight_i / sum_j weight_j."""
 
     sent: ClassVar[bool] = False
-    """Whether the weight is a field of the upload (four bytes), because only the client can compute it."""
+    """Whether the weight is a field of the upload (two bytes for 128 to 16,383), as only the client can compute it."""
 
     @abstractmethod
     def weight(self, samples: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,11 @@ def _stages(simulation: Simulation) -> dict[str, Any]:
     if len(stages) == 1:
         return {}
     ends = [*(stage.since for stage in stages[1:]), simulation.job.rounds]
-    facts = {}
+    facts, samples = {}, simulation.job.task.clients.sizes().tolist()
     for name, stage, end in zip(("first_stage", "second_stage"), stages, ends, strict=True):
         lengths, names = Lengths(stage), stage.sendable.named
         facts[name] = {"rounds": end - stage.since, "trainable": stage.coords.size}
-        facts[name] |= {"bytes up per client": lengths.up(names, 0, stage.since)}
+        facts[name] |= {"bytes up per client": _mean([lengths.up(names, 0, stage.since, n) for n in samples])}
     return facts
 
 
@@ -115,7 +115,7 @@ def _ends_early(experiment: Experiment) -> str:
 def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
     """The lengths of an upload, and of a download for a client that took part in the last round.
 
-    Means over all clients, where clients have different budgets.
+    Means over all clients, where clients have different budgets or weights of different length.
     """
     contract, method = simulation.contract, simulation.job.method
     tiers = [contract.tier(client) for client in range(len(simulation.job.task.clients))]
@@ -123,19 +123,21 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
     code = method.sketch.spec(contract.coords.restrict(plan.names))
     up = down = None
     if all(codec.size(code) is not None for codec in method.ups):
-        up = _mean([lengths.up(plan.names, tier, 0) for tier in range(len(method.ups))], tiers)
+        samples = simulation.job.task.clients.sizes().tolist()
+        up = _mean([lengths.up(plan.names, tier, 0, n) for tier, n in zip(tiers, samples, strict=True)])
     if method.download == "full":
         one_of_each = [tiers.index(tier) for tier in sorted(set(tiers))]
         made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
-        down = _mean({tiers[client]: len(data) for client, data in made.items()}, tiers)
+        sizes = {tiers[client]: len(data) for client, data in made.items()}
+        down = _mean([sizes[tier] for tier in tiers])
     elif method.down.size(code) is not None:
         down = lengths.next_down(state, plan)
     return up, down
 
 
-def _mean(sizes: Sequence[int] | Mapping[int, int], tiers: Sequence[int]) -> int:
-    """The mean length over clients of these tiers, rounded up."""
-    return -(-sum(sizes[tier] for tier in tiers) // len(tiers))
+def _mean(sizes: Sequence[int]) -> int:
+    """The mean length over clients, rounded up."""
+    return -(-sum(sizes) // len(sizes))
 
 
 def _tiers(simulation: Simulation) -> dict[str, Any]:

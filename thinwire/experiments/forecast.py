@@ -27,7 +27,8 @@ from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.simulation import Simulation
 from thinwire.wire import message as wire
-from thinwire.wire.bits import Bytes, varint
+from thinwire.wire.bits import Bytes
+from thinwire.wire.weight import encode as encode_weight
 
 
 class Forecast(NamedTuple):
@@ -79,8 +80,7 @@ class Lengths:
 
     def body(self, names: frozenset[str], fields: Mapping[int, int]) -> int:
         """Length of a body with fields of these lengths."""
-        bare = len(wire.pack_body(wire.Body(names, dict.fromkeys(fields, b"")), self.contract.schema))
-        return bare + sum(size + len(varint(size)) - 1 for size in fields.values())
+        return wire.body_length(names, fields, self.contract.schema)
 
     def entry(self, names: frozenset[str]) -> int:
         """Length of the ledger entry of one version."""
@@ -88,13 +88,14 @@ class Lengths:
         code = method.sketch.spec(self.contract.coords.restrict(names))
         return self.body(names, {wire.COORDS: self.payload(method.down, code)})
 
-    def up(self, names: frozenset[str], tier: int, version: int) -> int:
-        """Length of the upload of a client of a tier."""
-        if (names, tier) not in self._kept:
-            self._kept[names, tier] = self._upload(names, tier)
-        return len(wire.pack(wire.UP, version, (), self.contract.schema)) + self._kept[names, tier]
+    def up(self, names: frozenset[str], tier: int, version: int, samples: int) -> int:
+        """Length of the upload of a client of a tier with this number of examples."""
+        weight = len(encode_weight(self.contract.method.client_weight.weight(samples)))
+        if (names, tier, weight) not in self._kept:
+            self._kept[names, tier, weight] = self._upload(names, tier, weight)
+        return len(wire.pack(wire.UP, version, (), self.contract.schema)) + self._kept[names, tier, weight]
 
-    def _upload(self, names: frozenset[str], tier: int) -> int:
+    def _upload(self, names: frozenset[str], tier: int, weight: int) -> int:
         contract, method = self.contract, self.contract.method
         planned = contract.coords.restrict(names)
         size = self.payload(method.ups[tier], method.sketch.spec(planned))
@@ -102,7 +103,7 @@ class Lengths:
         if contract.buffers.blocks:
             fields[wire.BUFFERS] = contract.buffers.nbytes
         if method.client_weight.sent and not method.secure_aggregation:
-            fields[wire.WEIGHT] = 4
+            fields[wire.WEIGHT] = weight
         if contract.report.blocks:
             fields[wire.SHARED] = contract.report.nbytes
         if report := method.schedule.report(planned.shapes(), Plan(names)):
@@ -180,6 +181,7 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
     whole, job = simulation.contract, simulation.job
     contract, server = whole, initial_server_state(whole, simulation.federation.first)
     lengths, versions, cohort = Lengths(contract), dict[int, int](), tuple[int, ...]()
+    samples = job.task.clients.sizes()
     up = down = catchup = 0
     for version in range(job.rounds):
         if whole.at(version) is not contract:
@@ -198,7 +200,7 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
         messages = opening.messages({client: versions.get(client, 0) for client in cohort})
         ordinary, extra = opening.split([wire.length(pieces) for pieces in messages.values()])
         down, catchup = down + ordinary, catchup + extra
-        up += sum(lengths.up(plan.names, contract.tier(client), version) for client in cohort)
+        up += sum(lengths.up(plan.names, contract.tier(client), version, int(samples[client])) for client in cohort)
         versions.update(dict.fromkeys(cohort, version))
         body, end = _entry(contract, lengths, plan.names, version)
         server = server._replace(ledger=append_entry(contract, server.ledger, plan, body, end))

@@ -56,7 +56,7 @@ def least_snapshot(contract: Contract, names: frozenset[str]) -> int:
     """A lower bound on the length of a snapshot within a window; 0 where it depends on the values."""
     codec, spec = contract.method.merge_codec, contract.coords.restrict(names)
     values = codec.size(spec) if codec.exact else spec.nbytes
-    return values + 3 + len(varint(values)) if values else 0
+    return values + 1 + len(varint(values)) if values else 0
 
 
 def pack_window_end(contract: Contract, snapshot: WindowSnapshot, version: int) -> bytes:

@@ -7,7 +7,6 @@ the method has, finite values, and the range of each field.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -21,6 +20,8 @@ from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.weight import decode as decode_weight
+from thinwire.wire.weight import encode as encode_weight
 
 MOST_EXAMPLES = 1 << 40  # a larger weight is not a number of examples
 
@@ -53,7 +54,7 @@ def pack_upload(
     fields = {wire.COORDS: payload}
     if content is not None:
         if contract.method.client_weight.sent:
-            fields[wire.WEIGHT] = struct.pack("<f", content.weight)
+            fields[wire.WEIGHT] = encode_weight(content.weight)
         trees = {wire.BUFFERS: content.buffers, wire.SHARED: content.report, wire.REPORT: content.schedule_report}
         fields |= {number: raw(tree) for number, tree in trees.items() if tree}
     body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
@@ -63,10 +64,7 @@ def pack_upload(
 def received_weight(contract: Contract, samples: int) -> float:
     """The weight that the server receives from a client with this number of examples: a float32."""
     weight = contract.method.client_weight
-    if not weight.sent:
-        return weight.weight(0)
-    received: float = struct.unpack("<f", struct.pack("<f", weight.weight(samples)))[0]
-    return received
+    return decode_weight(encode_weight(weight.weight(samples))) if weight.sent else weight.weight(0)
 
 
 def decode_uploads(
@@ -104,7 +102,7 @@ def decode_upload(
     code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, mask))
     upload = Upload(
         code,
-        struct.unpack("<f", fields[wire.WEIGHT])[0] if method.client_weight.sent else method.client_weight.weight(0),
+        decode_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
         unraw(fields[wire.BUFFERS], contract.buffers) if contract.buffers.blocks else {},
         unraw(fields[wire.SHARED], contract.report) if contract.report.blocks else {},
         unraw(fields[wire.REPORT], report) if report.blocks else {},
@@ -125,8 +123,6 @@ def _fields(contract: Contract, plan: Plan, version: int, client: int, data: Byt
     if planned_names(contract, body) != plan.names:
         raise WireError(f"client {client} sent other blocks than the round requested")
     expect_fields(body, contract.upload_fields(plan)[0])
-    if wire.WEIGHT in body.fields and len(body.fields[wire.WEIGHT]) != 4:
-        raise WireError(f"expected 4 bytes for a weight, got {len(body.fields[wire.WEIGHT])}")
     return body.fields
 
 

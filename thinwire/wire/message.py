@@ -1,15 +1,17 @@
 """The wire format: a header, bodies and a checksum. Messages hold no names, no shapes and no pickled objects.
 
     message                                        body
-      2  magic "TW"                                  1  plan: 0 all blocks; 1 a bitmap of ceil(blocks / 8) bytes follows
-      1  format, now 2                               v  number of fields
-      1  kind: 1 up, 2 steps, 3 state, 4 lost           per field, ids ascending: 1 id, v length, payload
-      4  schema: method and model, hashed
-      v  version                                   v = unsigned LEB128 in its shortest form, at most 5 bytes;
-      v  behind (steps and state only)             block i of the plan is bit i % 8 of byte i // 8;
-         bodies, up to the checksum                raw = the values of all blocks in order, little endian
+      1  format, now 3 (high four bits), and kind     v  bits: bit 0 if a bitmap follows; bit i if field i is present
+         (low four): 1 up, 2 steps, 3 state, 4 lost      the plan, if bit 0 is set: a bitmap of ceil(blocks / 8)
+      1  schema: the first byte of the hash                bytes; else all blocks
+      v  version                                         per field, ids ascending: v length, payload; weight and
+      v  behind (steps and state only)                     drift_check have no length
+         bodies, up to the checksum
       4  CRC-32 (zlib's, little endian) of the full 8-byte schema; in messages of clients, of the client id
          (8 bytes, little endian); and of all preceding bytes
+
+    v = unsigned LEB128 in its shortest form, at most 5 bytes; block i of the plan is bit i % 8 of byte i // 8;
+    raw = the values of all blocks in order, little endian
 
 The schema is a hash of the method with all its settings, the names, shapes and types of all blocks, the initial weights
 and buffers, and the seed.
@@ -20,7 +22,7 @@ and buffers, and the seed.
 the *request* for an upload; the bodies before it are the download.
 
 - steps: each body continues from the version that the body before it ends at; the last one ends at `version`. With
-  field 1 it is a *ledger entry*: the update of one version. With field 7 it is a *window snapshot*: the blocks of its
+  field 1 it is a *ledger entry*: the update of one version. With field 3 it is a *window snapshot*: the blocks of its
   plan at the end of the window in which it begins, or at `version`, whichever comes first, before any merge. A window
   is the rounds of one basis: from a multiple of `redraw_every` up to the next, or all rounds if that is 0. The receiver
   merges at the end of a window. A client that is up to date (behind = 0) receives no such body. There are at most 512,
@@ -35,16 +37,16 @@ the *request* for an upload; the bodies before it are the download.
     field           in                payload
     1  coords       up, entry         the code of the plan's blocks, encoded by the codec of that direction
                     state             all blocks that are ever sent: raw; on full download, encoded by the down codec
-    2  weight       up                the client's weight in the mean, float32, if `client_weight` sends it
-    3  buffers      up                all buffers after training, raw, if the model has any
-                    request           those of `version`, in a state or if behind > 0
-    4  shared       up                what the correction sends to the server, raw, if anything
-                    request           its shared state at `version`, raw, if it has one; in a state or if behind > 0
-    5  report       up                what the schedule measures on the client, raw, if anything
-    6  base         state             the base, raw, if it was ever merged into (`version` is in a later window than 0)
-    7  values       window snapshot   the plan's blocks, raw; at the end of a window, encoded by `merge_codec`
-    8  drift_check  request           float32, on incremental download unless drift_check = false:
+    2  weight       up                the client's weight in the mean, if `client_weight` sends it: see `wire/weight.py`
+    3  values       window snapshot   the plan's blocks, raw; at the end of a window, encoded by `merge_codec`
+    4  drift_check  request           float32, on incremental download unless drift_check = false:
                                       see `protocol/drift_check.py`
+    5  buffers      up                all buffers after training, raw, if the model has any
+                    request           those of `version`, in a state or if behind > 0
+    6  shared       up                what the correction sends to the server, raw, if anything
+                    request           its shared state at `version`, raw, if it has one; in a state or if behind > 0
+    7  report       up                what the schedule measures on the client, raw, if anything
+    8  base         state             the base, raw, if it was ever merged into (`version` is in a later window than 0)
 
 Each length is checked against the available bytes before memory is allocated, and the kind and length of the message
 before its bodies are read. Each message has exactly one encoding. All other bytes are refused with a WireError.
@@ -72,6 +74,7 @@ from thinwire.wire.body import VALUES as VALUES
 from thinwire.wire.body import WEIGHT as WEIGHT
 from thinwire.wire.body import Body as Body
 from thinwire.wire.body import Schema as Schema
+from thinwire.wire.body import body_length as body_length
 from thinwire.wire.body import body_parts as body_parts
 from thinwire.wire.body import pack_body as pack_body
 from thinwire.wire.body import read_body
@@ -80,13 +83,13 @@ from thinwire.wire.crc import joined_crc
 
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
-MAGIC = b"TW"
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
 _SHARED = 1 << 16  # bytes of a part whose CRC is worth remembering for other messages
-FORMAT = 2
+FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
 FROM_CLIENTS = frozenset({UP, LOST})
+_SHORTEST = 7  # bytes: format and kind, schema, version, checksum
 MAX_STEPS = 512  # bodies of steps before the request
 
 
@@ -127,7 +130,7 @@ def pack(kind: int, version: int, bodies: Sequence[Bytes], schema: Schema, behin
     >>> schema = Schema(b"12345678", ("w",))
     >>> data = pack(UP, 3, [pack_body(Body(fields={COORDS: b"abcd"}), schema)], schema.sent_by(0))
     >>> len(data), bytes(unpack_body(unpack(data, schema.sent_by(0)).bodies[0], schema).fields[COORDS])
-    (21, b'abcd')
+    (13, b'abcd')
     """
     return b"".join(pack_pieces(kind, version, bodies, schema, behind))
 
@@ -150,7 +153,7 @@ def pack_pieces(
         behind: how many versions the receiver is behind.
         crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function.
     """
-    head = MAGIC + bytes([FORMAT, kind]) + schema.digest[:4] + varint(version)
+    head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = _merged((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
     return (*parts, _checksum(parts, schema, crc))
 
@@ -184,6 +187,11 @@ def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = N
     return message[start:].data
 
 
+def kind_of(data: Bytes) -> int:
+    """The kind of a message, by its first byte; not checked."""
+    return data[0] & 15
+
+
 def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     """Decode a message from untrusted bytes. The inverse of `pack`.
 
@@ -195,10 +203,10 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
     _check_head(data, schema, longest)
     payload = memoryview(data)[:-4]
     if data[-4:] != _checksum([payload], schema):
-        other = "is damaged, or was sent by another client" if schema.sender else "was damaged on its way"
-        raise WireError(f"checksum does not match: the message {other}")
-    kind = data[3]
-    version, position = read_varint(payload, 8)
+        other = " by another client," if schema.sender else ""
+        raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
+    kind = kind_of(data)
+    version, position = read_varint(payload, 2)
     behind = 0
     if kind in (STEPS, STATE):
         behind, position = read_varint(payload, position)
@@ -222,24 +230,28 @@ def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
 
 def _check_head(data: Bytes, schema: Schema, longest: int | None) -> None:
     """Check header and length before any body is read."""
-    if len(data) < 13:
-        raise WireError(f"{len(data)} bytes are too few for a message (at least 13)")
+    if len(data) < _SHORTEST:
+        raise WireError(f"{len(data)} bytes are too few for a message (at least {_SHORTEST})")
     if longest is not None and len(data) > longest:
         raise WireError(f"the message has {len(data)} bytes, expected at most {longest}")
-    if data[:2] != MAGIC:
-        raise WireError(f"not a thinwire message: it starts with {data[:2].hex()}, expected {MAGIC.hex()}")
-    if data[2] != FORMAT:
-        raise WireError(f"message format {data[2]} is not known, expected {FORMAT}")
-    if data[3] not in KINDS:
-        raise WireError(f"message kind {data[3]} is not known, expected one of {sorted(KINDS)}")
-    if data[4:8] != schema.digest[:4]:
+    if data[0] >> 4 != FORMAT:
+        if data[:2] == b"TW":  # formats 1 and 2
+            raise WireError(
+                f"message format {data[2]} is not read, expected {FORMAT}: use the same thinwire on both sides"
+            )
+        expected = f"expected {FORMAT}1 to {FORMAT}{max(KINDS)}"
+        raise WireError(f"not a message of format {FORMAT}: its first byte is {data[0]:02x}, {expected}")
+    kind = kind_of(data)
+    if kind not in KINDS:
+        raise WireError(f"message kind {kind} is not known, expected one of {sorted(KINDS)}")
+    if data[1] != schema.digest[0]:
         raise WireError(
-            f"message for another method or model: schema {data[4:8].hex()}, ours {schema.digest[:4].hex()}; method, "
-            "model, initial weights and seed must be the same on both sides"
+            f"message for another method or model: schema {data[1]:02x}, ours {schema.digest[0]:02x}; method, model, "
+            "initial weights and seed must be the same on both sides"
         )
-    if (data[3] in FROM_CLIENTS) is not bool(schema.sender):
+    if (kind in FROM_CLIENTS) is not bool(schema.sender):
         raise WireError(
-            f"a message of kind {KINDS[data[3]]!r} came from {'a client' if schema.sender else 'the server'}, "
+            f"a message of kind {KINDS[kind]!r} came from {'a client' if schema.sender else 'the server'}, "
             f"which never sends it"
         )
 
