@@ -17,7 +17,7 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.records import Accounting
 from thinwire.experiments.toml import Table, dumps
-from thinwire.protocol.method import NORM_BOUND, Method
+from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
@@ -235,4 +235,5 @@ def method_table(method: Method, strict: bool = True) -> Table:
     rare |= {"next_stage": plain(method.next_stage)} if method.next_stage else {}
     rare |= {"norm_bound": method.norm_bound} if method.norm_bound != NORM_BOUND else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
+    rare |= {"ema_decay": method.ema_decay} if method.ema_decay != EMA_DECAY else {}
     return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

@@ -160,9 +160,10 @@ class Simulation:
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
         )
         record = self._record(opened, result, closed, loss)
-        if self.federation.is_evaluated(number):
+        if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
-                record = evaluated(self.federation, after, record)
+                after, record = evaluated(self.federation, after, record)
+            self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def _record(self, opened: OpenRound, result: CohortResult, closed: ClosedRound, loss: float) -> RoundRecord:
