@@ -171,7 +171,7 @@ def test_the_average_is_the_result_of_a_run(tmp_path):
     assert found.accuracy == pytest.approx(right.item())
     assert 'evaluate = "average"' in (tmp_path / "run/config.toml").read_text()
     adapter = run(tw.Method(space=tw.LoRA(rank=1), evaluate="average"))
-    with pytest.raises(ConfigError, match="the average has no adapter of this rank; use run.model"):
+    with pytest.raises(ConfigError, match=r"the average has no adapter of this rank; use run\.model"):
         adapter.save_adapter(tmp_path / "adapter")
 
 
@@ -207,10 +207,8 @@ def test_a_deployment_has_the_average_of_the_simulation(method):
     quick |= {"engine.backend": "loop", "engine.chunk": 1}
     chosen = resolve(method, "digits", quick | ({"method.next_stage.at": 2} if method == "slora" else {}))
     run = build_job(chosen)
-    simulation, states, records = play(run, chosen.engine)
-    server = FlowerServer(
-        chosen.engine, run, lambda *_: InMemory(Client(chosen.engine, run)), RoundPolicy(quorum=1.0)
-    )
+    _, states, records = play(run, chosen.engine)
+    server = FlowerServer(chosen.engine, run, lambda *_: InMemory(Client(chosen.engine, run)), RoundPolicy(quorum=1.0))
     state = server.start()
     for record in records:
         state, own = server.round(state)

@@ -37,4 +37,6 @@ def averaged(average: Mapping[str, Tensor], newest: Mapping[str, Tensor], versio
     if version == 1:
         return {name: block.clone() for name, block in wide.items()}  # a copy: the version may reuse its memory
     share = max(1 - decay, 1 / version)
-    return dict(zip(wide, torch._foreach_lerp([average[name] for name in wide], list(wide.values()), share), strict=True))
+    return dict(
+        zip(wide, torch._foreach_lerp([average[name] for name in wide], list(wide.values()), share), strict=True)
+    )
