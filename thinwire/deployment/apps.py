@@ -47,6 +47,11 @@ def deployable(experiment: Experiment) -> Experiment:
 
     With a checkpoint per round, a restarted server repeats at most the round whose uploads its clients sent last.
     """
+    if experiment.task.scale == "estimated":
+        raise ConfigError(
+            "task.scale = 'estimated' exchanges sums before the first round, which a deployment does not do yet; write "
+            "task.scale = 'standard', or 'unit', or simulate"
+        )
     engine = replace(experiment.engine, backend="loop", chunk=1)
     return replace(experiment, engine=engine, checkpoint=Checkpointing(1))
 

@@ -71,8 +71,8 @@ def execute(
         run = _Run(experiment, folder, simulation, folder.rewind(state.round))
         state = run.train(state, on_round, on_message)
         summary = run.summary(state)
-        public = state.server.public
-        folder.finish(summary, {**simulation.federation.weights(public), **public.buffers})
+        weights, buffers = simulation.federation.final(state)
+        folder.finish(summary, {**weights, **buffers})
     return summary
 
 
@@ -86,11 +86,12 @@ def check_blocks(simulation: Runner, state: RunState) -> None:
     """Refuse a checkpoint whose blocks are not those of this model and method."""
     public, contract = state.server.public, simulation.contract.at(state.server.public.version)
     wanted = (Spec.of(simulation.federation.first.base), contract.coords, contract.shared, contract.buffers)
-    for tree, spec in zip(public[1:], wanted, strict=True):
-        if Spec.of(tree) != spec:
-            raise CheckpointError(
-                f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
-            )
+    model = (*contract.weights, *contract.buffers) if simulation.federation.averages and state.round else ()
+    same = {one.name: one.shape for one in model} == {name: tuple(one.shape) for name, one in state.average.items()}
+    if not same or any(Spec.of(tree) != spec for tree, spec in zip(public[1:], wanted, strict=True)):
+        raise CheckpointError(
+            f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
+        )
 
 
 def _first_state(folder: RunFolder, simulation: Runner, resume: bool) -> RunState:

@@ -184,10 +184,11 @@ def _finished(simulation: Runner, state: RunState, history: list[RoundRecord], f
     basis = simulation.contract.basis(public.version, simulation.federation.engine.device)
     space = simulation.contract.at(public.version).method.space
     verdict = judge((record._asdict() for record in history), chance_of(simulation))
+    weights, buffers = map(_on_cpu, simulation.federation.final(state))
     return Run(
         history,
-        _on_cpu(simulation.federation.weights(public)),
-        _on_cpu(public.buffers),
+        weights,
+        buffers,
         state.backend,
         state.backend_reason,
         copy.deepcopy(simulation.job.task.model).cpu(),
@@ -197,6 +198,7 @@ def _finished(simulation: Runner, state: RunState, history: list[RoundRecord], f
         verdict.why,
         space,
         _on_cpu(basis) if isinstance(space, LoRA) else {},
+        simulation.federation.averages,
     )
 
 

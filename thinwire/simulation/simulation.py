@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.threads import on_one_core
+from thinwire.data.task import Exchange
 from thinwire.errors import Diverged
 from thinwire.protocol.client import (
     Group,
@@ -149,8 +150,7 @@ class Simulation:
         if self.pipeline.trained:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
         if on_message:
-            down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
-            show_messages(on_message, number, down, {i: bytes(one) for i, one in result.messages.items()})
+            self._show(on_message, opened, result)
         new = ((i, one) for i, one in result.states.items() if i not in closed.refused)
         after = state._replace(
             round=number,
@@ -160,18 +160,28 @@ class Simulation:
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
         )
         record = self._record(opened, result, closed, loss)
-        if self.federation.is_evaluated(number):
+        if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
-                record = evaluated(self.federation, after, record)
+                after, record = evaluated(self.federation, after, record)
+            self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _show(self, on_message: OnMessage, opened: OpenRound, result: CohortResult) -> None:
+        """Call `on_message` with all messages of a round; the first begins with those that prepared the data."""
+        number, before = opened.number + 1, self.job.task.before
+        if number == 1:
+            show_messages(on_message, number, before.down, before.up)
+        down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
+        show_messages(on_message, number, down, {i: bytes(one) for i, one in result.messages.items()})
 
     def _record(self, opened: OpenRound, result: CohortResult, closed: ClosedRound, loss: float) -> RoundRecord:
         """The record of a round, without evaluation."""
         number, down, private = opened.number + 1, opened.download(), self.job.method.privacy.active
         version = closed.server.public.version - 1
-        up = sum(map(len, result.messages.values()))
+        before = self.job.task.before if number == 1 else Exchange()
+        up, ordinary = sum(map(len, result.messages.values())) + before.bytes_up, down.ordinary + before.bytes_down
         return RoundRecord(
-            *(number, loss, None, None, up, down.ordinary, down.catchup, len(opened.cohort), 0.0),
+            *(number, loss, None, None, up, ordinary, down.catchup, len(opened.cohort), 0.0),
             lr=self.contract.at(version).client_opt(version).lr,
             refused=len(closed.refused),
             bounded=len(closed.bounded),
