@@ -24,7 +24,7 @@ from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
 from thinwire.training.autotune import first_line
-from thinwire.training.evaluation import evaluate
+from thinwire.training.evaluation import Evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.precision import compute_with, prefers_onednn
@@ -109,8 +109,8 @@ class Federation:
         found = evaluate(self.model, self.weights(public), public.buffers, self.test, metrics=self.job.metrics)
         return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
-    def client_accuracy(self, public: PublicState, state: ClientState | None, client: int) -> float | None:
-        """The accuracy of a client's model on its own validation examples; None if it has none.
+    def client_evaluation(self, public: PublicState, state: ClientState | None, client: int) -> Evaluation | None:
+        """Loss and accuracy of a client's model on its own validation examples; None if it has none.
 
         Its model is the public one, with the client's unsent changes added.
         """
@@ -122,7 +122,7 @@ class Federation:
             coords = {**coords, **add(to_device(state.unsent, self.device), coords)}
         basis = contract.basis(public.version, self.device)
         weights = contract.method.space.evaluation_weights(public.base, basis, coords)
-        return evaluate(self.model, weights, public.buffers, self.train, tests.client(client)).accuracy
+        return evaluate(self.model, weights, public.buffers, self.train, tests.client(client))
 
     def epsilon(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of this number of rounds, or why it is not known; None where the method promises none."""
