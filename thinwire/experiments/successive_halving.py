@@ -196,16 +196,19 @@ def successive_halving(
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
     """Trials, the best first: by accuracy, then by loss, then by bytes; those that failed last.
 
+    Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
+
     >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
     >>> [trial.rate for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
     [0.2, 0.1]
     """
 
     def key(trial: Trial) -> tuple[bool, float, float, int]:
-        accuracy, loss, sent, *_ = trial.measured
+        accuracy, loss, sent, _, status = trial.measured
         worst = math.inf
+        unknown = accuracy is None or status == "at chance so far"
         known = loss if loss is not None and not math.isnan(loss) else worst
-        return trial.failed, worst if accuracy is None else -accuracy, known, sent
+        return trial.failed, worst if unknown else -accuracy, known, sent
 
     return sorted(trials, key=key)
 
