@@ -18,7 +18,7 @@ from thinwire.experiments.successive_halving import Measured, ladder, plan, succ
 from thinwire.experiments.trials import Ran, Spent, Trials
 from thinwire.experiments.tune_rate import RateSearch, held_out, measured, over, rate_key, tune_rate
 
-SMALL = {"rounds": 8, "task.clients": 6, "cohort.size": 3, "local.epochs": 1, "eval.every": 4, "seed": 100}
+SMALL = {"rounds": 8, "task.clients": 10, "cohort.size": 2, "local.steps": 8, "eval.every": 8, "seed": 100}
 RATES = ladder(1.0, 8)  # 1/8 to 16
 
 
@@ -207,8 +207,8 @@ def test_the_chance_of_validation_examples_is_that_of_a_constant_prediction():
     simulation = experiment.engine.prepare(build_job(experiment))
     chance = validation_chance(simulation)
     task = simulation.job.task
-    own = [task.train.targets[task.client_tests.client(i)] for i in range(6)]
-    shares = [sum((labels == c).double().mean().item() for labels in own) / 6 for c in range(10)]
+    own = [task.train.targets[task.client_tests.client(i)] for i in range(10)]
+    shares = [sum((labels == c).double().mean().item() for labels in own) / 10 for c in range(10)]
     assert chance.share == pytest.approx(max(shares))
     assert chance.metric == "client_accuracy"
     private = held_out(resolve("local", "digits", SMALL), 0.1)
@@ -270,7 +270,8 @@ def test_trials_count_the_bytes_of_all_runs(tmp_path):
 
 # -- the command line ------------------------------------------------------------------------------------------------
 
-WORDS = ["--on", "digits", "--rounds", "8", "--clients", "6", "--cohort", "3", "--set", "eval.every=4"]
+WORDS = ["--on", "digits", "--rounds", "8", "--clients", "10", "--cohort", "2"]
+WORDS += ["--set", "local.steps=8", "--set", "eval.every=8"]
 
 
 def call(*words, code=0):
@@ -290,7 +291,7 @@ def test_the_command_prints_every_rung_its_cost_and_the_command_to_run(tmp_path)
     assert facts["searched"] == "method.client_opt.lr"
     rate = facts["value"]
     assert facts["command"] == (
-        f"thinwire run fedavg --on digits --rounds 8 --clients 6 --cohort 3 --set eval.every=4 "
+        f"thinwire run fedavg --on digits --rounds 8 --clients 10 --cohort 2 --set local.steps=8 --set eval.every=8 "
         f"--set method.client_opt.lr={rate}"
     )
     text = call(*words).stdout
@@ -326,7 +327,7 @@ def test_a_comparison_searches_every_method_with_the_same_budget(tmp_path):
         assert search["value"] in search["tried"]
         assert search["bytes"] > row["bytes_total_honest"]
         assert row["seeds"] == 2
-    runs = [path for path in (tmp_path / "runs").glob("*/config.toml")]
+    runs = list((tmp_path / "runs").glob("*/config.toml"))
     assert len(runs) == 4, "the runs of the search are in a folder of their own"
     for run in runs:
         record = read_search(run.parent)

@@ -206,9 +206,9 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
     def key(trial: Trial) -> tuple[bool, float, float, int]:
         accuracy, loss, sent, _, status = trial.measured
         worst = math.inf
-        unknown = accuracy is None or status == "at chance so far"
+        error = worst if accuracy is None or status == "at chance so far" else -accuracy
         known = loss if loss is not None and not math.isnan(loss) else worst
-        return trial.failed, worst if unknown else -accuracy, known, sent
+        return trial.failed, error, known, sent
 
     return sorted(trials, key=key)
 

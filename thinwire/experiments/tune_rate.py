@@ -164,8 +164,8 @@ def measured(ran: Ran, chance: Chance | None) -> Measured:
 def mean_of_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The mean of a value over the last tenth of the evaluations, at least one and at most five; None without any.
 
-    >>> mean_of_last([{"loss": 4.0 - i / 10} for i in range(20)], "loss")
-    2.15
+    >>> mean_of_last([{"loss": 40.0 - i} for i in range(20)], "loss")
+    21.5
     """
     values = [record[name] for record in records if record.get(name) is not None]
     return statistics.fmean(values[-min(5, math.ceil(len(values) / 10)) :]) if values else None
