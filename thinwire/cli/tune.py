@@ -29,6 +29,7 @@ from thinwire.errors import ConfigError
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
     from thinwire.experiments.tune import Found, Knob
+    from thinwire.experiments.tune_rate import RateSearch
 
 FLASC_S = "search of two hyperparameters (FLASC-S)"
 RANKS, DENSITIES = "1,4,8", "1/16,1/4,1"
@@ -128,7 +129,7 @@ def tune(
 
 def _search_rate(
     experiment: Experiment,
-    search: Any,
+    search: RateSearch,
     budget: int | None,
     out: Path,
     data_dir: Path | None,
