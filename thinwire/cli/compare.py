@@ -32,6 +32,7 @@ from thinwire.errors import Diverged
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
     from thinwire.experiments.run_directory import Summary
+    from thinwire.experiments.search_record import SearchRecord
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
 
@@ -63,15 +64,35 @@ def compare(
     as_json: AsJson = False,
     quiet: Quiet = False,
     imports: Imports = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="First search the learning rate of every method with the same budget (`thinwire tune`)."
+        ),
+    ] = False,
+    tune_rates: Annotated[
+        int, typer.Option("--tune-rates", metavar="N", help="Number of rates that each method may try.")
+    ] = 8,
+    tune_share: Annotated[
+        float, typer.Option("--tune-share", metavar="FRACTION", help="Rounds of the last rung of the search.")
+    ] = 1.0,
+    tune_seed: Annotated[
+        int, typer.Option("--tune-seed", help="Random seed of the search; none of the seeds of the comparison.")
+    ] = 100,
 ) -> None:
     """Train several methods on the same clients and batches, and compare accuracy and bytes in a table and a page.
 
     Example: thinwire compare fedavg mapo mapo+int8 fedpara+scaffold --on digits --seeds 3 --html page.html
+
+    Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
+    from thinwire.cli.searches import show_searches, tuned
     from thinwire.cli.tables import print_json, show_comparison
     from thinwire.cli.terminal import print_written
     from thinwire.experiments.presets import presets
     from thinwire.experiments.records import read_run
+    from thinwire.experiments.search_record import write_search
+    from thinwire.experiments.tune_rate import RateSearch
     from thinwire.reports.compare import as_json as plain_rows
     from thinwire.reports.compare import table
     from thinwire.reports.report import check_page
@@ -82,8 +103,9 @@ def compare(
         known = presets("methods")
         methods = [name for name in TOUR if name in known]
     first = seed or 0
-    experiments = [
-        resolve_experiment(
+
+    def resolved(method: str, one_seed: int) -> Experiment:
+        return resolve_experiment(
             method,
             on,
             set_,
@@ -94,17 +116,27 @@ def compare(
             device=device,
             accounting=accounting,
         )
-        for method in methods
-        for one_seed in range(first, first + seeds)
-    ]
+
+    experiments = [resolved(method, one_seed) for method in methods for one_seed in range(first, first + seeds)]
+    searches: dict[str, SearchRecord] = {}
+    if tune:
+        search = RateSearch(rates=tune_rates, share=tune_share, extend=0)
+        before = [resolved(method, tune_seed) for method in dict.fromkeys(methods)]
+        experiments, searches = tuned(before, experiments, search, out, data_dir, quiet, as_json)
     summaries = _run_all(experiments, out, data_dir, again, quiet)
+    for path, summary in summaries.items():
+        if record := searches.get(summary["method"]):
+            write_search(Path(path), record)
     rows = table(list(summaries.values()))
     if as_json:
-        print_json(plain_rows(rows))
+        found = {name: {"search": record._asdict()} for name, record in searches.items()}
+        print_json([{**row, **found.get(row["method"], {})} for row in plain_rows(rows)])
     else:
         task = experiments[0].task
         size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
         show_comparison(rows, f"{task.kind}: {size}")
+        if searches:
+            show_searches(searches, rows)
     page = html or out / "compare.html"
     if paths := [path for path in map(Path, summaries) if read_run(path).records]:
         write_report(paths, page, targets=target or ())

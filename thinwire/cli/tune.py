@@ -1,7 +1,9 @@
-"""`thinwire tune`: search two hyperparameters with few runs (FLASC-S)."""
+"""`thinwire tune`: search the learning rate of a method, or two hyperparameters with few runs (FLASC-S)."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,30 +15,56 @@ from thinwire.cli.options import (
     CohortSize,
     DataDir,
     Device,
+    Imports,
     Method,
     Overrides,
+    Quiet,
     Rounds,
     RunsOut,
-    Seed,
     Task,
     resolve_experiment,
 )
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from thinwire.experiments.config import Experiment
     from thinwire.experiments.tune import Found, Knob
+    from thinwire.experiments.tune_rate import RateSearch
+
+FLASC_S = "search of two hyperparameters (FLASC-S)"
+RANKS, DENSITIES = "1,4,8", "1/16,1/4,1"
 
 
 def tune(
-    what: Method = "flasc",
+    what: Method,
     on: Task = None,
-    ranks: Annotated[str, typer.Option(metavar="R,R,...", help="Ranks to try, ascending.")] = "1,4,8",
-    densities: Annotated[str, typer.Option(metavar="D,D,...", help="Densities to try, ascending.")] = "1/16,1/4,1",
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="The rate to search. Default: method.client_opt.lr; method.server_opt.lr if the server optimizer is "
+            "not SGD, or the method sends a sketch (EvoFed).",
+        ),
+    ] = None,
+    rates: Annotated[
+        int, typer.Option(metavar="N", help="Number of rates in the first rung, a factor of 2 apart.")
+    ] = 8,
+    share: Annotated[
+        float, typer.Option(metavar="FRACTION", help="Rounds of the last rung, as a fraction of the run's.")
+    ] = 1.0,
+    ranks: Annotated[
+        str | None, typer.Option(metavar="R,R,...", help=f"FLASC-S: ranks to try, ascending, such as {RANKS}.")
+    ] = None,
+    densities: Annotated[
+        str | None,
+        typer.Option(metavar="D,D,...", help=f"FLASC-S: densities to try, ascending, such as {DENSITIES}."),
+    ] = None,
     knob: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY[+KEY]=V,V,...",
-            help="Search other hyperparameters: give it twice, a size and a density; uploads grow with their product.",
+            help="FLASC-S over other hyperparameters: give it twice, a size and a density; uploads grow with their "
+            "product.",
         ),
     ] = None,
     budget: Annotated[
@@ -45,34 +73,112 @@ def tune(
     validation_fraction: Annotated[
         float,
         typer.Option(
-            metavar="FRACTION", help="Fraction of each client's examples for validation; 0 selects on the test set."
+            metavar="FRACTION",
+            help="Fraction of each client's examples for validation; FLASC-S takes 0 to select on the test set.",
         ),
     ] = 0.1,
-    out: RunsOut = Path("runs"),
+    out: RunsOut = Path("runs/search"),
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
-    seed: Seed = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Random seed of the search; keep it out of the seeds of a comparison. Default: 100; FLASC-S: the "
+            "experiment's."
+        ),
+    ] = None,
     device: Device = None,
     set_: Overrides = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    imports: Imports = None,
 ) -> None:
-    """Search two hyperparameters with few runs (FLASC-S: rank and density); prints the bytes of search and full grid.
+    """Find the learning rate by successive halving on held-out examples of the clients; the test set is not used.
+
+    With --ranks, --densities or --knob: search two hyperparameters with few runs (FLASC-S).
+
+    Example: thinwire tune mapo --on digits
+
+    Example: thinwire tune fedadam --on digits --rate method.server_opt.lr --rates 4 --share 0.5 --budget 50MB
 
     Example: thinwire tune flasc --on digits --ranks 1,4,8 --densities 1/16,1/4,1 --budget 50MB
     """
-    from thinwire.cli.tables import print_json, show_facts
     from thinwire.core.units import read_bytes
+    from thinwire.experiments.tune_rate import SEARCH_SEED, RateSearch
+
+    two = ranks is not None or densities is not None or bool(knob)
+    if two and (rate is not None or rates != 8 or share != 1.0):
+        raise ConfigError(f"--rate, --rates and --share do not apply to the {FLASC_S}; leave them out")
+    limit = None if budget is None else read_bytes(budget)
+    options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
+    search_seed = seed if two or seed is not None else SEARCH_SEED
+    experiment = resolve_experiment(what, on, set_, seed=search_seed, **options)  # type: ignore[arg-type]
+    if two:
+        size, density = _hyperparameters(knob, ranks or RANKS, densities or DENSITIES)
+        _search_two(experiment, size, density, limit, out, data_dir, validation_fraction, as_json)
+        return
+    search = RateSearch(rate, rates, share, extend=rates // 2, validation_fraction=validation_fraction)
+    again = ["thinwire", "run", what, *(["--on", on] if on else [])]
+    again += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    again += [word for text in set_ or () if not text.startswith("seed=") for word in ("--set", text)]
+    again += [word for module in imports or () for word in ("--import", module)]
+    _search_rate(experiment, search, limit, out, data_dir, again, as_json, quiet)
+
+
+def _search_rate(
+    experiment: Experiment,
+    search: RateSearch,
+    budget: int | None,
+    out: Path,
+    data_dir: Path | None,
+    again: Sequence[str],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Search the learning rate, and print its rungs, its cost, and the command that uses it."""
+    from thinwire.cli.searches import rung_facts, search_rate
+    from thinwire.cli.tables import print_json, show_facts
+    from thinwire.cli.terminal import err
+    from thinwire.cli.terminal import out as console
+
+    method = experiment.method
+    if not quiet and hasattr(method.space, "rank") and hasattr(method.up, "density"):
+        err.print("thinwire: note: this searches the learning rate; --ranks and --densities search rank and density")
+    result = search_rate(
+        experiment, search, out=out, data_dir=data_dir, budget=budget, quiet=quiet, show_rungs=not as_json
+    )
+    found = result.found
+    command = shlex.join([*again, "--set", f"{result.key}={found.rate!r}"])
+    facts: dict[str, Any] = {"searched": result.key, "value": found.rate, "at_an_end": found.at_end}
+    facts |= {"chosen_by": result.chosen_by, "seed": result.seed, "rates_tried": len(found.rates)}
+    facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes, "stopped": found.stopped}
+    if as_json:
+        print_json({**facts, "command": command, "rungs": rung_facts(result)})
+        return
+    facts["at_an_end"] = "yes; a better rate may lie beyond" if found.at_end else "no"
+    facts["stopped"] = "by the budget; the best rate so far" if found.stopped else "search complete"
+    show_facts(facts, "search")
+    console.print(command, soft_wrap=True)
+
+
+def _search_two(
+    experiment: Experiment,
+    size: Knob,
+    density: Knob,
+    budget: int | None,
+    out: Path,
+    data_dir: Path | None,
+    validation_fraction: float,
+    as_json: bool,
+) -> None:
+    """Search two hyperparameters, and print the bytes of the search and of a full grid."""
+    from thinwire.cli.tables import print_json, show_facts
     from thinwire.experiments.tune import tune as search
 
-    experiment = resolve_experiment(
-        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device
-    )
-    size, density = _hyperparameters(knob, ranks, densities)
-    limit = None if budget is None else read_bytes(budget)
     found = search(
-        experiment, size, density, budget=limit, out=out, data_dir=data_dir, validation_fraction=validation_fraction
+        experiment, size, density, budget=budget, out=out, data_dir=data_dir, validation_fraction=validation_fraction
     )
     facts: dict[str, Any] = {size.label: found.size, density.label: found.share, "chosen_by": found.chosen_by}
     facts |= {"bytes_total": found.bytes, "bytes_of_a_grid": found.grid, "stopped": found.stopped}

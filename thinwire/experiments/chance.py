@@ -55,3 +55,35 @@ def chance_of_clients(labels: list[Tensor]) -> Chance | None:
     share = statistics.fmean(max(own.values()) / own.total() for own in counts)
     classes = len(set().union(*counts))
     return Chance(share, sum(own.total() for own in counts), classes, "client_accuracy") if share < 1 else None
+
+
+def validation_chance(simulation: Runner) -> Chance | None:
+    """The chance accuracy on the validation examples of clients: the best constant prediction, averaged over clients.
+
+    If clients keep a part of the model private, each client has a constant prediction of its own. None without
+    validation examples, or if their targets are no classes.
+    """
+    task = simulation.job.task
+    if (own := task.client_tests) is None:
+        return None
+    labels = [task.train.targets[own.client(i)] for i in range(len(own)) if len(own.client(i))]
+    private = any(stage.sendable.size < stage.coords.size for stage in simulation.contract.stages)
+    return chance_of_clients(labels) if private else chance_over_clients(labels)
+
+
+def chance_over_clients(labels: list[Tensor]) -> Chance | None:
+    """The mean over clients of the accuracy of one constant prediction for all of them. Negative labels are ignored.
+
+    >>> import torch
+    >>> chance_over_clients([torch.tensor([0, 1]), torch.tensor([1, 1, 2, 2])])
+    Chance(share=0.5, examples=6, classes=3, metric='client_accuracy')
+    """
+    if not labels or labels[0].is_floating_point() or labels[0].is_complex():
+        return None
+    counts = [Counter(own[own >= 0].flatten().tolist()) for own in labels]
+    counts = [own for own in counts if own]
+    classes = set().union(*counts)
+    if len(classes) < 2:
+        return None
+    share = max(statistics.fmean(own[one] / own.total() for own in counts) for one in classes)
+    return Chance(share, sum(own.total() for own in counts), len(classes), "client_accuracy")

@@ -9,7 +9,8 @@ actual bytes, a dense head included, are in `Found.compared`. Paper: FLASC, 2024
 uses the index of the density as the index of a rank).
 
 Runs are compared by accuracy on validation examples of the clients (`task.validation_fraction`); the accuracy on the
-test set is only reported. Without validation examples, runs are compared by the test set.
+test set is only reported. Without validation examples, runs are compared by the test set. `tune_rate.py` searches a
+learning rate.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment, to_table
 from thinwire.experiments.load import from_table
 from thinwire.experiments.loop import Stop, rounds
 from thinwire.experiments.overrides import put
-from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.toml import Table
-from thinwire.runtime.job import RoundRecord
+from thinwire.experiments.trials import Spent as Spent
+from thinwire.experiments.trials import Trials
 from thinwire.training.batches import Local
 
 Number = int | float
@@ -97,14 +97,6 @@ class Found(NamedTuple):
     def stopped(self) -> bool:
         """Whether the budget ended the search."""
         return self.lost > 0
-
-
-class Spent(Exception):
-    """The byte budget is used up; `lost` is the bytes of the run that was ended."""
-
-    def __init__(self, lost: int) -> None:
-        super().__init__(lost)
-        self.lost = lost
 
 
 Measured = tuple[float, int] | tuple[float, int, float | None]  # criterion, bytes, accuracy on the test set
@@ -217,12 +209,21 @@ def tune(
         experiment = replace(experiment, task=replace(experiment.task, validation_fraction=validation_fraction))
     by = "final_client_accuracy" if experiment.task.validation_fraction else "final_accuracy"
     with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
-        runs = Runs(experiment, size, share, by, Path(folder), data_dir, budget)
+        trials = Trials(Path(folder), data_dir, budget)
+
+        def measure(one: Number, two: Number) -> Measured:
+            """The criterion and the bytes of a run; one that diverges, collapses or stays at chance has accuracy 0."""
+            ran = trials.run(set_knob(set_knob(experiment, size, one), share, two))
+            accuracy = 0.0 if is_broken(ran.summary) else ran.summary[by]
+            if accuracy is None:
+                raise ConfigError("the search compares accuracies, but this task has no test examples")
+            return accuracy, ran.bytes, ran.summary["final_accuracy"]
+
         for knob in (size, share):
             for value in knob.values:
                 set_knob(experiment, knob, value)  # raises for impossible values before the first run
         top = _as(share, to_table(experiment), share.values[-1])
-        found = search(runs, size.values, share.values, top)
+        found = search(measure, size.values, share.values, top)
     known = {(one.size, one.share): one.bytes for one in found.tried}
     pairs = [(one, two) for one in size.values for two in share.values]
     untried = [set_knob(set_knob(experiment, size, one), share, two) for one, two in pairs if (one, two) not in known]
@@ -230,60 +231,6 @@ def tune(
     fraction = experiment.task.validation_fraction
     by_clients = f"accuracy on the {100 * fraction:g} % of each client's examples that are held out"
     return found._replace(grid=cost, chosen_by=by_clients if fraction else "accuracy on the test set")
-
-
-class Runs:
-    """The measure of a search: the criterion and the bytes of a run.
-
-    Args:
-        experiment: the experiment whose settings are changed.
-        size, share: the two settings.
-        by: the key of a summary that is the criterion.
-        out: the folder of the run directories.
-        data_dir: the folder of datasets.
-        budget: bytes that the runs may send; None for no limit.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        size: Knob,
-        share: Knob,
-        by: str,
-        out: Path,
-        data_dir: Path | None,
-        budget: int | None,
-    ) -> None:
-        self.experiment, self.knobs, self.by = experiment, (size, share), by
-        self.out, self.data_dir, self.budget, self.spent = out, data_dir, budget, 0
-
-    def __call__(self, size: Number, share: Number) -> Measured:
-        """Run one setting; a run that diverges, collapses or stays at chance has an accuracy of 0."""
-        chosen, sent = self.experiment, 0
-        for knob, value in zip(self.knobs, (size, share), strict=True):
-            chosen = set_knob(chosen, knob, value)
-
-        def watch(record: RoundRecord) -> None:
-            nonlocal sent
-            sent += record.bytes_up + record.bytes_down + record.bytes_catchup
-            self._within(sent)
-
-        path = default_folder(chosen, self.out)
-        try:
-            summary = execute(chosen, path, data_dir=self.data_dir, resume=True, on_round=watch)
-        except Diverged:
-            summary = RunFolder(path, chosen).summary() or {}
-        sent = summary["bytes_total_honest"]
-        self._within(sent)
-        accuracy = 0.0 if is_broken(summary) else summary[self.by]
-        if accuracy is None:
-            raise ConfigError("the search compares accuracies, but this task has no test examples")
-        self.spent += sent
-        return accuracy, sent, summary["final_accuracy"]
-
-    def _within(self, sent: int) -> None:
-        if self.budget is not None and self.spent + sent > self.budget:
-            raise Spent(sent)
 
 
 def _about(experiment: Experiment, data_dir: Path | None) -> int:
@@ -300,25 +247,26 @@ def set_knob(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
     """The experiment with a knob set to a value."""
     table = to_table(experiment)
     for path in knob.paths:
-        before = _get(table, path)
+        before = setting(table, path)
         now = _as(knob, table, value)
         parent = path.rpartition(".")[0]
-        if path.endswith(".rank") and isinstance(_get(table, parent).get("alpha"), float):
-            put(table, f"{parent}.alpha", _get(table, f"{parent}.alpha") * now / before)
+        if path.endswith(".rank") and isinstance(setting(table, parent).get("alpha"), float):
+            put(table, f"{parent}.alpha", setting(table, f"{parent}.alpha") * now / before)
         put(table, path, now)
     return from_table(table)
 
 
 def _as(knob: Knob, table: Table, value: Number) -> Number:
     """The value converted to the type of the setting."""
-    if isinstance(_get(table, knob.paths[0]), int):
+    if isinstance(setting(table, knob.paths[0]), int):
         if value != int(value):
             raise ConfigError(f"{knob.paths[0]} is a whole number, so {value} cannot be tried; write whole numbers")
         return int(value)
     return float(value)
 
 
-def _get(table: Table, path: str) -> Any:
+def setting(table: Table, path: str) -> Any:
+    """The value of a setting by its dotted path; raises a ConfigError if the experiment has none."""
     here: Any = table
     for part in path.split("."):
         if not isinstance(here, dict) or part not in here:

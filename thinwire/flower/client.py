@@ -104,8 +104,8 @@ class Client:
         """The accuracy of the received model on the client's validation examples; -1 where it is not evaluated."""
         if not public.version or not self.federation.is_evaluated(public.version):
             return -1.0
-        value = self.federation.client_accuracy(public, state, client)
-        return -1.0 if value is None else value
+        found = self.federation.client_evaluation(public, state, client)
+        return -1.0 if found is None or found.accuracy is None else found.accuracy
 
     def _lost(self, client: int, store: ClientStore, version: int) -> tuple[Response, ClientStore]:
         """Request the whole state: from our version, or, if the server is behind us, from version 0."""

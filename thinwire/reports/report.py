@@ -17,6 +17,7 @@ from thinwire.experiments.link_time import JOULES_PER_BYTE, seconds_by_link
 from thinwire.experiments.records import find_runs, read_run, totals
 from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.chapter_overview import Costs, overview_chapter
+from thinwire.reports.chapter_search import search_chapter
 from thinwire.reports.chapter_settings import commands_chapter, definitions_chapter, settings_chapter
 from thinwire.reports.chapter_targets import bytes_chapter, time_chapter
 from thinwire.reports.evaluation import final_clients_eval, final_metrics
@@ -89,6 +90,8 @@ def _chapters(
         chapters.append(time_chapter(task, groups, costs))
     if layers := layers_chapter(task, groups):
         chapters.append(layers)
+    if searched := search_chapter(groups):
+        chapters.append(searched)
     return [*chapters, settings_chapter(groups), commands_chapter(groups)]
 
 

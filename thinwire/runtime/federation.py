@@ -25,7 +25,7 @@ from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
 from thinwire.training.autotune import first_line
-from thinwire.training.evaluation import evaluate
+from thinwire.training.evaluation import Evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 from thinwire.training.precision import compute_with, prefers_onednn
@@ -134,10 +134,10 @@ class Federation:
         found = evaluate(self.model, *self.final(state), self.test, metrics=self.job.metrics)
         return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
-    def client_accuracy(
+    def client_evaluation(
         self, public: PublicState, state: ClientState | None, client: int, average: tuple[Tree, Tree] | None = None
-    ) -> float | None:
-        """The accuracy of a client's model on its own validation examples; None if it has none.
+    ) -> Evaluation | None:
+        """Loss and accuracy of a client's model on its own validation examples; None if it has none.
 
         Args:
             public: the public state that the client has.
@@ -155,7 +155,7 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
-        return evaluate(self.model, *model, self.train, tests.client(client)).accuracy
+        return evaluate(self.model, *model, self.train, tests.client(client))
 
     def epsilon(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of this number of rounds, or why it is not known; None where the method promises none."""

@@ -31,6 +31,7 @@ class RoundRecord(NamedTuple):
     clients: int
     seconds: float
     client_accuracy: float | None = None  # each client's model on its own validation examples, averaged over clients
+    client_loss: float | None = None  # the same for the loss; None in a deployment
     lr: float | None = None  # the clients' learning rate in this round
     drifted: int = 0  # clients whose public state was not the server's and that were sent the whole state
     refused: int = 0  # clients whose upload could not be used

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+
 from thinwire.protocol.client import drop_stale
 from thinwire.runtime.federation import Federation, with_client_accuracies
 from thinwire.runtime.job import RoundRecord, RunState
+from thinwire.training.evaluation import Evaluation
 
 
 def evaluated(federation: Federation, state: RunState, record: RoundRecord) -> tuple[RunState, RoundRecord]:
@@ -13,11 +16,14 @@ def evaluated(federation: Federation, state: RunState, record: RoundRecord) -> t
     if not federation.is_evaluated(record.round):
         return state, record
     record = federation.evaluated(state, record)
-    return state, with_client_accuracies(record, client_accuracies(federation, state))
+    if not (found := client_evaluations(federation, state)):
+        return state, record
+    record = record._replace(client_loss=statistics.fmean(one.loss for one in found))
+    return state, with_client_accuracies(record, [one.accuracy for one in found if one.accuracy is not None])
 
 
-def client_accuracies(federation: Federation, state: RunState) -> list[float]:
-    """The accuracy of each client's model on its own validation examples, of all clients that have some.
+def client_evaluations(federation: Federation, state: RunState) -> list[Evaluation]:
+    """Loss and accuracy of each client's model on its own validation examples, of all clients that have some.
 
     With `evaluate = "average"` it is the averaged model, except for clients whose model is not the public one: where
     the method has private blocks, and where the client has changes that it has not sent.
@@ -25,12 +31,12 @@ def client_accuracies(federation: Federation, state: RunState) -> list[float]:
     public, tests = state.server.public, federation.job.task.client_tests
     private = federation.contract.at(public.version).private
     average = federation.final(state) if federation.averages and not private else None
-    values = []
+    found = []
     for i in range(len(tests)) if tests is not None else ():
         own = state.clients.get(i)
         if own is not None:
             own = drop_stale(own, state.server.ledger.synced_since(own.version))
-        value = federation.client_accuracy(public, own, i, average)
-        if value is not None:
-            values.append(value)
-    return values
+        one = federation.client_evaluation(public, own, i, average)
+        if one is not None:
+            found.append(one)
+    return found

@@ -1,0 +1,233 @@
+"""Successive halving: a search for one number, such as a learning rate, that gives long runs to few values.
+
+    rung 1        n rates, each with T / 2^(L - 1) rounds          L = 1 + ceil(log2 n)
+    rung i + 1    the better half of rung i, each with twice the rounds
+    rung L        one rate, T rounds
+
+Each rung trains from round 1 with a number of rounds of its own, so that schedules end with the run. A rate whose run
+fails in a rung is out. The result is the best rate of the longest rung that has one which never failed: usually the
+rate of the last rung. Paper: Non-stochastic Best Arm Identification and Hyperparameter Optimization (Jamieson and
+Talwalkar, AISTATS 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from thinwire.errors import ConfigError
+from thinwire.experiments.collapse import BROKEN, Status
+from thinwire.experiments.trials import Spent
+
+MOST_RATES = 64
+
+# `at chance so far`: after so few rounds that a longer run may learn; it may go on, but is never the result
+TrialStatus = Status | Literal["at chance so far"]
+
+
+class Measured(NamedTuple):
+    """A run of the search.
+
+    Args:
+        accuracy: the criterion, larger is better; None if there is none.
+        loss: decides between equal accuracies, smaller is better; None if unknown.
+        bytes: bytes that were sent; decides between equal losses.
+        rounds: rounds that were trained.
+        status: whether training failed.
+    """
+
+    accuracy: float | None
+    loss: float | None
+    bytes: int
+    rounds: int
+    status: TrialStatus = "finished"
+
+
+class Trial(NamedTuple):
+    """One rate in a rung, and its run."""
+
+    rate: float
+    measured: Measured
+
+    @property
+    def failed(self) -> bool:
+        """Whether its run diverged, collapsed or ended at chance."""
+        return self.measured.status in BROKEN
+
+
+class Rung(NamedTuple):
+    """Runs of equal length, in the order of their rates, and the rates of the next rung, the best first."""
+
+    rounds: int
+    trials: tuple[Trial, ...]
+    kept: tuple[float, ...] = ()
+
+
+class Halved(NamedTuple):
+    """The result of a search.
+
+    Args:
+        rate: the best rate; None if every rate failed or is at chance.
+        rungs: all runs.
+        lost: bytes of a run that the budget ended.
+        lost_rounds: its rounds.
+    """
+
+    rate: float | None
+    rungs: tuple[Rung, ...]
+    lost: int = 0
+    lost_rounds: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all runs."""
+        return self.lost + sum(trial.measured.bytes for rung in self.rungs for trial in rung.trials)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of all runs."""
+        return self.lost_rounds + sum(trial.measured.rounds for rung in self.rungs for trial in rung.trials)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """All rates that were tried, ascending."""
+        return tuple(trial.rate for trial in self.rungs[0].trials)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the budget ended the search."""
+        return self.lost > 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the result is the smallest or the largest rate, so that a better one may lie beyond."""
+        return self.rate in (self.rates[0], self.rates[-1])
+
+
+Measure = Callable[[float, int], Measured]  # of a rate and a number of rounds
+
+
+def ladder(center: float, count: int) -> tuple[float, ...]:
+    """Rates a factor of 2 apart around one, with one more above it than below if their number is even.
+
+    >>> ladder(0.5, 8)
+    (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    """
+    if not 2 <= count <= MOST_RATES:
+        raise ConfigError(f"a search takes from 2 to {MOST_RATES} rates, not {count}; write for example 8")
+    below = (count - 1) // 2
+    return tuple(math.ldexp(center, i - below) for i in range(count))
+
+
+def plan(count: int, rounds: int) -> tuple[tuple[int, int], ...]:
+    """The number of rates and of rounds of each rung.
+
+    >>> plan(8, 60), plan(5, 100)
+    (((8, 7), (4, 15), (2, 30), (1, 60)), ((5, 12), (3, 25), (2, 50), (1, 100)))
+    """
+    counts = [count]
+    while counts[-1] > 1:
+        counts.append((counts[-1] + 1) // 2)
+    fewest = 1 << (len(counts) - 1)
+    if rounds < fewest:
+        raise ConfigError(
+            f"{count} rates are searched in {len(counts)} rungs, each with twice the rounds of the one before it: the "
+            f"last needs {fewest} rounds or more, not {rounds}; write more rounds, or fewer rates"
+        )
+    return tuple((number, rounds >> (len(counts) - 1 - i)) for i, number in enumerate(counts))
+
+
+def successive_halving(
+    measure: Measure,
+    rates: Sequence[float],
+    rounds: int,
+    *,
+    extend: int = 0,
+    on_rung: Callable[[Rung], None] = lambda rung: None,
+) -> Halved:
+    """The search over any measure.
+
+    Args:
+        measure: runs a rate for a number of rounds; raises `Spent` when the budget is used up.
+        rates: ascending, a constant factor apart, the likely best one in the middle.
+        rounds: of the last rung.
+        extend: if the best rate of the first rung is at an end, or all rates fail, up to so many more are tried there
+            (below the smallest, if all fail).
+        on_rung: is called with each rung when it ends.
+
+    >>> def measure(rate, rounds):
+    ...     return Measured(1 - abs(rate - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
+    >>> found = successive_halving(measure, (0.5, 1.0, 2.0, 4.0), rounds=8)
+    >>> found.rate, [(rung.rounds, len(rung.trials)) for rung in found.rungs], found.rounds, found.bytes
+    (1.0, [(2, 4), (4, 2), (8, 1)], 24, 2400)
+    """
+    if len(rates) < 2 or list(rates) != sorted(set(rates)) or not 0 < rates[0] <= rates[-1] < math.inf:
+        raise ConfigError(f"rates must be two or more numbers above 0, ascending, not {list(rates)}")
+    steps = plan(len(rates), rounds)
+    middle = (len(rates) - 1) // 2
+    ahead = [rates[i] for i in sorted(range(len(rates)), key=lambda i: abs(i - middle))]  # a budget ends the last ones
+    rungs: list[Rung] = []
+    spent = Spent(0)
+    for i, (_, length) in enumerate(steps):
+        trials: dict[float, Trial] = {}
+        try:
+            for rate in ahead:
+                trials[rate] = Trial(rate, measure(rate, length))
+            for _ in range(extend if i == 0 else 0):
+                if (more := _beyond(trials.values(), rates[1] / rates[0])) is None:
+                    break
+                trials[more] = Trial(more, measure(more, length))
+        except Spent as error:
+            spent = error
+        fit = [trial.rate for trial in ranked(trials.values()) if not trial.failed]
+        last = i + 1 == len(steps) or spent.lost > 0
+        ahead = [] if last else fit[: steps[i + 1][0]]
+        if trials:
+            rungs.append(Rung(length, tuple(trials[rate] for rate in sorted(trials)), tuple(ahead)))
+            on_rung(rungs[-1])
+        if not ahead:
+            break
+    if not rungs:
+        raise ConfigError("the budget was spent before one run finished; raise it, or train fewer rounds")
+    return Halved(_best(rungs), tuple(rungs), spent.lost, spent.rounds)
+
+
+def ranked(trials: Iterable[Trial]) -> list[Trial]:
+    """Trials, the best first: by accuracy, then by loss, then by bytes; those that failed last.
+
+    Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
+
+    >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
+    >>> [trial.rate for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
+    [0.2, 0.1]
+    """
+
+    def key(trial: Trial) -> tuple[bool, float, float, int]:
+        accuracy, loss, sent, _, status = trial.measured
+        worst = math.inf
+        error = worst if accuracy is None or status == "at chance so far" else -accuracy
+        known = loss if loss is not None and not math.isnan(loss) else worst
+        return trial.failed, error, known, sent
+
+    return sorted(trials, key=key)
+
+
+def _beyond(trials: Iterable[Trial], factor: float) -> float | None:
+    """The next rate beyond the end that has the best one; None if the best one is not at an end."""
+    order = ranked(trials)
+    low, high = min(trial.rate for trial in order), max(trial.rate for trial in order)
+    best = low if order[0].failed else order[0].rate
+    if best not in (low, high):
+        return None
+    return low / factor if best == low else high * factor
+
+
+def _best(rungs: Sequence[Rung]) -> float | None:
+    """The best rate of the longest rung that has one which never failed and is above chance."""
+    out = {trial.rate for rung in rungs for trial in rung.trials if trial.failed}
+    for rung in reversed(rungs):
+        for trial in ranked(rung.trials):
+            if trial.rate not in out and trial.measured.status == "finished":
+                return trial.rate
+    return None
