@@ -152,8 +152,9 @@ def tabular_mlp(seed: int) -> StrangerTask:
         class_sep=1.6, flip_y=0.02, random_state=seed,
     )  # fmt: skip
     x = (table[0] - table[0].mean(0)) / table[0].std(0)
-    layers = (nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    model = _seeded(seed, lambda: nn.Sequential(*layers))
+    model = _seeded(seed, lambda: nn.Sequential(
+        nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    ))  # fmt: skip
     return _labeled(model, x, table[1], 800, seed, clients=20, alpha=0.5, rounds=150, cohort=6)
 
 

@@ -217,8 +217,9 @@ def verdict(rows: Sequence[Row]) -> list[Check]:
 
 def _label(row: Row) -> str:
     """The method, with what was overridden."""
-    changed = [f"lr {row.lr:g}"] * (row.lr is not None) + [f"{row.rounds} rounds"] * (row.rounds is not None)
-    return ", ".join((row.method, *changed))
+    lr = "" if row.lr is None else f", lr {row.lr:g}"
+    rounds = "" if row.rounds is None else f", {row.rounds} rounds"
+    return f"{row.method}{lr}{rounds}"
 
 
 def _mean_std(values: Iterable[float | None]) -> str:
