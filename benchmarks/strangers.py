@@ -75,6 +75,7 @@ class Row(NamedTuple):
         best: best accuracy; None if refused.
         bytes: all bytes that were sent.
         seconds: wall time.
+        curve: ten accuracies at equal distances, up to the last one: whether the run was near its plateau.
     """
 
     task: str
@@ -88,6 +89,7 @@ class Row(NamedTuple):
     best: float | None
     bytes: int
     seconds: float
+    curve: tuple[float, ...] = ()
 
 
 def train(case: Case) -> Row:
@@ -131,7 +133,8 @@ def train(case: Case) -> Row:
         assert chance is not None
         last, best = chance.share, max(chance.share, best or 0.0)
     sent = sum(record.bytes_up + record.bytes_down + record.bytes_catchup for record in history)
-    return Row(*case, status, why, last, best, sent, time.perf_counter() - began)
+    curve = tuple(round(accuracies[len(accuracies) * i // 10 - 1], 4) for i in range(1, 11) if len(accuracies) >= 10)
+    return Row(*case, status, why, last, best, sent, time.perf_counter() - began, curve)
 
 
 def measure(cases: Sequence[Case], processes: int) -> Iterator[Row]:
