@@ -164,7 +164,7 @@ def series_gru(seed: int) -> StrangerTask:
     labels = rng.integers(0, 6, 2400)
     x = _waveforms(labels, 64, rng)[:, None]
     return _labeled(
-        _seeded(seed, lambda: ConvGRU(6)), x, labels, 600, seed, clients=16, alpha=0.3, rounds=150, cohort=6
+        _seeded(seed, lambda: ConvGRU(6)), x, labels, 600, seed, clients=16, alpha=0.3, rounds=100, cohort=6
     )
 
 
@@ -172,8 +172,7 @@ def digits_vit(seed: int) -> StrangerTask:
     """A small vision transformer on the handwritten digits."""
     images, labels = load_digits(return_X_y=True)
     x = (images.reshape(-1, 1, 8, 8) - 4.9) / 6.0
-    task = _labeled(_seeded(seed, SmallViT), x, labels, 500, seed, clients=20, alpha=0.5, rounds=150, cohort=6)
-    return task._replace(backend="loop")
+    return _labeled(_seeded(seed, SmallViT), x, labels, 500, seed, clients=20, alpha=0.5, rounds=150, cohort=6)
 
 
 def text_lstm(seed: int) -> StrangerTask:
@@ -184,7 +183,7 @@ def text_lstm(seed: int) -> StrangerTask:
         topics = rng.choice(len(TOPICS), 2, replace=False)
         clients.append(_windows(_text(topics, int(rng.integers(1200, 3600)), rng)))
     test = _windows(_text(np.arange(len(TOPICS)), 8000, rng))
-    return StrangerTask(_seeded(seed, lambda: CharLSTM(len(CHARACTERS))), clients, test, 150, 6, backend="loop")
+    return StrangerTask(_seeded(seed, lambda: CharLSTM(len(CHARACTERS))), clients, test, 200, 6, backend="loop")
 
 
 def digits_resnet(seed: int) -> StrangerTask:

@@ -163,7 +163,7 @@ def table(rows: Sequence[Row]) -> str:
         own = [row for row in rows if (row.task, _label(row)) == (task, label)]
         counts = Counter(row.status for row in own)
         broken = "".join(f", {n} {status}" for status, n in counts.items() if status != "finished")
-        gaps = differences(rows, task, label) if label != "fedavg" else []
+        gaps = differences(rows, task, label) if own[0].method != "fedavg" or own[0].lr else []
         cells = (
             task,
             label,
@@ -179,10 +179,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def differences(rows: Iterable[Row], task: str, label: str) -> list[float]:
-    """The "last" of a method minus that of untouched FedAvg, in points, for each seed that both have."""
-    known = {(_label(row), row.seed): row.last for row in rows if row.task == task and row.last is not None}
-    seeds = sorted(seed for name, seed in known if name == label and ("fedavg", seed) in known)
-    return [100 * (known[label, seed] - known["fedavg", seed]) for seed in seeds]
+    """The "last" of a method minus that of FedAvg with its own rate and as many rounds, in points, for each seed."""
+    known = [row for row in rows if row.task == task and row.last is not None]
+    base = {(row.rounds, row.seed): row.last for row in known if row.method == "fedavg" and row.lr is None}
+    own = sorted((row.seed, row.rounds, row.last) for row in known if _label(row) == label)
+    return [100 * (last - base[rounds, seed]) for seed, rounds, last in own if (rounds, seed) in base]
 
 
 class Check(NamedTuple):
