@@ -18,6 +18,7 @@ from thinwire.cli.options import (
     DataDir,
     Device,
     Imports,
+    OnDivergence,
     Overrides,
     Quiet,
     Rounds,
@@ -51,6 +52,7 @@ def compare(
     seed: Seed = None,
     device: Device = None,
     accounting: Accounting = None,
+    on_divergence: OnDivergence = None,
     set_: Overrides = None,
     out: RunsOut = Path("runs"),
     html: Annotated[
@@ -93,6 +95,7 @@ def compare(
             seed=one_seed,
             device=device,
             accounting=accounting,
+            on_divergence=on_divergence,
         )
         for method in methods
         for one_seed in range(first, first + seeds)
@@ -106,8 +109,8 @@ def compare(
         size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
         show_comparison(rows, f"{task.kind}: {size}")
     page = html or out / "compare.html"
-    if paths := [path for path in map(Path, summaries) if read_run(path).records]:
-        write_report(paths, page, targets=target or ())
+    if any(read_run(path).records for path in map(Path, summaries)):
+        write_report(list(summaries), page, targets=target or ())
         print_written(page)
     exit_if_failed(summaries)
 

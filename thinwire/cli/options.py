@@ -49,6 +49,14 @@ Accounting = Annotated[
         help="Bytes counted in totals: honest (all messages) or ideal (without catch-up downloads, as in most papers).",
     ),
 ]
+OnDivergence = Annotated[
+    str | None,
+    typer.Option(
+        "--on-divergence",
+        metavar="stop|retry",
+        help="If training diverges or collapses: stop, or retry from the last good state with half the learning rate.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; may be repeated.")
 ]
@@ -84,6 +92,7 @@ def resolve_experiment(
     seed: int | None = None,
     device: str | None = None,
     accounting: str | None = None,
+    on_divergence: str | None = None,
 ) -> Experiment:
     """Build the experiment that a method, a task and the options of a verb describe.
 
@@ -97,6 +106,7 @@ def resolve_experiment(
         seed: random seed.
         device: `cpu` or `cuda`.
         accounting: `honest` or `ideal`.
+        on_divergence: `stop` or `retry`.
     """
     from thinwire.experiments.config import parse_overrides, resolve
 
@@ -107,6 +117,7 @@ def resolve_experiment(
         "seed": seed,
         "engine.device": device,
         "accounting": accounting,
+        "checkpoint.on_divergence": on_divergence,
     }
     given = {key: value for key, value in options.items() if value is not None}
     return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))})

@@ -66,6 +66,7 @@ class OpenRound(NamedTuple):
     cohort: tuple[int, ...]
     states: dict[int, ClientState]
     download: Callable[[], Download]  # encoded at the first call
+    uploads: dict[int, Bytes]  # filled group by group: what was made if the round fails
 
 
 class GroupTask(NamedTuple):
@@ -145,12 +146,11 @@ class Simulation:
             with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
                 closed = self._close(state.server, plan, result.messages)
         except Diverged as error:
-            raise Diverged(f"round {number}: {error}") from error
+            up, down = self._show(opened, on_message), opened.download()
+            raise Diverged(f"round {number}: {error}", (up, down.ordinary, down.catchup)) from error
         if self.pipeline.trained:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
-        if on_message:
-            down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
-            show_messages(on_message, number, down, {i: bytes(one) for i, one in result.messages.items()})
+        self._show(opened, on_message)
         new = ((i, one) for i, one in result.states.items() if i not in closed.refused)
         after = state._replace(
             round=number,
@@ -164,6 +164,13 @@ class Simulation:
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
                 record = evaluated(self.federation, after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _show(self, opened: OpenRound, on_message: OnMessage | None) -> int:
+        """Call `on_message` with the messages of a round so far; returns the bytes of its uploads."""
+        if on_message:
+            down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
+            show_messages(on_message, opened.number + 1, down, {i: bytes(one) for i, one in opened.uploads.items()})
+        return sum(map(len, opened.uploads.values()))
 
     def _record(self, opened: OpenRound, result: CohortResult, closed: ClosedRound, loss: float) -> RoundRecord:
         """The record of a round, without evaluation."""
@@ -193,7 +200,7 @@ class Simulation:
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
         states = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
         download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
-        return OpenRound(state.round, plan, cohort, states, download)
+        return OpenRound(state.round, plan, cohort, states, download, {})
 
     def choose_backend(self, state: RunState) -> RunState:
         """The state with the fastest backend, if it is still open: before the first round, on a CPU.
@@ -247,6 +254,7 @@ class Simulation:
             try:
                 for group, result in zip(groups, self._results(state, opened, tasks, trained), strict=True):
                     results.append((group.clients, result))
+                    opened.uploads.update(zip(group.clients, result.messages, strict=True))
                 return state, CohortResult.of(results)
             except Exception as error:  # training is pure, so a failure changes nothing
                 size = max(len(group.clients) for group in groups)
