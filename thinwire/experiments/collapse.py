@@ -6,8 +6,8 @@
     learned    accuracy >  p + max(3 error, (1 - p) / 10)        a tenth of the way from chance to 1
 
 A run is `collapsed` if it had learned and its latest accuracy is at chance. It is `at chance` if it never learned,
-after at least ten rounds or with a test loss above ten times that of a uniform prediction, ln(classes). It is
-`diverged` if a loss is not finite. Otherwise it is `finished`.
+after at least ten rounds, or with a test loss, or after three rounds a training loss in any of them, above ten times
+that of a uniform prediction, ln(classes). It is `diverged` if a loss is not finite. Otherwise it is `finished`.
 
 Without accuracy (regression) only losses are checked. There a run is `collapsed` if the training loss of each of its
 latest five rounds is above ten times that of round 1: training made the model worse than it was, for good. Slow starts
@@ -29,6 +29,8 @@ from thinwire.core.units import percent
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
 FAIR_ROUNDS = 10  # with fewer, a run that never learned may only have been too short
+FEW_ROUNDS = 3  # a large training loss at the very start may come from the initial weights
+SLOW_LOSS = 2.0  # times the loss of a uniform prediction: a slow start stays below
 FAIR_LOSS = 10.0  # times the loss of a uniform prediction: more is no slow start
 HIGH_LOSS = 10.0  # times the training loss of round 1, for tasks without accuracy
 HIGH_ROUNDS = 5  # so many rounds in a row, and a high training loss is a collapse
@@ -89,6 +91,7 @@ class Course(NamedTuple):
     test_loss: float | None = None
     non_finite: int = 0  # the first round since which the loss was not finite; 0 if the latest is finite
     non_finite_what: str = ""
+    peak_loss: float = 0.0  # the largest training loss
     first_loss: float | None = None  # training loss of the first round; only without accuracy, as the next three
     loss: float = 0.0
     loss_round: int = 0
@@ -104,6 +107,8 @@ class Course(NamedTuple):
         number = record["round"]
         if self.chance is None:
             return found._with_loss(number, record.get("loss"))
+        if _finite(record.get("loss")):
+            found = found._replace(peak_loss=max(self.peak_loss, record["loss"]))
         if (value := record.get(self.chance.metric)) is None:
             return found
         if value > self.best:
@@ -154,10 +159,11 @@ class Course(NamedTuple):
 
     @property
     def _extreme(self) -> bool:
-        """Whether the test loss is no slow start."""
-        if self.chance is None or self.test_loss is None or self.chance.metric != "accuracy":
+        """Whether losses are too large for a slow start."""
+        if self.chance is None or self.chance.metric != "accuracy":
             return False
-        return self.test_loss > FAIR_LOSS * math.log(self.chance.classes)
+        peak = self.peak_loss if self.last_round >= FEW_ROUNDS else 0.0
+        return max(self.test_loss or 0.0, peak) > FAIR_LOSS * math.log(self.chance.classes)
 
     @property
     def healthy(self) -> bool:
@@ -168,10 +174,12 @@ class Course(NamedTuple):
     def too_fast(self) -> bool:
         """Whether training failed as it does with a learning rate that is too large.
 
-        A run that is at chance with a usual loss may as well have a rate that is too small, or need more rounds.
+        A run that is at chance and whose loss never rose may as well have a rate that is too small, or need more rounds.
         """
         status = self.verdict.status
-        return status in ("diverged", "collapsed") or (status == "at chance" and self._extreme)
+        if status != "at chance" or self.chance is None:
+            return status in ("diverged", "collapsed")
+        return self._extreme or self.peak_loss > SLOW_LOSS * math.log(self.chance.classes)
 
 
 def judge(records: Iterable[Mapping[str, Any]], chance: Chance | None) -> Verdict:

@@ -57,7 +57,7 @@ def execute(
     plugins.load(experiment.imports)  # in a worker process they are not imported yet
     retry = experiment.checkpoint.on_divergence == "retry"
     if retry:
-        check_retry(experiment.method, experiment.engine.workers)
+        check_retry(experiment.method, experiment.engine)
         if prepare:
             raise ConfigError("on_divergence = 'retry' is for simulations; write on_divergence = 'stop'")
     folder = RunFolder(path, experiment)

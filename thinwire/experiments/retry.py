@@ -28,6 +28,7 @@ from thinwire.experiments.records import checkpoint_file, lines_at, rounds_in
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.optimizers.halved_lr import HalvedLR
 from thinwire.protocol.method import Method
+from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.runner import Runner
@@ -303,15 +304,19 @@ def halved(method: Method, at: Sequence[int]) -> Method:
     return method.replace(lr_schedule=HalvedLR(tuple(at), method.lr_schedule)) if at else method
 
 
-def check_retry(method: Method, workers: int) -> None:
+def check_retry(method: Method, engine: EngineSettings) -> None:
     """Refuse what cannot go back."""
     opt, asked = method.client_opt, "on_divergence = 'retry'"
     if not dataclasses.is_dataclass(opt) or not any(part.name == "lr" for part in dataclasses.fields(opt)):
         raise ConfigError(f"{asked} halves the learning rate, but {opt!r} has no setting lr; write 'stop'")
     if method.privacy.active:
         raise ConfigError(f"{asked} would not count the privacy that abandoned rounds spend; write 'stop'")
-    if workers:
-        raise ConfigError(f"{asked} cannot start the {workers} processes of engine.workers again; write workers = 0")
+    if engine.workers:
+        raise ConfigError(f"{asked} cannot start the processes of engine.workers again; write workers = 0")
+    if method.penalty.active and engine.device != "cpu" and engine.backend in ("auto", "graph"):
+        raise ConfigError(
+            f"{asked} changes the learning rate, which a CUDA graph with a penalty cannot; write backend = 'vmap'"
+        )
 
 
 # -- on disk ---------------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def simulate(
     job = replace(_job(model, clients, test, criterion, settings), metrics=chosen)
     retry = settings.checkpoint.on_divergence == "retry"
     if retry:
-        check_retry(job.method, settings.engine.workers)
+        check_retry(job.method, settings.engine)
     simulation: Runner = settings.engine.prepare(job)
     state = simulation.start()
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
