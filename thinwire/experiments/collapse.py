@@ -174,7 +174,7 @@ class Course(NamedTuple):
     def too_fast(self) -> bool:
         """Whether training failed as it does with a learning rate that is too large.
 
-        A run that is at chance and whose loss never rose may as well have a rate that is too small, or need more rounds.
+        A run at chance whose loss never rose may as well have a rate that is too small, or need more rounds.
         """
         status = self.verdict.status
         if status != "at chance" or self.chance is None:
