@@ -311,7 +311,7 @@ def test_what_cannot_go_back_is_refused(thinwire):
     code, _, err = thinwire("deploy", "fedavg", "--set", "checkpoint.on_divergence=retry", "--rounds", "1")
     assert (code, err.count("\n")) == (2, 1)
     assert "deployment" in err
-    private = resolve("dp-fedavg", "digits", {"checkpoint.on_divergence": "retry"})
+    private = resolve("dp-fedadam", "digits", {"checkpoint.on_divergence": "retry"})
     with pytest.raises(ConfigError, match="privacy that abandoned rounds spend"):
         check_retry(private.method, private.engine)
     assert deployable(resolve("fedavg", "digits")).checkpoint.every == 1

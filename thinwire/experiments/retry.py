@@ -247,7 +247,7 @@ class Rescue:
             except Diverged as error:
                 if not self.active or len(self.store.retries) == MOST_RETRIES:
                     raise self._last(error) from error
-                simulation, state = self._back(simulation, state, error, records)
+                simulation, state = self._back(state, error, records)
 
     def _keep(self, state: RunState) -> None:
         if state.round - self.store.good_round >= self.every:
@@ -266,24 +266,22 @@ class Rescue:
         count, rate = len(self.store.retries), f"{self.store.retries[-1].lr:.4g}"
         return Diverged(f"{what}; also after {count} retries, with learning rate {rate}", error.sent)
 
-    def _back(
-        self, simulation: Runner, state: RunState, error: Diverged, records: list[RoundRecord]
-    ) -> tuple[Runner, RunState]:
+    def _back(self, state: RunState, error: Diverged, records: list[RoundRecord]) -> tuple[Runner, RunState]:
         """The runner with half the rate, and the state that it continues from."""
         verdict, good, version = verdict_of(error, state.round), self.store.good_round, self.store.good_version
         lost = [record._asdict() for record in records[good:]]
         sums = [sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup")]
         up, down, catchup = (total + last for total, last in zip(sums, error.sent, strict=True))
         at = (*(retry.from_version for retry in self.store.retries), version)
-        method = halved(self.job.method, at)
-        facts = (verdict.round or 0, verdict.status, verdict.why, good, version, method.client_opt_at(version).lr)
+        simulation = self.prepare(dataclasses.replace(self.job, method=halved(self.job.method, at)))
+        lr = simulation.contract.at(version).client_opt(version).lr
+        facts = (verdict.round or 0, verdict.status, verdict.why, good, version, lr)
         seconds = sum(line["seconds"] for line in lost)
         retry = Retry(*facts, up, down, catchup, seconds, lost)
         count = f"(retry {len(at)} of {MOST_RETRIES})"
         warnings.warn(f"{self.name}: {retry.line} {count}" if self.name else f"{retry.line} {count}", stacklevel=2)
         del records[good:]
         found = self.store.go_back(retry)
-        simulation = self.prepare(dataclasses.replace(self.job, method=method))
         return simulation, found or simulation.start()
 
 
