@@ -20,6 +20,7 @@ from thinwire.cli.options import (
     Imports,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunsOut,
     Seed,
@@ -44,6 +45,7 @@ def compare(
         ),
     ] = None,
     on: Task = None,
+    recipe: Recipe = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from --seed upward.")] = 1,
     rounds: Rounds = None,
     clients: Clients = None,
@@ -93,6 +95,7 @@ def compare(
             seed=one_seed,
             device=device,
             accounting=accounting,
+            recipe=recipe,
         )
         for method in methods
         for one_seed in range(first, first + seeds)

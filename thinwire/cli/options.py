@@ -37,6 +37,15 @@ Method = Annotated[
     ),
 ]
 Task = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="Training settings where nothing else states them (`thinwire list recipes`): default (clipping, warm-up, "
+        "cosine, standardized images) or paper (none of these). Default: that of the file, or default.",
+    ),
+]
 Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 CohortSize = Annotated[int | None, typer.Option("--cohort", help="Number of clients sampled per round.")]
@@ -84,6 +93,7 @@ def resolve_experiment(
     seed: int | None = None,
     device: str | None = None,
     accounting: str | None = None,
+    recipe: str | None = None,
 ) -> Experiment:
     """Build the experiment that a method, a task and the options of a verb describe.
 
@@ -97,6 +107,7 @@ def resolve_experiment(
         seed: random seed.
         device: `cpu` or `cuda`.
         accounting: `honest` or `ideal`.
+        recipe: name of a recipe; None for that of the file, or the default one.
     """
     from thinwire.experiments.config import parse_overrides, resolve
 
@@ -109,4 +120,4 @@ def resolve_experiment(
         "accounting": accounting,
     }
     given = {key: value for key, value in options.items() if value is not None}
-    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))})
+    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))}, recipe)

@@ -16,6 +16,7 @@ from thinwire.cli.options import (
     Method,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunDirectory,
     RunOut,
@@ -29,6 +30,7 @@ from thinwire.errors import ConfigError
 def run(
     what: Method,
     on: Task = None,
+    recipe: Recipe = None,
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
@@ -62,6 +64,7 @@ def run(
         seed=seed,
         device=device,
         accounting=accounting,
+        recipe=recipe,
     )
     path = out or default_folder(experiment)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)

@@ -95,11 +95,15 @@ class Grid:
             ),
         }
         runs = [
-            resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
+            resolve(row["method"], self._of(row, "on"), {**common, **settings, **changes, "seed": s}, self._of(row, "recipe"))
             for s in (own if seeds is None else seeds)
         ]
         words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
+
+    def _of(self, row: Table, key: str) -> str | None:
+        """A setting of the row, or else of the grid."""
+        return row.get(key, self.content.get(key))
 
     def trials(self) -> list[Line]:
         """The search: every combination on the seeds for tuning; empty if there is nothing to tune."""
