@@ -98,7 +98,7 @@ class Grid:
             resolve(row["method"], self._of(row, "on"), {**common, **settings, **changes, "seed": s}, self._of(row, "recipe"))
             for s in (own if seeds is None else seeds)
         ]
-        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items() if key != "name")
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
 
     def _of(self, row: Table, key: str) -> str | None:
