@@ -64,7 +64,9 @@ def deploy(
     clients = nodes if clients is None else clients
     if cohort is None:
         cohort = min(clients, resolve(what, on, recipe=recipe).cohort.size)
-    experiment = resolve_experiment(what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe)
+    experiment = resolve_experiment(
+        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
+    )
     path = out or default_folder(experiment, Path("runs/deployed"))
     runner = local_runner(nodes, {"seconds": seconds, "quorum": quorum})
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
@@ -112,6 +114,8 @@ def flower_app(
     """
     from thinwire.deployment.app_folder import write_app
 
-    experiment = resolve_experiment(what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe)
+    experiment = resolve_experiment(
+        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
+    )
     for file in write_app(experiment, folder):
         print(visible(str(file)))

@@ -1,6 +1,6 @@
 """From a name or a file to an experiment, layer by layer; a later layer wins.
 
-    defaults  <-  recipe  <-  task preset  <-  method presets (`mapo+int8`: see `combine.py`)  <-  file  <-  command line
+    defaults  <-  recipe  <-  task preset  <-  method presets (`mapo+int8`, `combine.py`)  <-  file  <-  command line
 
 A file builds on methods by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys are then put on top.
 Its `recipe = "paper"` names another recipe than the default one (`recipe.py`).
@@ -63,9 +63,7 @@ def read_stated(what: str) -> Stated:
     return Stated(path.stem, methods, {**table, "method": rest}, recipe)
 
 
-def resolve(
-    what: str, on: str | None = None, overrides: Table | None = None, recipe: str | None = None
-) -> Experiment:
+def resolve(what: str, on: str | None = None, overrides: Table | None = None, recipe: str | None = None) -> Experiment:
     """The experiment of a method or a file, with overrides.
 
     Args:
