@@ -3,7 +3,7 @@
 A file of presets/repro is a grid (`grid.py`) in the shape of a printed table: `columns` are tasks with settings, `rows`
 are methods with the paper's value in each column (`published`, and `traffic` as the paper counts it; 0 if the paper has
 none). A column or a row may have a `share` of the rounds; with `searched = false` no values are tried for a column.
-`over` applies to all rows without their own; `on = { cifar10 = {...} }` in a row has settings for the columns of a task.
+`over` applies to all rows without their own; `on = { cifar10 = {...} }` of a row has settings for columns of that task.
 `measure` is the value to compare, of a column or a row if it has its own (`measures.py`), `cost` the paper's definition
 of traffic. With `counted = true` nothing is trained (`counts.py`).
 
