@@ -110,7 +110,7 @@ class MultiStepLR(LRSchedule):
 
     def over(self, rounds: int) -> MultiStepLR:
         """Return itself."""
-        _check_fits(f"at = {list(self.at)}", self.at[-1], rounds)
+        _check_fits(f"a multistep at {list(self.at)}", self.at[-1], rounds, "earlier ones")
         return self
 
     def factor(self, version: int) -> float:
@@ -245,15 +245,14 @@ def _in_rounds(fraction: float, rounds: int) -> int:
 def _length(what: str, own: int, fraction: float, rounds: int) -> int:
     """The number of rounds of a schedule in a run of `rounds`."""
     if own:
-        _check_fits(f"{what} of {own} rounds", own, rounds)
+        _check_fits(f"{what} of {own} rounds", own, rounds, "fewer, or rounds = 0 for a fraction of the run")
     return own or _in_rounds(fraction, rounds)
 
 
-def _check_fits(what: str, last: int, rounds: int) -> None:
+def _check_fits(what: str, last: int, rounds: int, instead: str) -> None:
     if last > rounds:
         raise ConfigError(
-            f"the learning-rate schedule is longer than the run: {what}, but the run has {rounds}; write fewer, "
-            "more rounds of the run, or rounds = 0 for a fraction of it"
+            f"the learning-rate schedule is longer than the run: {what}, but the run has {rounds}; write {instead}"
         )
 
 
