@@ -75,7 +75,7 @@ def test_conflict_names_the_slot_and_both_methods():
 
 def test_first_client_optimizer_wins():
     slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
-    (mapo,) = combine.named("mapo")
+    (mapo,) = combine.named("mapo-paper")
     assert combine.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
     assert combine.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
     assert combine.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024

@@ -282,8 +282,8 @@ def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
     from thinwire.cli.app import app
 
     assert same(train(tw.MAPO(k=0)).weights, train(tw.MAPO(k=11)).weights)  # floor(57^0.6)
-    shown = CliRunner().invoke(app, ["check", "mapo", "--set", "method.space.k=0", "--rounds", "1"]).output
-    assert "MAPO has k = 240, floor(d^(3/5)) for d = 9,322." in " ".join(shown.split())
+    shown = CliRunner().invoke(app, ["check", "mapo", "--rounds", "1"]).output
+    assert "MAPO has k = 161, floor(d^(3/5)) for d = 4,810." in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
@@ -389,7 +389,7 @@ def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
     assert redrawn.bytes_catchup > 10 * fixed.bytes_catchup
 
 
-@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
+@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo", "mapa-paper", "mapax-paper", "mapo-paper"])
 def test_the_presets_learn_digits(preset, tmp_path):
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import execute

@@ -137,7 +137,6 @@ class _Projection(Space):
         moved = unflatten(vector, base)
         return {name: block + moved[name].to(block.dtype) for name, block in base.items()}
 
-
     def _entry_scale(self, p: int, e: int) -> float:
         """Return the factor of entries of variance 1 that need no norms of rows: signs, or entries as drawn.
 
