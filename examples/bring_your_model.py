@@ -19,7 +19,7 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 for name, method in {
     "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
-    "mapo": tw.methods.mapo(k=128, lr=3.0, redraw_every=10),
+    "mapo": tw.methods.mapo(redraw_every=10),
 }.items():
     run = tw.simulate(model, clients, method, rounds=60, cohort=5, test=test, eval_every=60)
     print(f"{name}: accuracy {run.accuracy:.3f}, up {run.bytes_up:,} B, down {run.bytes_down + run.bytes_catchup:,} B")

@@ -82,7 +82,7 @@ def main():
     methods = {
         "fedavg": tw.Method(client_opt=tw.SGD(0.3)),
         "top 10 %": tw.Method(up=tw.TopK(0.1), down=tw.TopK(0.1), client_opt=tw.SGD(0.3)),
-        "mapo": tw.methods.mapo(k=64, lr=3.0, redraw_every=10),
+        "mapo": tw.methods.mapo(k=64, redraw_every=10),
     }
     runs = []
     for name, method in methods.items():

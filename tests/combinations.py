@@ -120,6 +120,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "halved": tw.HalvedLR((0, 1)),
         "multistep": tw.MultiStepLR((1,), 0.5),
         "cosine": tw.CosineLR(3),
+        "inverse-time": tw.InverseTimeLR(2),
         "warmup": tw.WarmupLR(2, inner=tw.ExponentialLR(0.9)),
     },
     "correction": {
@@ -228,7 +229,7 @@ def refused(choice: Mapping[str, str]) -> str | None:
     try:
         method = method_of(choice)
         learner = model(method.secure_aggregation or method.privacy.bounds)
-        contract, public = make_contract(method, learner.weights(), learner.buffers(), Key(0))
+        contract, public = make_contract(method.over(3), learner.weights(), learner.buffers(), Key(0))
         plan_round(contract, initial_server_state(contract, public))
     except (IncompatibleParts, ConfigError) as error:
         return str(error)

@@ -92,7 +92,7 @@ class Federation:
         self.task = task or digits_task()
         self.method, self.key, self.local = method, Key(seed), local or Local(epochs=1, batch=16)
         self.model = Functional.of(self.task.model, self.task.loss)
-        self.contract, first = make_contract(method, self.model.weights(), self.model.buffers(), self.key)
+        self.contract, first = make_contract(method.over(100), self.model.weights(), self.model.buffers(), self.key)
         self.server = initial_server_state(self.contract, first)
         self.first = first
         clients = range(len(self.task.clients))

@@ -76,17 +76,8 @@ _ALIASES = {
     "thinwire.codecs": ("ByBlock", "Masked", "RandomK", "RankSlice", "Raw", "Threshold"),
     "thinwire.optimizers": (
         *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
-        *(
-            "Jacobian",
-            "L1L2",
-            "NoPenalty",
-            "ConstantLR",
-            "CosineLR",
-            "ExponentialLR",
-            "HalvedLR",
-            "MultiStepLR",
-            "WarmupLR",
-        ),
+        *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
+        *("HalvedLR", "MultiStepLR", "WarmupLR"),
     ),
     "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
     "thinwire.aggregators": (
@@ -206,6 +197,7 @@ if TYPE_CHECKING:
     from thinwire.optimizers import FedNova as FedNova
     from thinwire.optimizers import FedProx as FedProx
     from thinwire.optimizers import HalvedLR as HalvedLR
+    from thinwire.optimizers import InverseTimeLR as InverseTimeLR
     from thinwire.optimizers import Jacobian as Jacobian
     from thinwire.optimizers import LRSchedule as LRSchedule
     from thinwire.optimizers import MultiStepLR as MultiStepLR

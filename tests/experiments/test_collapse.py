@@ -120,9 +120,9 @@ def test_a_run_at_chance_is_reported_with_exit_code_3(thinwire, tmp_path):
 def test_a_collapse_is_reported_in_the_round_in_which_it_happens(thinwire, tmp_path):
     growing = (
         "--set",
-        'method.lr_schedule={kind="warmup", rounds=100}',
+        'method.lr_schedule={kind="warmup", fraction=1.0}',
         "--set",
-        "method.client_opt.lr=40",
+        "method.client_opt.lr=6.4",
     )  # 0.4, 0.8, 1.2, ...
     code, out, err = thinwire("run", "fedavg", *growing, "--set", "local.epochs=1", "--rounds", "16", "--out", "run")
     found = json.loads((tmp_path / "run/summary.json").read_text())
@@ -134,7 +134,7 @@ def test_a_collapse_is_reported_in_the_round_in_which_it_happens(thinwire, tmp_p
 
 
 def test_a_comparison_marks_failed_runs_and_continues(thinwire, tmp_path):
-    words = ("compare", "fedavg", "fedprox", "--rounds", "4", "--set", "method.client_opt.lr=1000", *HIGH_LR[2:], "-q")
+    words = ("compare", "fedavg", "fedprox", "--recipe", "paper", "--rounds", "4", *HIGH_LR, "-q")
     code, out, err = thinwire(*words)
     assert code == 3
     assert "1 of 1 at chance" in out

@@ -75,7 +75,7 @@ def test_conflict_names_the_slot_and_both_methods():
 
 def test_first_client_optimizer_wins():
     slow = Preset("slow", "", "", {"method": {"client_opt": {"kind": "adam", "lr": 0.5}}})
-    (mapo,) = combine.named("mapo")
+    (mapo,) = combine.named("mapo-paper")
     assert combine.join([mapo, slow])["method"]["client_opt"] == mapo.table["method"]["client_opt"]
     assert combine.join([slow, mapo])["method"]["client_opt"] == {"kind": "adam", "lr": 0.5}
     assert combine.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
@@ -112,7 +112,7 @@ def test_file_changes_slots_of_joined_methods(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "mapo+int8"\nspace = { k = 7 }\nclient_opt = { lr = 0.25 }\n')
     method = resolve(str(file)).method
-    assert (method.space.k, method.client_opt, method.up) == (7, tw.SGD(0.25), tw.Quantize(8))
+    assert (method.space.k, method.client_opt.lr, method.up) == (7, 0.25, tw.Quantize(8))
     file.write_text('[method]\nkind = "mapo+lora"\n')
     with pytest.raises(IncompatibleParts, match=r"both fill method\.space"):
         resolve(str(file))

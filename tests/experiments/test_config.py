@@ -125,8 +125,9 @@ def test_strings_with_quotes_and_unusual_keys_round_trip_through_toml():
 def test_a_method_may_have_other_settings_on_a_task():
     assert resolve("mapo", on="digits").method.space.redraw_every == 1
     assert resolve("mapo", on="fashion-mnist").method.space.redraw_every == 10
-    assert resolve("mapo", on="fashion-mnist").method.space.k == 128
-    assert resolve("mapo", on="cifar10").method.space.k == 1024
+    assert resolve("mapo", on="fashion-mnist").method.space.k == 0
+    assert resolve("mapo-paper", on="fashion-mnist").method.space.k == 128
+    assert resolve("mapo-paper", on="cifar10").method.space.k == 1024
 
 
 def test_every_method_preset_passes_the_check_on_the_default_task():

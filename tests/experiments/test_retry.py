@@ -37,16 +37,16 @@ SMALL = {
 # diverges in round 1 at 1.6 and 0.8, in round 2 at 0.4
 DIVERGES = {**SMALL, "method.client_opt.lr": 1.6}
 # 0.8, 1.6, 2.4, ...: learns first, then collapses with finite values
-COLLAPSES = {**SMALL, "rounds": 7, "method.client_opt.lr": 80.0, "checkpoint.every": 2}
-COLLAPSES["method.lr_schedule"] = {"kind": "warmup", "rounds": 100}
+COLLAPSES = {**SMALL, "rounds": 7, "method.client_opt.lr": 5.6, "checkpoint.every": 2}
+COLLAPSES["method.lr_schedule"] = {"kind": "warmup", "fraction": 1.0}
 
 
 def diverging(**more):
-    return resolve("lowrank", "digits", {**DIVERGES, **more})
+    return resolve("lowrank", "digits", {**DIVERGES, **more}, "paper")
 
 
 def collapsing(**more):
-    return resolve("fedavg", "digits", {**COLLAPSES, **more})
+    return resolve("fedavg", "digits", {**COLLAPSES, **more}, "paper")
 
 
 def timeless(value):
@@ -223,7 +223,20 @@ def test_a_crash_right_after_the_retry_was_written_is_repaired(rescued, tmp_path
 
 @pytest.mark.filterwarnings("always")
 def test_five_retries_are_the_most(tmp_path, thinwire):
-    words = ("run", "fedavg", "--rounds", "2", "--cohort", "2", "--set", "method.client_opt.lr=1e30", "--out", "run")
+    words = (
+        "run",
+        "fedavg",
+        "--recipe",
+        "paper",
+        "--rounds",
+        "2",
+        "--cohort",
+        "2",
+        "--set",
+        "method.client_opt.lr=1e30",
+        "--out",
+        "run",
+    )
     code, _, err = thinwire(*words, "--set", "local.steps=2", "--on-divergence", "retry", "-q")
     assert code == 3
     assert err.count("back to the start") == 5
@@ -240,7 +253,7 @@ def test_five_retries_are_the_most(tmp_path, thinwire):
 
 
 def test_a_diverged_round_counts_what_was_sent(tmp_path):
-    experiment = resolve("lowrank", "digits", {**DIVERGES, "checkpoint.on_divergence": "stop"})
+    experiment = resolve("lowrank", "digits", {**DIVERGES, "checkpoint.on_divergence": "stop"}, "paper")
     sent = []
     with pytest.raises(Diverged, match="round 1"):
         execute(experiment, tmp_path / "run", on_message=lambda *one: sent.append(len(one[3])))
@@ -263,7 +276,7 @@ def test_a_diverged_run_can_be_rescued_later(thinwire, tmp_path, rescued):
     with pytest.raises(CheckpointError, match="times; write --on-divergence retry"):
         execute(stop, tmp_path / "run")
     assert stop.digest() != diverging().digest(), "another directory by default"
-    assert stop.digest() == resolve("lowrank", "digits", {**DIVERGES, "checkpoint": {"every": 1}}).digest()
+    assert stop.digest() == resolve("lowrank", "digits", {**DIVERGES, "checkpoint": {"every": 1}}, "paper").digest()
 
 
 def test_tables_and_pages_show_abandoned_rounds(rescued, thinwire, tmp_path):
@@ -286,7 +299,7 @@ def test_tables_and_pages_show_abandoned_rounds(rescued, thinwire, tmp_path):
 
 
 def test_a_run_that_diverged_in_round_one_is_on_the_page(thinwire, tmp_path):
-    words = ("compare", "fedavg", "--rounds", "1", "--cohort", "2", "--set", "local.steps=2", "-q")
+    words = ("compare", "fedavg", "--recipe", "paper", "--rounds", "1", "--cohort", "2", "--set", "local.steps=2", "-q")
     assert thinwire(*words)[0] == 0
     assert thinwire(*words, "--set", "method.client_opt.lr=1e30")[0] == 3
     code, _, _ = thinwire("report", "runs", "--html", "page.html")

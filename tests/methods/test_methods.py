@@ -19,7 +19,8 @@ NAMES = [
     *("feddyn", "federated-select", "fedlama", "fedlama-accelerated", "fedlama-public"),
     *("fedloru", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedper", "fedprox", "fedsa-lora"),
     *("fedsgd", "fedsparsify", "fedyogi", "ffa-lora", "flasc", "flora", "fp16", "full", "hetlora"),
-    *("highest-tier", "int4", "int8", "local", "lora", "lowest-tier", "lowrank", "mapa", "mapax", "mapo"),
+    *("highest-tier", "int4", "int8", "local", "lora", "lowest-tier", "lowrank", "mapa", "mapa-paper", "mapax"),
+    *("mapax-paper", "mapo", "mapo-paper"),
     *("pfedpara", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
     *("sparse-adapter", "spdst", "thin", "topk"),
 ]
@@ -91,5 +92,5 @@ def test_on_can_be_stacked():
 
 def test_method_object_trains():
     clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
-    run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.methods.mapo(k=4, lr=0.5).replace(up=tw.Quantize(8)), rounds=2)
+    run = tw.simulate(torch.nn.Linear(4, 2), clients, tw.methods.mapo(k=4).replace(up=tw.Quantize(8)), rounds=2)
     assert len(run.history) == 2

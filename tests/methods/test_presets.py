@@ -42,9 +42,12 @@ def test_preset_has_name_first_line_paper_and_tables():
     found = preset("methods", "mapo")
     assert (found.name, found.paper) == ("mapo", "MAPO: Reshape-then-factorize")
     assert found.about == tw.methods.mapo.__doc__.splitlines()[0]
-    assert set(found.table["method"]) == {"space", "client_opt"}
-    assert found.on_task("cifar10")["method"]["space"]["k"] == 1024
+    assert set(found.table["method"]) == {"space"}
+    assert found.on_task("fashion-mnist")["method"]["space"]["redraw_every"] == 10
     assert found.on_task("digits") == found.on_task(None) == found.table
+    paper = preset("methods", "mapo-paper")
+    assert set(paper.table["method"]) == {"space", "client_opt"}
+    assert paper.on_task("cifar10")["method"]["space"]["k"] == 1024
 
 
 def test_learning_rate_of_a_method_has_priority_over_the_task():
@@ -78,7 +81,7 @@ def tiny(table):
     @on("cifar10", k=32)
     def tiny(k: int = 16) -> tw.Method:
         """MAPO with very few parameters."""
-        return tw.methods.mapo(k=k, lr=1.0)
+        return tw.methods.mapo(k=k)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -54,6 +54,7 @@ def test_lr_schedules_fulfill_their_contract():
         tw.MultiStepLR(tuple(range(1, 40))),
     ):
         check_lr_schedule(schedule)
+        schedule = schedule.over(100)
         for version in (0, 1, 100, 10**6):
             assert schedule.factor(version) <= 1
             assert at_lr_schedule(tw.Adam(0.1), schedule, version).lr == pytest.approx(0.1 * schedule.factor(version))
@@ -112,14 +113,14 @@ def test_vmap_and_loop_train_with_the_same_learning_rates(opt):
 def test_lr_schedules_can_be_configured_in_tables(tmp_path):
     table = {"kind": "warmup", "rounds": 3, "inner": {"kind": "multistep", "at": [4], "by": 0.5}}
     experiment = resolve(
-        "fedavg", overrides={"method.lr_schedule": table, "method.server_lr_schedule.kind": "exponential", "rounds": 2}
+        "fedavg", overrides={"method.lr_schedule": table, "method.server_lr_schedule.kind": "exponential", "rounds": 5}
     )
     assert experiment.method.lr_schedule == tw.WarmupLR(3, inner=tw.MultiStepLR((4,), 0.5))
     assert experiment.method.server_lr_schedule == tw.ExponentialLR()
     assert from_table(to_table(experiment)) == experiment
     execute(experiment, tmp_path / "run")
     history = RunFolder.open(tmp_path / "run").history()
-    assert [record.lr for record in history] == pytest.approx([0.1, 0.2])
+    assert [record.lr for record in history] == pytest.approx([0.1, 0.2, 0.3, 0.3, 0.15])
 
 
 def test_invalid_settings_are_refused():
@@ -129,10 +130,17 @@ def test_invalid_settings_are_refused():
         lambda: tw.MultiStepLR(()),
         lambda: tw.MultiStepLR((5, 3)),
         lambda: tw.MultiStepLR((5,), 0.0),
-        lambda: tw.CosineLR(0),
+        lambda: tw.CosineLR(-1),
+        lambda: tw.CosineLR(fraction=0.0),
+        lambda: tw.CosineLR(fraction=1.01),
+        lambda: tw.CosineLR(fraction=math.nan),
+        lambda: tw.InverseTimeLR(-1),
+        lambda: tw.InverseTimeLR(fraction=-0.1),
         lambda: tw.CosineLR(10, floor=-0.1),
         lambda: tw.CosineLR(10, floor=math.nan),
-        lambda: tw.WarmupLR(0),
+        lambda: tw.WarmupLR(-1),
+        lambda: tw.WarmupLR(fraction=0.0),
+        lambda: tw.WarmupLR(fraction=2.0),
     ):
         with pytest.raises(ConfigError, match="must be"):
             make()
@@ -154,3 +162,124 @@ def test_an_lr_schedule_of_an_optimizer_without_the_field_lr_is_refused():
     Federation(tw.Method(client_opt=_FixedLR()))
     with pytest.raises(IncompatibleParts, match="has no setting"):
         Federation(tw.Method(client_opt=_FixedLR(), lr_schedule=tw.ExponentialLR()))
+
+
+FRACTIONS = [
+    (tw.CosineLR(), tw.CosineLR(40)),
+    (tw.CosineLR(fraction=0.5, floor=0.1), tw.CosineLR(20, floor=0.1)),
+    (tw.CosineLR(fraction=1e-9), tw.CosineLR(1)),
+    (tw.InverseTimeLR(), tw.InverseTimeLR(4)),
+    (tw.InverseTimeLR(fraction=1.0), tw.InverseTimeLR(40)),
+    (tw.InverseTimeLR(900), tw.InverseTimeLR(900)),
+    (tw.WarmupLR(), tw.WarmupLR(2)),
+    (tw.WarmupLR(fraction=1.0, inner=tw.CosineLR()), tw.WarmupLR(40, inner=tw.CosineLR(40))),
+    (tw.WarmupLR(40, inner=tw.WarmupLR(inner=tw.MultiStepLR((40,)))), None),
+    (tw.ExponentialLR(0.9), tw.ExponentialLR(0.9)),
+]
+
+
+@pytest.mark.parametrize(("fraction", "count"), FRACTIONS, ids=repr)
+def test_fractions_of_forty_rounds_are_counts(fraction, count):
+    count = count or tw.WarmupLR(40, inner=tw.WarmupLR(2, inner=tw.MultiStepLR((40,))))
+    bound = fraction.over(40)
+    assert [bound.factor(t) for t in range(50)] == [count.factor(t) for t in range(50)]
+    assert bound.over(40) == bound
+
+
+def test_warmup_and_cosine_over_the_run_end_with_it():
+    schedule = tw.WarmupLR(inner=tw.CosineLR()).over(100)
+    factors = [schedule.factor(t) for t in range(100)]
+    assert factors[0] == pytest.approx(0.2)
+    assert factors[4] == pytest.approx((1 + math.cos(math.pi * 0.04)) / 2)
+    assert max(factors) == factors[4]
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+    assert 0 < factors[-1] < 3e-4
+    assert schedule.factor(10**6) == factors[-1]
+
+
+def test_inverse_time_is_the_rate_of_the_theorems():
+    """eta_t = beta / (gamma + t), with gamma rounds and beta = lr gamma."""
+    rates = [at_lr_schedule(tw.SGD(0.5), tw.InverseTimeLR(8), t).lr for t in (0, 8, 24)]
+    assert rates == pytest.approx([0.5, 0.25, 0.125])
+
+
+@pytest.mark.parametrize("schedule", [tw.CosineLR(), tw.WarmupLR(), tw.InverseTimeLR(), tw.WarmupLR(2, tw.CosineLR())])
+def test_a_fraction_of_an_unknown_number_of_rounds_is_refused(schedule):
+    with pytest.raises(
+        ConfigError, match=r"fraction of a run of unknown length; write rounds, or call over\(rounds\)$"
+    ):
+        schedule.factor(0)
+
+
+@pytest.mark.parametrize("slot", ["lr_schedule", "server_lr_schedule"])
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (tw.CosineLR(11), "a cosine of 11 rounds, but the run has 10"),
+        (tw.WarmupLR(11), "a warm-up of 11 rounds, but the run has 10"),
+        (tw.WarmupLR(2, inner=tw.CosineLR(500)), "a cosine of 500 rounds"),
+        (tw.MultiStepLR((5, 11)), r"a multistep at \[5, 11\], but the run has 10; write earlier ones"),
+    ],
+    ids=repr,
+)
+def test_a_schedule_longer_than_the_run_is_refused_where_the_job_is_made(slot, schedule, message):
+    method = tw.Method(**{slot: schedule})
+    with pytest.raises(ConfigError, match=f"longer than the run: {message}") as error:
+        Job(digits_task(), method, rounds=10, cohort=3)
+    assert "\n" not in str(error.value)
+    Job(digits_task(), method, rounds=500, cohort=3)
+
+
+def test_a_run_has_the_learning_rates_of_its_own_number_of_rounds():
+    method = tw.Method(client_opt=tw.SGD(0.5), lr_schedule=tw.WarmupLR(fraction=0.5, inner=tw.CosineLR()))
+    for rounds, expected in ((4, (0.25, 0.427, 0.25, 0.073)), (2, (0.5, 0.25))):
+        records = LocalEngine().run(Job(digits_task(), method, rounds=rounds, cohort=3))
+        assert [record.lr for record in records] == pytest.approx(expected, abs=1e-3)
+
+
+def test_fractions_and_counts_give_the_same_bits_and_another_length_another_schema():
+    by_fraction, by_count, longer = (
+        LocalEngine().prepare(Job(digits_task(), tw.Method(lr_schedule=schedule), rounds=rounds, cohort=3))
+        for schedule, rounds in ((tw.CosineLR(), 4), (tw.CosineLR(4), 4), (tw.CosineLR(), 5))
+    )
+    assert by_fraction.contract.schema == by_count.contract.schema != longer.contract.schema
+    states = [simulation.start() for simulation in (by_fraction, by_count)]
+    for _ in range(4):
+        states = [simulation.round(state)[0] for simulation, state in zip((by_fraction, by_count), states, strict=True)]
+    assert same(states[0].server.public.coords, states[1].server.public.coords)
+
+
+def test_the_second_stage_goes_on_with_the_schedule_of_the_run():
+    method = tw.Method(
+        client_opt=tw.SGD(0.4),
+        lr_schedule=tw.CosineLR(),
+        download="full",
+        next_stage=tw.Stage(2, client_opt=tw.SGD(0.8)),
+    )
+    records = LocalEngine().run(Job(digits_task(), method, rounds=4, cohort=3))
+    assert [r.lr for r in records] == pytest.approx([0.4, 0.3414, 0.4, 0.1172], abs=1e-4)
+
+
+def test_a_run_that_stops_early_has_the_same_learning_rates(tmp_path):
+    overrides = {"method.lr_schedule": {"kind": "warmup", "fraction": 0.5, "inner": "cosine"}, "rounds": 6}
+    execute(resolve("fedavg", overrides=overrides), tmp_path / "whole")
+    execute(resolve("fedavg", overrides={**overrides, "eval.target_accuracy": 0.2}), tmp_path / "early")
+    whole, early = ([r.lr for r in RunFolder.open(tmp_path / name).history()] for name in ("whole", "early"))
+    assert len(early) < len(whole) == 6
+    assert early == whole[: len(early)]
+
+
+def test_a_run_that_is_continued_has_the_learning_rates_and_the_bits_of_the_whole():
+    run = Job(digits_task(), tw.Method(lr_schedule=tw.WarmupLR(inner=tw.CosineLR())), rounds=5, cohort=3)
+    first, second = (LocalEngine().prepare(run) for _ in range(2))
+    state = first.start()
+    states, rates = [state], []
+    for _ in range(5):
+        state, record = first.round(state)
+        states.append(state)
+        rates.append(record.lr)
+    state = states[3]
+    for expected in rates[3:]:
+        state, record = second.round(state)
+        assert record.lr == expected
+    assert same(state.server.public.coords, states[-1].server.public.coords)

@@ -55,6 +55,7 @@ SPACES = [
     tw.MAPAX(k=5, p=3),
     tw.MAPAX(k=5, p=3, entries="gaussian", normalize="none", redraw_every=0),
     tw.MAPAX(segment=8, budget=20),
+    tw.MAPAX(k=5, p=3, scale="unit"),
 ]
 
 
@@ -159,7 +160,7 @@ def test_segment_lengths_differ_by_at_most_one_and_every_coordinate_has_an_effec
     assert space.sizes(d) == (k, 1, -(-d // k))
     # each weight moves by the index of its segment, up to the sign
     indices = torch.arange(1.0, k + 1)[:, None]
-    moved = space.expand(base, basis, {"model/b": indices})["w"].abs() * space.sizes(d).e ** 0.5
+    moved = space.expand(base, basis, {"model/b": indices})["w"].abs()
     counts = torch.bincount((moved.round().long() - 1), minlength=k)
     assert counts.tolist().count(0) == 0
     assert int(counts.max() - counts.min()) <= 1
@@ -185,9 +186,113 @@ def test_initial_coordinates_make_the_base_bit_for_bit(space):
 
 def test_scaling_the_basis_by_c_scales_the_learning_rate_by_c_squared():
     e = -(-D // 8)
-    unscaled = train(tw.MAPO(k=8, normalize="none"), lr=0.5 / e, momentum=0.9)
-    scaled = train(tw.MAPO(k=8, normalize="row"), lr=0.5, momentum=0.9)
-    assert torch.allclose(vector(unscaled), vector(scaled), atol=1e-5)
+    isometric = train(tw.MAPO(k=8), lr=0.5 / e, momentum=0.9)
+    unscaled = train(tw.MAPO(k=8, normalize="none", scale="unit"), lr=0.5 / e, momentum=0.9)
+    unit = train(tw.MAPO(k=8, scale="unit"), lr=0.5, momentum=0.9)
+    assert same(isometric.weights, unscaled.weights)  # both have entries of exactly 1 and -1
+    assert torch.allclose(vector(isometric), vector(unit), atol=1e-5)
+
+
+def linear_map(space, d, key):
+    """P, the matrix of U: vec(U(B)) = P vec(B)."""
+    base = {"w": torch.zeros(d)}
+    basis = space.basis(Spec.of(base), key, "cpu")
+    shape = space.init(base, basis, Key(0))["model/b"].shape
+    units = torch.eye(shape.numel()).view(-1, *shape)
+    return torch.func.vmap(lambda b: space.expand(base, basis, {"model/b": b})["w"])(units).T
+
+
+NORMALIZED = [
+    {"entries": entries, "normalize": normalize}
+    for entries in ("sign", "gaussian")
+    for normalize in ("row", "orthonormal", "none")
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        ({}, True),
+        ({}, False),
+        ({"layout": "strided"}, True),
+        ({"layout": "contiguous", "normalize": "none"}, False),
+        ({"entries": "gaussian"}, True),
+        ({"entries": "gaussian"}, False),
+        ({"entries": "gaussian", "normalize": "none"}, True),
+        ({"entries": "gaussian", "normalize": "orthonormal"}, True),
+    ],
+)
+@pytest.mark.parametrize(("k", "p"), [(6, 1), (6, 3), (1, 7)])
+def test_an_isometric_basis_keeps_the_mean_of_a_step_and_the_norm_of_the_gradient(k, p, settings, stored, monkeypatch):
+    """E[P P^T] = I and E |P^T g|^2 = |g|^2 also where k does not divide d, here 20 weights in 6 segments of 4 or 3."""
+    if not stored:
+        monkeypatch.setattr(projection, "STORED", 0)
+    d, draws, g = 20, 300, Key(9).normal(20)
+    space = tw.MAPAX(k=k, p=p, **settings)
+    maps = torch.stack([linear_map(space, d, Key(i)) for i in range(draws)])
+    products = maps @ maps.mT
+    assert bool(((products.mean(0) - torch.eye(d)).abs() <= 5 * products.std(0) / draws**0.5 + 1e-5).all())
+    squares = (maps.mT @ g).square().sum(1) / g.square().sum()
+    assert abs(float(squares.mean()) - 1) <= 4 * float(squares.std()) / draws**0.5 + 1e-5
+
+
+@pytest.mark.parametrize("settings", NORMALIZED, ids=lambda s: "-".join(s.values()))
+def test_unit_scale_is_the_basis_of_the_papers_bit_for_bit(settings):
+    """A as before there was a scale: signs times e^-1/2, Gaussian rows over their norms, Q of a QR, or entries."""
+    k, p, e = 5, 3, 12
+    key, spec = Key(7), Spec.of({"w": torch.zeros(k * e)})
+    entries, normalize = settings["entries"], settings["normalize"]
+    drawn = key.signs(p, e) if entries == "sign" else key.normal(p, e)
+    if normalize == "orthonormal":
+        drawn = torch.linalg.qr(drawn.double().T).Q.T.to(torch.float32)
+    elif (entries, normalize) == ("sign", "row"):
+        drawn = drawn * torch.tensor(e**-0.5)
+    elif normalize == "row":
+        integers = key.normal_integers(p, e)
+        scales = torch.tensor([1 / sum(v * v for v in row) ** 0.5 for row in integers.tolist()], dtype=torch.float32)
+        drawn = integers.to(torch.float32) * scales[:, None]
+    made = tw.MAPAX(k=k, p=p, scale="unit", **settings).basis(spec, key, "cpu")["a"]
+    assert torch.equal(made, drawn)
+    isometric = tw.MAPAX(k=k, p=p, **settings).basis(spec, key, "cpu")["a"]
+    factor = (1 / p) ** 0.5 if normalize == "none" else (e / p) ** 0.5
+    assert torch.allclose(isometric, drawn * factor, rtol=3e-7)
+
+
+def test_entries_of_isometric_mapo_are_exact(monkeypatch):
+    """Signs that are not rounded: U(B) repeats the values of B, in a stored basis and in a generated one."""
+    space, base, b = tw.MAPO(k=7), {"w": torch.zeros(57)}, Key(2).normal(7, 1)
+    for _ in range(2):
+        basis = space.basis(Spec.of(base), Key(3), "cpu")
+        moved = space.expand(base, basis, {"model/b": b})["w"]
+        assert set(moved.abs().tolist()) == set(b.abs().flatten().tolist())
+        monkeypatch.setattr(projection, "STORED", 0)
+    assert "a" not in basis
+
+
+@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 57, 242, 243, 244, 11_274, 1_146_634, 10**9, 10**15 - 1, 10**15])
+def test_k_is_derived_from_the_number_of_weights(d):
+    k = tw.MAPO(k=0).sizes(d).k
+    assert k**5 <= d**3 < (k + 1) ** 5
+    assert tw.MAPO().sizes(d) == tw.MAPO(k=k).sizes(d)
+
+
+def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
+    from typer.testing import CliRunner
+
+    from thinwire.cli.app import app
+
+    assert same(train(tw.MAPO(k=0)).weights, train(tw.MAPO(k=11)).weights)  # floor(57^0.6)
+    shown = CliRunner().invoke(app, ["check", "mapo", "--rounds", "1"]).output
+    assert "MAPO has k = 161, floor(d^(3/5)) for d = 4,810." in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
+@pytest.mark.parametrize(("d", "k", "p"), [(57, 10, 3), (57, 28, 2), (57, 29, 1), (60, 7, 8), (57, 28, 3)])
+def test_every_value_of_b_moves_a_weight(layout, d, k, p):
+    map_ = linear_map(tw.MAPAX(k=k, p=p, layout=layout), d, Key(3))
+    assert map_.shape == (d, k * p)
+    assert bool(map_.ne(0).any(0).all())
+    assert bool(map_.ne(0).any(1).all())
 
 
 def test_the_basis_is_redrawn_after_the_given_number_of_rounds():
@@ -235,9 +340,9 @@ def test_a_generated_basis_gives_the_same_training_as_a_stored_one(monkeypatch, 
 
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 def test_rows_have_norm_one(entries):
-    basis = tw.MAPAX(k=3, p=4, entries=entries).basis(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
+    basis = tw.MAPAX(k=3, p=4, entries=entries, scale="unit").basis(Spec.of({"w": torch.zeros(300)}), Key(1), "cpu")
     assert torch.allclose(basis["a"].norm(dim=1), torch.ones(4), atol=1e-6)
-    q = tw.MAPAX(k=3, p=4, entries=entries, normalize="orthonormal").basis(
+    q = tw.MAPAX(k=3, p=4, entries=entries, normalize="orthonormal", scale="unit").basis(
         Spec.of({"w": torch.zeros(300)}), Key(1), "cpu"
     )
     assert torch.allclose(q["a"] @ q["a"].T, torch.eye(4), atol=1e-6)
@@ -246,7 +351,7 @@ def test_rows_have_norm_one(entries):
 @pytest.mark.parametrize("entries", ["sign", "gaussian"])
 @pytest.mark.parametrize("block", [100, 1 << 22])
 def test_generated_rows_have_the_norm_of_stored_ones(monkeypatch, entries, block):
-    space, base = tw.MAPA(p=6, entries=entries), {"w": torch.zeros(301)}
+    space, base = tw.MAPA(p=6, entries=entries, scale="unit"), {"w": torch.zeros(301)}
     spec, units = Spec.of(base), torch.eye(6)[:, None]
     stored = space.basis(spec, Key(4), "cpu")
 
@@ -284,7 +389,7 @@ def test_a_client_that_missed_rounds_of_one_basis_downloads_one_vector():
     assert redrawn.bytes_catchup > 10 * fixed.bytes_catchup
 
 
-@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo"])
+@pytest.mark.parametrize("preset", ["mapa", "mapax", "mapo", "mapa-paper", "mapax-paper", "mapo-paper"])
 def test_the_presets_learn_digits(preset, tmp_path):
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import execute
@@ -297,7 +402,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (lambda: tw.MAPO(k=0), "k must be from 1 to the number of weights, 57, not 0"),
+        (lambda: tw.MAPO(k=-1), "k must be from 1 to the number of weights, 57, not -1"),
         (lambda: tw.MAPO(k=58), "k must be from 1 to the number of weights, 57, not 58"),
         (lambda: tw.MAPA(p=0), "p must be from 1"),
         (lambda: tw.MAPA(p=58), "p must be from 1 to the length of a segment, 57, not 58"),
@@ -306,6 +411,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
         (lambda: tw.MAPAX(segment=99), "segment must be from 1"),
         (lambda: tw.MAPO(k=4, entries="uniform"), "entries must be one of gaussian, sign"),
         (lambda: tw.MAPO(k=4, layout="random"), "layout must be one of"),
+        (lambda: tw.MAPO(k=4, scale="paper"), "scale must be one of isometric, unit, not 'paper'"),
         (lambda: tw.MAPO(k=4, redraw_every=-1), "redraw_every must be 0"),
     ],
 )

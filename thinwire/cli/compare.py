@@ -21,6 +21,7 @@ from thinwire.cli.options import (
     OnDivergence,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunsOut,
     Seed,
@@ -45,6 +46,7 @@ def compare(
         ),
     ] = None,
     on: Task = None,
+    recipe: Recipe = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from --seed upward.")] = 1,
     rounds: Rounds = None,
     clients: Clients = None,
@@ -96,6 +98,7 @@ def compare(
             device=device,
             accounting=accounting,
             on_divergence=on_divergence,
+            recipe=recipe,
         )
         for method in methods
         for one_seed in range(first, first + seeds)

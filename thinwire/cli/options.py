@@ -37,6 +37,15 @@ Method = Annotated[
     ),
 ]
 Task = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="Training settings where nothing else states them (`thinwire list recipes`): default (clipping, warm-up, "
+        "cosine, standardized images) or paper (none of these). Default: that of the file, or default.",
+    ),
+]
 Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 CohortSize = Annotated[int | None, typer.Option("--cohort", help="Number of clients sampled per round.")]
@@ -93,6 +102,7 @@ def resolve_experiment(
     device: str | None = None,
     accounting: str | None = None,
     on_divergence: str | None = None,
+    recipe: str | None = None,
 ) -> Experiment:
     """Build the experiment that a method, a task and the options of a verb describe.
 
@@ -107,6 +117,7 @@ def resolve_experiment(
         device: `cpu` or `cuda`.
         accounting: `honest` or `ideal`.
         on_divergence: `stop` or `retry`.
+        recipe: name of a recipe; None for that of the file, or the default one.
     """
     from thinwire.experiments.config import parse_overrides, resolve
 
@@ -120,4 +131,4 @@ def resolve_experiment(
         "checkpoint.on_divergence": on_divergence,
     }
     given = {key: value for key, value in options.items() if value is not None}
-    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))})
+    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))}, recipe)

@@ -19,6 +19,7 @@ from thinwire.cli.options import (
     OnDivergence,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunDirectory,
     RunOut,
@@ -32,6 +33,7 @@ from thinwire.errors import ConfigError
 def run(
     what: Method,
     on: Task = None,
+    recipe: Recipe = None,
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
@@ -69,6 +71,7 @@ def run(
         device=device,
         accounting=accounting,
         on_divergence=on_divergence,
+        recipe=recipe,
     )
     path = out or default_folder(experiment)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)

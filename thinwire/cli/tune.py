@@ -15,6 +15,7 @@ from thinwire.cli.options import (
     Device,
     Method,
     Overrides,
+    Recipe,
     Rounds,
     RunsOut,
     Seed,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 def tune(
     what: Method = "flasc",
     on: Task = None,
+    recipe: Recipe = None,
     ranks: Annotated[str, typer.Option(metavar="R,R,...", help="Ranks to try, ascending.")] = "1,4,8",
     densities: Annotated[str, typer.Option(metavar="D,D,...", help="Densities to try, ascending.")] = "1/16,1/4,1",
     knob: Annotated[
@@ -67,7 +69,7 @@ def tune(
     from thinwire.experiments.tune import tune as search
 
     experiment = resolve_experiment(
-        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device
+        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device, recipe=recipe
     )
     size, density = _hyperparameters(knob, ranks, densities)
     limit = None if budget is None else read_bytes(budget)

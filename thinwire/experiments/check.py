@@ -65,13 +65,19 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         **_stages(simulation),
         **_all_rounds(simulation),
         "memory_estimate": copies * (min(cohort, engine.chunk or cohort)),
-        "note": " ".join(filter(None, (job.task.note, unknown, _ends_early(experiment)))),
+        "note": " ".join(filter(None, (job.task.note, _spaces(simulation), unknown, _ends_early(experiment)))),
     }
 
 
 UNKNOWN = (
     "Lengths depend on contents: those of all rounds are for Gaussian values; a short run (--rounds 3) measures them."
 )
+
+
+def _spaces(simulation: Simulation) -> str:
+    """What the spaces of all stages derive from the model: a rank, a number of segments."""
+    stages = simulation.contract.stages
+    return " ".join(dict.fromkeys(filter(None, (stage.method.space.note(stage.weights) for stage in stages))))
 
 
 def _all_rounds(simulation: Simulation) -> dict[str, Any]:

@@ -12,7 +12,7 @@ is kept from training on the seeds for tuning, and the criterion is the accuracy
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
 is a tenth of the rounds of the run, also of a shorter run in a search: for evaluation intervals and learning-rate
-schedules.
+schedules. `recipe` names a recipe (`recipe.py`) for the grid or a row.
 """
 
 from __future__ import annotations
@@ -95,11 +95,20 @@ class Grid:
             ),
         }
         runs = [
-            resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
+            resolve(
+                row["method"],
+                self._of(row, "on"),
+                {**common, **settings, **changes, "seed": s},
+                self._of(row, "recipe"),
+            )
             for s in (own if seeds is None else seeds)
         ]
-        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items() if key != "name")
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
+
+    def _of(self, row: Table, key: str) -> str | None:
+        """A setting of the row, or else of the grid."""
+        return row.get(key, self.content.get(key))
 
     def trials(self) -> list[Line]:
         """The search: every combination on the seeds for tuning; empty if there is nothing to tune."""

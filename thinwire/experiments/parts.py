@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from thinwire.core.rare import is_left_out
 from thinwire.core.registry import KINDS, entries, lookup, name_of
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.experiments.renamed import check_part, unknown_key
@@ -76,7 +77,11 @@ def describe(kind: str, part: Any) -> Table:
 
 
 def plain(value: Any, hint: Any = Any) -> Any:
-    """Dataclasses as tables, tuples as lists, and fields whose type hint is a contract as the table of their part."""
+    """Dataclasses as tables, tuples as lists, and fields whose type hint is a contract as the table of their part.
+
+    A rarely set field (`metadata={"rare": True}`) is left out while it has its default: digests of older experiments
+    stay the same.
+    """
     inner, kinds = get_args(hint), contract_kinds()
     if get_origin(hint) in (Union, types.UnionType):
         hint = next((h for h in inner if h is type(value) or (h in kinds and value is not None)), Any)
@@ -85,8 +90,9 @@ def plain(value: Any, hint: Any = Any) -> Any:
         return describe(kinds[hint], value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
-        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {name: plain(one, hints[name]) for name, one in given.items() if one is not None}  # TOML has no None
+        given = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        kept = {f.name: one for f, one in given if one is not None and not is_left_out(f, one)}  # TOML has no None
+        return {name: plain(one, hints[name]) for name, one in kept.items()}
     if isinstance(value, tuple | list):
         return [plain(v, inner[0] if inner[1:] == (Ellipsis,) else Any) for v in value]
     if isinstance(value, Mapping):

@@ -65,20 +65,25 @@ class Settings:
     rounds: int = 10
 
     @classmethod
-    def of(cls, method: Method | str | None) -> Settings:
-        """The settings of a Method, of methods by name, or of an experiment file.
+    def of(cls, method: Method | str | None, recipe: str | None = None) -> Settings:
+        """The settings of a Method, of methods by name, or of an experiment file; names and files have a recipe.
 
         >>> Settings.of("mapo+int8").method.up.bits
         8
         """
         if method is None or isinstance(method, Method):
+            if recipe is not None:
+                raise ConfigError(
+                    f"recipe = {recipe!r} is for methods by name and files; a Method is used as it is: set lr_schedule "
+                    "and client_opt in it, or write the method's name"
+                )
             return cls(method=method or Method())
         if not isinstance(method, str):
             raise ConfigError(
                 f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
                 "write for example 'fedavg'"
             )
-        name, table = stated_settings(method)
+        name, table = stated_settings(method, recipe)
         given = values_from(table)
         known = {key: value for key, value in given.items() if key in cls.__dataclass_fields__}
         return cls(**{**known, "name": name})
@@ -110,6 +115,7 @@ def simulate(
     on_message: OnMessage | None = None,
     out: Path | str | None = None,
     name: str | None = None,
+    recipe: str | None = None,
 ) -> Run:
     """Simulate a federation of clients on this machine; every message is built, and its bytes are counted.
 
@@ -119,7 +125,8 @@ def simulate(
         model: any nn.Module; it is copied and stays unchanged.
         clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
         method: a Method, the name of one (`thinwire list methods`) or of several (`mapo+int8`), the path of an
-            experiment file (`my.toml`, of which `[task]` is not used), or None for FedAvg.
+            experiment file (`my.toml`, of which `[task]` is not used), or None for FedAvg. A Method, and None, is used
+            as it is; names and files have a recipe.
         rounds: number of rounds; 10.
         cohort: clients in a round; all of them.
         test: a pair or a Dataset to evaluate on.
@@ -139,8 +146,9 @@ def simulate(
         on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
         out: a run directory to write, for `tw.report` and `thinwire watch`; an earlier run of a script is replaced.
         name: the label of this run in reports; by default the name of the method, or of the directory.
+        recipe: training settings that a method by name or a file does not state (docs/recipe.md); `paper` for none.
     """
-    settings = Settings.of(method).changed(rounds=rounds, seed=seed, local=local)
+    settings = Settings.of(method, recipe).changed(rounds=rounds, seed=seed, local=local)
     engine = {"device": device, "backend": backend, "chunk": chunk, "precision": precision}
     engine = {key: value for key, value in engine.items() if value is not None}
     settings = replace(settings, engine=replace(settings.engine, **engine))  # type: ignore[arg-type]

@@ -288,11 +288,11 @@ class Runs:
 
 def _about(experiment: Experiment, data_dir: Path | None) -> int:
     """Estimated bytes of a run: those of its second round, after minimal training, times the number of rounds."""
-    quick = replace(experiment, rounds=2, local=Local(steps=1, batch=1))
+    quick = replace(experiment, rounds=max(2, experiment.rounds), local=Local(steps=1, batch=1))
     if stage := quick.method.next_stage:
         quick = replace(quick, method=replace(quick.method, next_stage=replace(stage, at=1)))
     simulation = quick.engine.prepare(build_job(quick, data_dir))
-    *_, (_, last) = rounds(simulation, simulation.start(), Stop(quick.rounds))
+    *_, (_, last) = rounds(simulation, simulation.start(), Stop(2))
     return (last.bytes_up + last.bytes_down + last.bytes_catchup) * experiment.rounds
 
 

@@ -4,7 +4,7 @@
     server_optimizers    fedavgm, fedadam, fedyogi, fedadagrad
     corrections          fedprox, scaffold, feddyn, fednova
     compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16
-    mapa                 mapa, mapax, mapo, thin
+    mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
     evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
@@ -60,8 +60,11 @@ from thinwire.methods.lora import fedsa_lora as fedsa_lora
 from thinwire.methods.lora import ffa_lora as ffa_lora
 from thinwire.methods.lora import lora as lora
 from thinwire.methods.mapa import mapa as mapa
+from thinwire.methods.mapa import mapa_paper as mapa_paper
 from thinwire.methods.mapa import mapax as mapax
+from thinwire.methods.mapa import mapax_paper as mapax_paper
 from thinwire.methods.mapa import mapo as mapo
+from thinwire.methods.mapa import mapo_paper as mapo_paper
 from thinwire.methods.mapa import thin as thin
 from thinwire.methods.privacy import ddg as ddg
 from thinwire.methods.privacy import dp_fedadam as dp_fedadam

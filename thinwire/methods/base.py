@@ -3,12 +3,12 @@
 A method is a function whose arguments all have defaults. `register` gives it a name, under which the command line,
 experiment files and `+` expressions find it:
 
-    @register("method", "mapo", paper="MAPO: Reshape-then-factorize")
+    @register("method", "mapo-paper", paper="MAPO: Reshape-then-factorize")
     @on("cifar10", k=1024, lr=1.0)
-    def mapo(k: int = 128, lr: float = 3.0) -> Method: ...
+    def mapo_paper(k: int = 128, lr: float = 3.0) -> Method: ...
 
-`mapo()` is the method itself. `resolve("mapo", on="cifar10")` uses `mapo(k=1024, lr=1.0)`. Settings outside of `Method`
-are stated in `register`: `register("method", "fedsgd", preset={"local": {"steps": 1}})`.
+`mapo_paper()` is the method itself. `resolve("mapo-paper", on="cifar10")` uses `mapo_paper(k=1024, lr=1.0)`. Settings
+outside of `Method` are stated in `register`: `register("method", "fedsgd", preset={"local": {"steps": 1}})`.
 """
 
 from __future__ import annotations

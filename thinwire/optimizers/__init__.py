@@ -8,6 +8,7 @@ from thinwire.optimizers.adaptive import AdamW as AdamW
 from thinwire.optimizers.adaptive import Yogi as Yogi
 from thinwire.optimizers.base import Correction as Correction
 from thinwire.optimizers.base import Optimizer as Optimizer
+from thinwire.optimizers.clip import clip_by_global_norm as clip_by_global_norm
 from thinwire.optimizers.corrections import FedDyn as FedDyn
 from thinwire.optimizers.corrections import FedNova as FedNova
 from thinwire.optimizers.corrections import FedProx as FedProx
@@ -17,6 +18,7 @@ from thinwire.optimizers.halved_lr import HalvedLR as HalvedLR
 from thinwire.optimizers.lr_schedules import ConstantLR as ConstantLR
 from thinwire.optimizers.lr_schedules import CosineLR as CosineLR
 from thinwire.optimizers.lr_schedules import ExponentialLR as ExponentialLR
+from thinwire.optimizers.lr_schedules import InverseTimeLR as InverseTimeLR
 from thinwire.optimizers.lr_schedules import LRSchedule as LRSchedule
 from thinwire.optimizers.lr_schedules import MultiStepLR as MultiStepLR
 from thinwire.optimizers.lr_schedules import WarmupLR as WarmupLR

@@ -7,16 +7,18 @@ ICLR 2021), which leave out the bias correction and use a large `eps`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.state import ALL_BLOCKS, State
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
+from thinwire.optimizers.clip import check_clip_norm, clip_by_global_norm
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class _Adaptive(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     bias_correction: bool = True
+    clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -43,6 +47,7 @@ class _Adaptive(Optimizer):
             raise ConfigError(f"eps must be above 0, not {self.eps}; write for example eps = 1e-8")
         if not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"weight_decay must be 0 or more, not {self.weight_decay}")
+        check_clip_norm(self.clip_norm)
 
     def init(self, coords: Tree) -> State:
         """Return zeros for both moments and a step count of 0."""
@@ -57,6 +62,7 @@ class _Adaptive(Optimizer):
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""
+        grads = clip_by_global_norm(grads, self.clip_norm)
         count = state["count"][ALL_BLOCKS] + 1
         change: Tree = {}
         first: Tree = {}
@@ -87,7 +93,7 @@ class _Adaptive(Optimizer):
 
 
 @register("optimizer", "adam", paper="Kingma and Ba, ICLR 2015; at the server Reddi et al., ICLR 2021")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adam(_Adaptive):
     """Adam: a step by the first moment over the root of the second (equal to `torch.optim.Adam`).
 
@@ -102,6 +108,8 @@ class Adam(_Adaptive):
         eps: added to the root of the second moment; 1e-3 in FedAdam.
         weight_decay: factor of the L2 penalty, added to the gradient.
         bias_correction: divide both moments by 1 - beta^t; off in FedAdam.
+        clip_norm: the largest L2 norm of the gradient g over all values that are trained; a longer one is scaled down
+            (`clip_by_global_norm`). In the unit of the gradient; at the server, of the mean update.
 
     >>> opt = Adam(lr=0.5)
     >>> change, _ = opt.update({"w": torch.tensor([3.0, -0.01])}, opt.init({"w": torch.zeros(2)}), {})
@@ -111,7 +119,7 @@ class Adam(_Adaptive):
 
 
 @register("optimizer", "adamw", paper="Loshchilov and Hutter, ICLR 2019")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdamW(_Adaptive):
     """Adam with decoupled weight decay (equal to `torch.optim.AdamW`).
 
@@ -133,7 +141,7 @@ class AdamW(_Adaptive):
 
 
 @register("optimizer", "yogi", paper="Zaheer et al., NeurIPS 2018; Reddi et al., ICLR 2021")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Yogi(_Adaptive):
     """Adam whose second moment changes by at most (1 - beta2) g^2 in a step.
 
@@ -156,7 +164,7 @@ class Yogi(_Adaptive):
 
 
 @register("optimizer", "adagrad", paper="Duchi et al., JMLR 2011; Reddi et al., ICLR 2021")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adagrad(_Adaptive):
     """Adagrad: the second moment is the sum of all squared gradients.
 

@@ -6,6 +6,7 @@ mean update. Both contracts are pure: state goes in and comes out, and everythin
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar, Protocol
 
@@ -25,6 +26,11 @@ class Optimizer(Protocol):
     def lr(self) -> float:
         """The learning rate."""
         ...
+
+    @property
+    def clip_norm(self) -> float:
+        """The L2 norm to which `update` scales longer gradients down (`clip_by_global_norm`); inf: none."""
+        return math.inf
 
     @abstractmethod
     def init(self, coords: Tree) -> State:

@@ -39,5 +39,4 @@ class HalvedLR(LRSchedule):
 
     def over(self, rounds: int) -> HalvedLR:
         """Return the schedule of a run of that many rounds."""
-        over = getattr(self.inner, "over", None)  # a schedule without it does not depend on the number of rounds
-        return self if over is None else replace(self, inner=over(rounds))
+        return replace(self, inner=self.inner.over(rounds))

@@ -1,8 +1,11 @@
-"""Learning-rate schedules over rounds: constant, exponential, multi-step, cosine, warm-up.
+"""Learning-rate schedules over rounds: constant, exponential, multi-step, cosine, inverse-time, warm-up.
 
 A schedule is a factor on the learning rate of an optimizer, a pure function of the version that the round starts from.
 Server and clients compute it, nothing is sent, and a resumed run continues with the same values. Within a round the
 learning rate is constant.
+
+A length is a number of rounds, or with `rounds = 0` a fraction of the run, which `over` replaces by a number: a run
+that ends early (`target_accuracy`) has the learning rates of the run that was planned.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
@@ -29,6 +33,14 @@ class LRSchedule(Protocol):
     def factor(self, version: int) -> float:
         """Return the factor of the round that starts from this version (0 is the first); above 0."""
         ...
+
+    def over(self, rounds: int) -> LRSchedule:
+        """Return the schedule of a run of that many rounds: fractions become numbers of rounds.
+
+        Raises:
+            ConfigError: if the schedule is longer than the run.
+        """
+        return self
 
 
 @register("lr_schedule", "constant")
@@ -96,6 +108,11 @@ class MultiStepLR(LRSchedule):
         if not 0 < self.by <= 1:
             raise ConfigError(f"by must be above 0 and at most 1, not {self.by}; write for example by = 0.1")
 
+    def over(self, rounds: int) -> MultiStepLR:
+        """Return itself."""
+        _check_fits(f"a multistep at {list(self.at)}", self.at[-1], rounds, "earlier ones")
+        return self
+
     def factor(self, version: int) -> float:
         """Return `by` to the power of the number of decreases so far."""
         return max(self.by ** sum(version >= at for at in self.at), _LEAST)
@@ -109,26 +126,71 @@ class CosineLR(LRSchedule):
         factor = floor + (1 - floor) (1 + cos(pi t / rounds)) / 2
 
     Args:
-        rounds: number of rounds of the decrease; afterwards the factor of the last of these rounds is kept.
+        rounds: number of rounds of the decrease, at most those of the run; afterwards the factor of the last of these
+            rounds is kept. 0: by `fraction`.
         floor: the limit of the factor, from 0 to 1.
+        fraction: the decrease as a fraction of the run, above 0 and at most 1; used if `rounds` is 0.
 
     >>> [round(CosineLR(rounds=4).factor(t), 3) for t in (0, 2, 3, 9)]
     [1.0, 0.5, 0.146, 0.146]
+    >>> CosineLR().over(80) == CosineLR(rounds=80)
+    True
     """
 
-    rounds: int = 100
+    rounds: int = 0
     floor: float = 0.0
+    fraction: float = field(default=1.0, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"rounds of a cosine must be 1 or more, not {self.rounds}")
+        _check_length("a cosine", self.rounds, self.fraction)
         if not 0 <= self.floor <= 1:
             raise ConfigError(f"floor must be from 0 to 1, a share of the learning rate, not {self.floor}")
 
+    def over(self, rounds: int) -> CosineLR:
+        """Return the cosine with a number of rounds."""
+        return dataclasses.replace(self, rounds=_length("a cosine", self.rounds, self.fraction, rounds))
+
     def factor(self, version: int) -> float:
         """Return the value of the cosine."""
-        progress = min(version, self.rounds - 1) / self.rounds
+        rounds = _known(self, self.rounds)
+        progress = min(version, rounds - 1) / rounds
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@register("lr_schedule", "inverse-time", paper="Li et al., ICLR 2020 (convergence of FedAvg)")
+@dataclass(frozen=True)
+class InverseTimeLR(LRSchedule):
+    """Decrease the learning rate as 1 / t, as the convergence theorems of federated averaging have it.
+
+        factor = 1 / (1 + t / rounds) = rounds / (rounds + t)
+
+    Args:
+        rounds: number of rounds until the learning rate is half of the first one; not the length of the schedule, so it
+            may be larger than the run. 0: by `fraction`.
+        fraction: the same as a fraction of the run, above 0 and at most 1; used if `rounds` is 0.
+
+    >>> [round(InverseTimeLR(rounds=2).factor(t), 3) for t in (0, 2, 6)]
+    [1.0, 0.5, 0.25]
+    >>> InverseTimeLR().over(500).rounds
+    50
+    """
+
+    rounds: int = 0
+    fraction: float = field(default=0.1, metadata={"rare": True})
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        _check_length("an inverse-time schedule", self.rounds, self.fraction)
+
+    def over(self, rounds: int) -> InverseTimeLR:
+        """Return the schedule with a number of rounds."""
+        return dataclasses.replace(self, rounds=self.rounds or _in_rounds(self.fraction, rounds))
+
+    def factor(self, version: int) -> float:
+        """Return rounds / (rounds + t)."""
+        rounds = _known(self, self.rounds)
+        return max(rounds / (rounds + version), _LEAST)
 
 
 @register("lr_schedule", "warmup", paper="Goyal et al., 2017")
@@ -139,23 +201,66 @@ class WarmupLR(LRSchedule):
         factor = min(1, (t + 1) / rounds) * inner(t)
 
     Args:
-        rounds: number of rounds until the full learning rate.
-        inner: the other schedule; it starts in the first round, too.
+        rounds: number of rounds until the full learning rate, at most those of the run. 0: by `fraction`.
+        inner: the other schedule. It starts in the first round, too, and its fractions are of the whole run: under a
+            warm-up of 5 of 100 rounds a cosine has fallen to 0.994 when the warm-up ends, and it ends with the run.
+        fraction: the warm-up as a fraction of the run, above 0 and at most 1; used if `rounds` is 0.
 
     >>> [round(WarmupLR(4, inner=ExponentialLR(0.5)).factor(t), 4) for t in range(5)]
     [0.25, 0.25, 0.1875, 0.125, 0.0625]
+    >>> WarmupLR(inner=CosineLR()).over(200)
+    WarmupLR(rounds=10, inner=CosineLR(rounds=200, floor=0.0))
     """
 
-    rounds: int = 10
+    rounds: int = 0
     inner: LRSchedule = ConstantLR()
+    fraction: float = field(default=0.05, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"rounds of a warm-up must be 1 or more, not {self.rounds}")
+        _check_length("a warm-up", self.rounds, self.fraction)
+
+    def over(self, rounds: int) -> WarmupLR:
+        """Return the warm-up with a number of rounds, and the inner schedule over the same run."""
+        length = _length("a warm-up", self.rounds, self.fraction, rounds)
+        return dataclasses.replace(self, rounds=length, inner=self.inner.over(rounds))
 
     def factor(self, version: int) -> float:
         """Return the factor of the warm-up times that of `inner`."""
-        return min(1.0, (version + 1) / self.rounds) * self.inner.factor(version)
+        return min(1.0, (version + 1) / _known(self, self.rounds)) * self.inner.factor(version)
+
+
+def _check_length(what: str, rounds: int, fraction: float) -> None:
+    if rounds < 0:
+        raise ConfigError(f"rounds of {what} must be 1 or more, or 0 for a fraction of the run, not {rounds}")
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction of {what} must be above 0 and at most 1, a part of the run, not {fraction}")
+
+
+def _in_rounds(fraction: float, rounds: int) -> int:
+    """A fraction of the run as a number of rounds, at least one."""
+    return max(1, round(fraction * rounds))
+
+
+def _length(what: str, own: int, fraction: float, rounds: int) -> int:
+    """The number of rounds of a schedule in a run of `rounds`."""
+    if own:
+        _check_fits(f"{what} of {own} rounds", own, rounds, "fewer, or rounds = 0 for a fraction of the run")
+    return own or _in_rounds(fraction, rounds)
+
+
+def _check_fits(what: str, last: int, rounds: int, instead: str) -> None:
+    if last > rounds:
+        raise ConfigError(
+            f"the learning-rate schedule is longer than the run: {what}, but the run has {rounds}; write {instead}"
+        )
+
+
+def _known(schedule: LRSchedule, rounds: int) -> int:
+    """The number of rounds of a schedule; raises if it is still a fraction."""
+    if not rounds:
+        raise ConfigError(f"{schedule!r} is a fraction of a run of unknown length; write rounds, or call over(rounds)")
+    return rounds
 
 
 def at_lr_schedule(optimizer: Optimizer, schedule: LRSchedule, version: int) -> Optimizer:

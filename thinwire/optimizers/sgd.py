@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.state import State
 from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
+from thinwire.optimizers.clip import check_clip_norm, clip_by_global_norm
 
 
 @register("optimizer", "sgd")
@@ -26,6 +29,8 @@ class SGD(Optimizer):
         momentum: factor on the previous velocity; 0 means no momentum and no state.
         nesterov: use Nesterov momentum.
         weight_decay: factor of the L2 penalty on the coordinates.
+        clip_norm: the largest L2 norm of the gradient g over all values that are trained; a longer one is scaled down
+            (`clip_by_global_norm`). In the unit of the gradient; at the server, of the mean update.
 
     >>> import torch
     >>> opt, w = SGD(0.5, momentum=0.9), {"w": torch.zeros(1)}
@@ -38,6 +43,8 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -46,6 +53,7 @@ class SGD(Optimizer):
             raise ConfigError(f"momentum must be from 0 up to, not including, 1, not {self.momentum}")
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must be 0 or more, not {self.weight_decay}")
+        check_clip_norm(self.clip_norm)
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov needs momentum above 0; write for example momentum = 0.9")
 
@@ -57,6 +65,7 @@ class SGD(Optimizer):
 
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""
+        grads = clip_by_global_norm(grads, self.clip_norm)
         if self.weight_decay:
             grads = tmap(lambda g, w: g + self.weight_decay * w, grads, coords)
         if not self.momentum:

@@ -61,7 +61,7 @@ class Method:
             bounds clients itself.
         client_opt: the client optimizer.
         server_opt: the server optimizer; its gradient is the negated mean update.
-        lr_schedule: the learning-rate schedule of the client optimizer, by round.
+        lr_schedule: the learning-rate schedule of the client optimizer, by round; see `over`.
         server_lr_schedule: the same of the server optimizer.
         correction: corrects local gradients or the mean update (FedProx, SCAFFOLD, FedDyn, FedNova).
         penalty: is added to the loss of local steps.
@@ -111,6 +111,21 @@ class Method:
     def replace(self, **parts: Any) -> Method:
         """A copy with some parts replaced."""
         return replace(self, **parts)
+
+    def over(self, rounds: int) -> Method:
+        """The method of a run of that many rounds: fractions in its learning-rate schedules become counts.
+
+        >>> from thinwire.optimizers.lr_schedules import CosineLR
+        >>> Method(lr_schedule=CosineLR(fraction=0.5)).over(200).lr_schedule.rounds
+        100
+
+        Server and clients make their contract from it. A second stage (`next_stage`) goes on with the same schedules.
+        """
+        return replace(
+            self,
+            lr_schedule=self.lr_schedule.over(rounds),
+            server_lr_schedule=self.server_lr_schedule.over(rounds),
+        )
 
     def client_opt_at(self, version: int) -> Optimizer:
         """The client optimizer with the learning rate of the round from `version`."""

@@ -49,7 +49,8 @@ class Federation:
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key, self._onednn = Key(job.seed), prefers_onednn()
         weights, buffers = self.model.weights(), self.model.buffers()
-        self.contract, self.first = make_contract(job.method, weights, buffers, self.key.fold("run"))
+        method = job.method.over(job.rounds)  # server and clients know the number of rounds
+        self.contract, self.first = make_contract(method, weights, buffers, self.key.fold("run"))
         tiers, everyone = job.method.budget.tiers, range(len(job.task.clients))
         self.eligible = [i for i in everyone if not tiers or tiers[self.contract.tier(i)].sampled]
         if not self.eligible:

@@ -75,6 +75,7 @@ class Job:
             raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        self.method.over(self.rounds)  # raises if a learning-rate schedule is longer than the run
         self.method.budget.check(clients)
         self.method.aggregator.check(self.cohort)
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:

@@ -42,6 +42,10 @@ class Space(Protocol):
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
         return
 
+    def note(self, spec: Spec) -> str:
+        """Return a sentence on what is derived from a model with these weights, for `thinwire check`; often empty."""
+        return ""
+
     @abstractmethod
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Draw the random matrices from the shared seed; often empty. Not part of `expand`, which runs inside vmap."""

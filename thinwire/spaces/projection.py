@@ -12,6 +12,15 @@ last segments would be empty: for d = 11,274 and k = 8,192 that is 2,555 of them
 
     MAPA(p): k = 1.    MAPO(k): p = 1.    MAPAX(k, p): both.
 
+U is linear: vec(U(B)) = P vec(B). A basis of unit rows has E[P P^T] = (p / e) I, so a gradient step in B moves the
+weights by p / e, about k p / d, of FedAvg's step. With `scale="isometric"` A is multiplied by sqrt(e / p), which is
+sqrt(d / (k p)) where k divides d:
+
+    E[P P^T] = I,    E |dL/dB|^2 = |dL/dW|^2,    E[step of W] = FedAvg's step
+
+FedAvg's learning rate, and a bound on the norm of the gradient, are then of the right size whatever d, k and p. (One
+step is longer than FedAvg's, by about sqrt(e / p): the rest of it is random and has mean zero.)
+
 With `redraw_every=R` the update is merged and A is drawn again after R rounds. Within those rounds the updates of B add
 up, so a client that missed some of them downloads one vector of k p values.
 """
@@ -37,6 +46,7 @@ from thinwire.spaces.base import Space
 Entries = Literal["gaussian", "sign"]
 Normalize = Literal["row", "orthonormal", "none"]
 Layout = Literal["contiguous", "strided", "permuted"]
+Scale = Literal["isometric", "unit"]
 
 # A basis with at most this many entries (64 MiB) is drawn once a round and stored; a larger one is generated block by
 # block in each multiplication.
@@ -61,9 +71,10 @@ class _Projection(Space):
     normalize: Normalize = "row"
     layout: Layout = "permuted"
     redraw_every: int = 1
+    scale: Scale = "isometric"
 
     def __post_init__(self) -> None:
-        for name, known in (("entries", Entries), ("normalize", Normalize), ("layout", Layout)):
+        for name, known in _CHOICES:
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.redraw_every < 0:
@@ -89,11 +100,13 @@ class _Projection(Space):
         _, p, e = self.sizes(spec.size)
         out: Tree = {}
         if p * e <= STORED:
-            out["a"] = _draw(key, p, e, self.entries, self.normalize).to(device or "cpu")
+            out["a"] = _draw(key, p, e, self).to(device or "cpu")
         else:
             out["key"] = key_words(key, device)
             if self.entries == "gaussian" and self.normalize == "row":
                 out["scale"] = unit_scales(key, p, e, device)
+                if self.scale == "isometric":
+                    out["scale"] = out["scale"] * math.sqrt(e / p)
         if self.layout == "permuted":
             out["place"], out["weight"] = _permutation(spec.size, str(device or "cpu"))
         return out
@@ -112,9 +125,9 @@ class _Projection(Space):
         if "a" in basis:
             update = b @ basis["a"]
         else:
-            signs = self.entries == "sign" and self.normalize == "row"  # their rows all have the same norm
             b = b * basis["scale"] if "scale" in basis else b
-            update = multiply_generated(b, basis["key"], p, e, self.entries, e**-0.5 if signs else 1.0)
+            factor = 1.0 if "scale" in basis else self._entry_scale(p, e)
+            update = multiply_generated(b, basis["key"], p, e, self.entries, factor)
         if self.layout == "strided":  # segment j holds the weights j, j + k, j + 2k, ...
             vector = update.transpose(-1, -2).flatten(-2)[..., :d]
         else:
@@ -123,6 +136,16 @@ class _Projection(Space):
             vector = _Permute.apply(vector, basis["place"], basis["weight"])  # type: ignore[no-untyped-call]
         moved = unflatten(vector, base)
         return {name: block + moved[name].to(block.dtype) for name, block in base.items()}
+
+    def _entry_scale(self, p: int, e: int) -> float:
+        """Return the factor of entries of variance 1 that need no norms of rows: signs, or entries as drawn.
+
+        One correctly rounded square root and one division, so that it is the same on all machines. Isometric signs are
+        divided by sqrt(p) alone, since sqrt(e) cancels: MAPO's entries are then exactly 1 and -1.
+        """
+        if self.scale == "isometric":
+            return 1 / math.sqrt(p)
+        return e**-0.5 if self.normalize == "row" else 1.0
 
 
 @register("space", "mapo", paper="MAPO: Reshape-then-factorize")
@@ -135,27 +158,35 @@ class MAPO(_Projection):
     Segments have e weights or, where k does not divide d, some of them e - 1: these do not use the last value of a.
 
     Args:
-        k: number of trained parameters.
+        k: number of trained parameters; 0 derives it from the number of weights, k = floor(d^(3/5)).
         entries: distribution of A: random signs (cheap, the same bits on all machines) or nearly Gaussian (the paper).
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments: neighbors together (`contiguous`, the paper), every k-th (`strided`),
             or a fixed random permutation (`permuted`).
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
+        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that FedAvg's
+            learning rate fits; `unit` leaves them (the paper).
 
     >>> import torch
     >>> space, base = MAPO(k=2), {"w": torch.zeros(5)}
     >>> basis = space.basis(Spec.of(base), Key(1), "cpu")
     >>> basis["a"].shape, space.expand(base, basis, {"model/b": torch.ones(2, 1)})["w"].abs().unique().tolist()
-    (torch.Size([1, 3]), [0.5773502588272095])
+    (torch.Size([1, 3]), [1.0])
+    >>> [MAPO(k=0).sizes(d).k for d in (57, 11_274, 1_146_634)]
+    [11, 269, 4321]
 
     Not `MAPA`, which moves the whole model along p directions of length d.
     """
 
-    k: int = 128
+    k: int = 0
 
     def sizes(self, d: int) -> Sizes:
         """Return k segments and one direction."""
-        return _sizes(d, self.k, 1)
+        return _sizes(d, self.k or _three_fifths_power(d), 1)
+
+    def note(self, spec: Spec) -> str:
+        """Return k where it is derived."""
+        return "" if self.k else f"MAPO has k = {self.sizes(spec.size).k:,}, floor(d^(3/5)) for d = {spec.size:,}."
 
 
 @register("space", "mapa", paper="MAPA: Model-agnostic projection adaptation")
@@ -171,6 +202,8 @@ class MAPA(_Projection):
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: with one segment, only a permutation of the weights.
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
+        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that FedAvg's
+            learning rate fits; `unit` leaves them (the paper).
 
     >>> MAPA(p=3).sizes(10)
     Sizes(k=1, p=3, e=10)
@@ -205,6 +238,8 @@ class MAPAX(_Projection):
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments, as for `MAPO`.
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
+        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that FedAvg's
+            learning rate fits; `unit` leaves them (the paper).
 
     >>> MAPAX(k=4, p=2).sizes(10), MAPAX(segment=64, budget=1000).sizes(11274)
     (Sizes(k=4, p=2, e=3), Sizes(k=177, p=6, e=64))
@@ -230,6 +265,23 @@ class MAPAX(_Projection):
         return _sizes(d, k, self.p or max(1, round((self.budget or 128) / k)))
 
 
+_CHOICES = (("entries", Entries), ("normalize", Normalize), ("layout", Layout), ("scale", Scale))
+
+
+def _three_fifths_power(d: int) -> int:
+    """The largest k with k^5 <= d^3, in integers: the same on all machines.
+
+    >>> [_three_fifths_power(n) for n in (1, 31, 32, 243, 10**15)]
+    [1, 7, 8, 27, 1000000000]
+    """
+    k = int(d**0.6)
+    while k**5 > d**3:
+        k -= 1
+    while (k + 1) ** 5 <= d**3:
+        k += 1
+    return k
+
+
 def _sizes(d: int, k: int, p: int) -> Sizes:
     if not 1 <= k <= d:
         raise ConfigError(f"k must be from 1 to the number of weights, {d:,}, not {k}")
@@ -251,21 +303,19 @@ def _rows(update: Tensor, full: int) -> Tensor:
     return torch.cat((first, update[..., full:, :-1].flatten(-2)), -1)
 
 
-def _draw(key: Key, p: int, e: int, entries: Entries, normalize: Normalize) -> Tensor:
+def _draw(key: Key, p: int, e: int, space: _Projection) -> Tensor:
     """Draw A on the CPU: the same bits on all machines, except 'orthonormal', which depends on the LAPACK library."""
-    if entries == "sign":
-        a = key.signs(p, e)
-        if normalize == "row":
-            return a * float(torch.tensor(e**-0.5, dtype=torch.float32))
+    if space.normalize == "none" or (space.entries == "sign" and space.normalize == "row"):
+        a = key.signs(p, e) if space.entries == "sign" else key.normal(p, e)
+        return a * float(torch.tensor(space._entry_scale(p, e), dtype=torch.float32))
+    if space.normalize == "row":  # squares are summed as integers, so the norm is exact on every machine
+        integers = key.normal_integers(p, e)
+        scales = torch.tensor([1 / math.sqrt(row) for row in square_sums(integers)], dtype=torch.float32)
+        a = integers.to(torch.float32) * scales[:, None]
     else:
-        if normalize == "row":  # squares are summed as integers, so the norm is exact on every machine
-            integers = key.normal_integers(p, e)
-            scales = torch.tensor([1 / math.sqrt(row) for row in square_sums(integers)], dtype=torch.float32)
-            return integers.to(torch.float32) * scales[:, None]
-        a = key.normal(p, e)
-    if normalize == "orthonormal":
+        a = key.signs(p, e) if space.entries == "sign" else key.normal(p, e)
         a = torch.linalg.qr(a.double().T).Q.T.to(torch.float32).contiguous()
-    return a
+    return a * math.sqrt(e / p) if space.scale == "isometric" else a
 
 
 @lru_cache(maxsize=8)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 
+import torch
 from torch.func import vmap
 
 from thinwire.core.spec import Spec
 from thinwire.core.state import ALL_BLOCKS, State, restrict_state, same_state
-from thinwire.core.tree import Tree, add, repeat, restrict, same, stack, unstack
+from thinwire.core.tree import Tree, add, flatten, repeat, restrict, same, scale, stack, unstack, zeros_like
 from thinwire.optimizers.base import Correction, Optimizer
+from thinwire.optimizers.clip import clip_by_global_norm
 from thinwire.optimizers.lr_schedules import LRSchedule
 from thinwire.testing.common import (
     COORDS,
@@ -32,13 +35,14 @@ def check_optimizer(opt: Optimizer) -> None:
     """Check that an optimizer is a pure function, for one client, for many under vmap, and for some of the blocks.
 
     Its state is nested: slot -> block -> tensor (`state["momentum"]["fc.weight"]`). A value that belongs to no single
-    block has the key `ALL_BLOCKS`.
+    block has the key `ALL_BLOCKS`. With a setting `clip_norm`, a step is the one of the clipped gradient.
 
     >>> from thinwire.optimizers import SGD
     >>> check_optimizer(SGD(0.1, momentum=0.9, nesterov=True))
     """
     check_part(opt)
     assert opt.lr > 0, f"lr must be above 0, not {opt.lr}"
+    assert opt.clip_norm > 0, f"clip_norm must be above 0, not {opt.clip_norm}"
     coords = [random_tree(COORDS, KEY.fold("coords", i)) for i in range(3)]
     grads = [[random_tree(COORDS, KEY.fold("grads", step, i)) for i in range(3)] for step in range(3)]
     with unchanged("init", coords[0]):
@@ -60,6 +64,27 @@ def check_optimizer(opt: Optimizer) -> None:
                 check_close(f"state[{slot!r}] after update under vmap", unstack(stacked_states[slot], i), tree)
 
     _check_update(opt, restrict(grads[0][0], SOME), restrict_state(states[0], SOME), restrict(coords[0], SOME))
+    if is_dataclass(opt) and any(f.name == "clip_norm" for f in fields(opt)):
+        _check_clipping(opt, grads[0][0], coords[0])
+
+
+def _check_clipping(opt: Optimizer, grads: Tree, coords: Tree) -> None:
+    """Check that the gradient is clipped before all else, that 0 stays finite, and that NaN is not hidden."""
+    norm = float(flatten(grads).norm())
+    free, clipped = (replace(opt, clip_norm=limit) for limit in (math.inf, norm / 4))  # type: ignore[type-var]
+    state = opt.init(coords)
+    for factor in (1.0, 0.125):  # longer, and not longer
+        given = scale(grads, factor)
+        found, after = clipped.update(given, state, coords)
+        expected, expected_after = free.update(clip_by_global_norm(given, norm / 4), state, coords)
+        assert same(found, expected), f"with clip_norm = {norm / 4:.3g} update is not that of the clipped gradient"
+        assert same_state(after, expected_after), "with a clip_norm the state is not that of the clipped gradient"
+    still, _ = clipped.update(zeros_like(grads), state, coords)
+    assert bool(flatten(still).isfinite().all()), "with a clip_norm the step of a zero gradient is not finite"
+    first = next(iter(grads))
+    for bad in (math.nan, math.inf):
+        broken, _ = clipped.update({**grads, first: torch.full_like(grads[first], bad)}, state, coords)
+        assert not bool(flatten(broken).isfinite().all()), f"with a clip_norm a gradient of {bad} becomes a finite step"
 
 
 def _check_update(opt: Optimizer, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
@@ -87,12 +112,16 @@ def _check_state(state: State) -> None:
 
 
 def check_lr_schedule(schedule: LRSchedule) -> None:
-    """Check that a learning-rate schedule is a pure function of the version, finite and above 0.
+    """Check that a learning-rate schedule over 1000 rounds is a pure function of the version, finite and above 0.
 
     >>> from thinwire.optimizers import CosineLR
     >>> check_lr_schedule(CosineLR(rounds=5))
     """
     check_part(schedule)
+    with unchanged("over"):
+        over = schedule.over(1000)
+    assert over == schedule.over(1000) == over.over(1000), "over must return the same schedule every time"
+    schedule = over
     for version in (0, 1, 2, 10, 99, 100, 10**6):
         with unchanged("factor"):
             once, again = schedule.factor(version), schedule.factor(version)

@@ -7,6 +7,7 @@ All backends call the same step with the same batches, so their results differ b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,6 +65,9 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         if correction.active:
             g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
             grads = {**grads, **correction.gradient(g, w, w0, own, inputs.shared)}
+        if optimizer.clip_norm < math.inf:  # the norm is that of what is trained
+            frozen = {name: torch.where(may_change, grads[name], 0) for name, may_change in inputs.trainable.items()}
+            grads = {**grads, **frozen}
         change, opt = optimizer.update(grads, opt, coords)
         if lr_factor is not None:
             change = tmap(lambda block: block * lr_factor, change)
