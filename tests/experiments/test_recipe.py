@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,23 @@ def test_recipe_of_a_method_value_is_refused():
 def test_recipe_that_is_no_name_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="recipe"):
         resolve(write(tmp_path, "recipe = 3\n"))
+
+
+@pytest.mark.parametrize("verb", ["run", "compare", "check", "show", "tune", "deploy", "flower-app"])
+def test_every_verb_takes_a_recipe(thinwire, verb):
+    folder = ["app"] if verb == "flower-app" else []
+    code, out, err = thinwire(verb, "fedavg", *folder, "--recipe", "papr")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "paper" in err
+
+
+def test_show_prints_resolved_values_of_a_recipe(thinwire):
+    default, paper = (tomllib.loads(thinwire("show", "fedavg", *words)[1]) for words in ((), ("--recipe", "paper")))
+    assert default["method"]["client_opt"]["clip_norm"] == CLIP
+    assert default["method"]["lr_schedule"]["kind"] == "warmup"
+    assert "clip_norm" not in paper["method"]["client_opt"]
+    assert paper["method"]["lr_schedule"] == {"kind": "constant"}
+    assert "paper" in thinwire("list", "recipes")[1]
 
 
 # -- published tables ------------------------------------------------------------------------------------------------
