@@ -226,12 +226,13 @@ def test_a_cuda_graph_with_our_kernels_equals_a_run_on_the_cpu(space, monkeypatc
 
 @pytest.mark.parametrize("space", [Full(), MAPO(k=128, redraw_every=7)], ids=repr)
 @pytest.mark.parametrize("model", ["cnn2", "cnn-cifar"])
-def test_speculative_training_gives_the_same_bits(model, space):
+@pytest.mark.parametrize("evaluate", ["server", "average"])
+def test_speculative_training_gives_the_same_bits(model, space, evaluate):
     channels, size = (1, 28) if model == "cnn2" else (3, 32)
     images = Key(5).normal(600 * channels * size * size).reshape(600, channels, size, size)
     targets = Key(6).integers(600, 10)
     clients = [(images[i::12], targets[i::12]) for i in range(12)]
-    method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5))
+    method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5), evaluate=evaluate)
     train, assignment = pool_clients(clients)
     task = Task(models.build(model), train, assignment, test=train)
     # evaluation runs in parallel with training
@@ -247,10 +248,12 @@ def test_speculative_training_gives_the_same_bits(model, space):
             ahead += simulation.pipeline.trained is not None
         assert simulation.pipeline.on is speculative, "the prediction was wrong"
         assert ahead > 10 if speculative else not ahead
-        ends.append((losses, {name: block.cpu() for name, block in state.server.public.coords.items()}))
-    for losses, coords in ends[1:]:
+        kept = [*state.server.public.coords.values(), *state.average.values()]
+        assert bool(state.average) is (evaluate == "average")
+        ends.append((losses, [block.cpu() for block in kept]))
+    for losses, kept in ends[1:]:
         assert losses == ends[0][0]
-        assert all(torch.equal(coords[name], block) for name, block in ends[0][1].items())
+        assert all(map(torch.equal, kept, ends[0][1]))
 
 
 def test_a_cohort_that_does_not_fit_into_memory_is_trained_in_smaller_groups():

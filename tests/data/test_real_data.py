@@ -13,6 +13,7 @@ from thinwire.data.datasets.newsgroups import strip_message
 from thinwire.data.datasets.shakespeare import ALPHABET
 from thinwire.data.examples import Source
 from thinwire.data.partitions.iid import Natural
+from thinwire.data.scaling import image_values, sums_of
 from thinwire.data.vocabulary import IDS, PAD
 
 
@@ -54,10 +55,20 @@ def test_mnist_datasets_have_60000_and_10000_images(real, name) -> None:
     assert (x.min(), x.max()) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("name", ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "femnist"])
+def test_constants_of_images_are_those_of_the_training_images(request, name) -> None:
+    folder = Path() if name == "digits" else have(request.getfixturevalue("real"), name)
+    source = load(name, folder)
+    mean, std = sums_of(image_values(source.train)).mean_and_std()
+    # JPEG changes pixels; constants of FEMNIST are of another sample of writers
+    tolerance = 2e-4 if "lossy" in source.note else 5e-3 if name == "femnist" else 1e-8
+    assert source.mean == pytest.approx(mean, abs=tolerance)
+    assert source.std == pytest.approx(std, abs=tolerance)
+
+
 def test_mnist_has_the_published_mean_and_class_counts(real) -> None:
     source = load("mnist", have(real, "mnist"))
-    mean, std = source.train.measured()
-    assert (mean[0], std[0]) == (pytest.approx(0.1307, abs=5e-5), pytest.approx(0.3081, abs=5e-5))
+    assert (source.mean[0], source.std[0]) == (pytest.approx(0.1307, abs=5e-5), pytest.approx(0.3081, abs=5e-5))
     counts = torch.bincount(source.train.targets).tolist()
     assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

@@ -20,7 +20,8 @@ from thinwire.experiments.collapse import Course, judge, news
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
 from thinwire.experiments.records import read_run
-from thinwire.experiments.retry import FolderStore, check_retry, halved, read_retries
+from thinwire.experiments.retry import check_retry, halved
+from thinwire.experiments.retry_store import FolderStore, read_retries
 from thinwire.experiments.watch import standing
 
 SMALL = {
@@ -173,7 +174,7 @@ KILL = """
 import os, signal, sys
 from pathlib import Path
 from thinwire.experiments.execute import execute
-from thinwire.experiments.retry import read_retries
+from thinwire.experiments.retry_store import read_retries
 from thinwire.experiments.run_directory import RunFolder
 path = Path(sys.argv[1])
 def kill(record):

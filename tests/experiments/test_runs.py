@@ -75,6 +75,7 @@ def test_two_runs_of_one_seed_are_equal_and_another_seed_differs(tmp_path):
         {"method.server_opt.momentum": 0.9},
         {"method.schedule.private": ["*.bias"]},
         {"method.download": "full"},
+        {"method.evaluate": "average"},
         {"method.space": {"kind": "mapo", "k": 8, "redraw_every": 2}, "cohort.size": 2, "task.clients": 6},
         {"method.client_opt.momentum": 0.9, "method.client_weight": "uniform", "engine.backend": "loop"},
         {"method.schedule": {"kind": "fedlama", "phi": 2}, "method.client_opt.momentum": 0.5},

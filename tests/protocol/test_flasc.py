@@ -100,7 +100,7 @@ def test_the_model_of_clients_or_of_the_server_is_evaluated():
     server, state, record = after(flasc(0.1, evaluate="server"))
     assert same(state.server.public.coords, public.coords)  # evaluation changes nothing
     assert same(server.federation.weights(state.server.public), whole)
-    with pytest.raises(ConfigError, match="evaluate must be one of server, client, not 'me'"):
+    with pytest.raises(ConfigError, match="evaluate must be one of server, client, average, not 'me'"):
         flasc(evaluate="me")
 
 

@@ -121,21 +121,6 @@ class Images(Examples):
         """The same images on another device."""
         return replace(self, pixels=self.pixels.to(device), targets=self.targets.to(device))
 
-    def measured(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel over all images, for `mean` and `std`.
-
-        >>> Images(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1), torch.zeros(2)).measured()
-        ((0.5,), (0.5,))
-        """
-        flat = self.pixels.transpose(0, 1).flatten(1)
-        # from counts of the 256 values: exact, and without a float copy of all images
-        counts = torch.stack([torch.bincount(channel, minlength=256) for channel in flat]).to(torch.float64)
-        share = counts / counts.sum(1, keepdim=True)
-        values = torch.arange(256, dtype=torch.float64) / 255
-        mean = (share * values).sum(1)
-        std = ((share * values**2).sum(1) - mean**2).clamp_min(1e-12).sqrt()
-        return tuple(mean.tolist()), tuple(std.tolist())
-
 
 @dataclass(frozen=True, eq=False)
 class AugmentedImages(Examples):
@@ -238,6 +223,8 @@ class Source:
         test_users: the same for the test examples, or None.
         note: a remark for readers of results about this copy of the data (for example, that it is lossy).
         model: options that a model needs for these examples, such as the checkpoint of their tokenizer.
+        mean, std: of images, the constants of `task.scale = "standard"`: mean and standard deviation of each channel
+            over all training images (of the population; bytes count as pixel / 255); empty if they are not known.
     """
 
     train: Examples
@@ -247,6 +234,8 @@ class Source:
     test_users: Tensor | None = None
     note: str = ""
     model: Mapping[str, Any] = field(default_factory=dict)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
 
 class LabeledTexts(NamedTuple):

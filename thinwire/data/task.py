@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,23 @@ from thinwire.errors import ConfigError
 _AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
 
 
+class Exchange(NamedTuple):
+    """Messages between server and clients before the first round, by client; their bytes are counted in that round."""
+
+    up: Mapping[int, bytes] = {}
+    down: Mapping[int, bytes] = {}
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that clients sent."""
+        return sum(map(len, self.up.values()))
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that clients received."""
+        return sum(map(len, self.down.values()))
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """A model, its training data by client, its test data and its loss.
@@ -37,6 +54,7 @@ class Task:
         client_tests: the examples of `train` that are held out to evaluate each client's model; or None.
         loss: `loss(outputs, targets)`, one value per example or their mean; see `thinwire.data.losses`.
         note: a remark about the data for readers of results.
+        before: messages that were exchanged to prepare the data, for example to estimate the scale of images.
     """
 
     model: nn.Module
@@ -46,6 +64,7 @@ class Task:
     client_tests: Assignment | None = None
     loss: Loss = cross_entropy
     note: str = ""
+    before: Exchange = Exchange()
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.clients.sizes() == 0)

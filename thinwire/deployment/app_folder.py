@@ -48,7 +48,8 @@ _TASK = '''\
 
 `experiment.toml` holds everything but the data. As generated, every machine reads the whole dataset and uses the part
 that the partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. To train on
-local data, return another `Job` on the nodes, whose task has the examples of this machine at every client's index:
+local data, return another `Job` on the nodes, whose task has the examples of this machine at every client's index.
+`task.scale` is not applied to them: scale them alike on all machines.
 
     from thinwire.data.task import Task, alone
     task = Task(model, *alone(inputs, targets, clients))

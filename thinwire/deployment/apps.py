@@ -52,6 +52,11 @@ def deployable(experiment: Experiment) -> Experiment:
         raise ConfigError(
             "on_divergence = 'retry' is for simulations: clients of a deployment cannot go back; write 'stop'"
         )
+    if experiment.task.scale == "estimated":
+        raise ConfigError(
+            "task.scale = 'estimated' exchanges sums before the first round, which a deployment does not do yet; write "
+            "task.scale = 'standard', or 'unit', or simulate"
+        )
     engine = replace(experiment.engine, backend="loop", chunk=1)
     return replace(experiment, engine=engine, checkpoint=Checkpointing(1))
 

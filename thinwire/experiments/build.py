@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +11,9 @@ from torch import nn
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
-from thinwire.data.task import Task, validation_fraction
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.scaling import estimate, image_values, schema_of, standardized, unpack_scale
+from thinwire.data.task import Exchange, Task, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, TaskChoice
 from thinwire.metrics import metrics_by_name
@@ -49,23 +50,32 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     if choice.validation_fraction:
         clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     model = build_model(choice, source, key)
-    train, test = prepared(choice, source)
-    return Task(model, train, clients, test, validation, note=source.note)
+    train, test, before = prepared(choice, source, clients)
+    return Task(model, train, clients, test, validation, note=source.note, before=before)
 
 
-def prepared(choice: TaskChoice, source: Source) -> tuple[Examples, Examples]:
-    """Training and test examples with the scale and the augmentation of the task."""
-    train, test = source.train, source.test
-    if choice.scale == "unit" and choice.augment == "none":
-        return train, test
-    if not (isinstance(train, Images) and isinstance(test, Images)):
-        raise ConfigError(
-            f"{choice.kind} has no images stored as bytes; write task.scale = 'unit' and task.augment = 'none'"
-        )
-    if choice.scale == "standard":
-        mean, std = train.measured()
-        train, test = (replace(part, mean=mean, std=std) for part in (train, test))
-    return AugmentedImages(train) if choice.augment == "shift-flip" else train, test
+def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[Examples, Examples, Exchange]:
+    """Training and test examples with the scale and the augmentation of the task, and the messages that this took."""
+    train, test, before = source.train, source.test, Exchange()
+    if choice.scale != "unit":
+        values = image_values(train)
+        if values is None or image_values(test) is None:
+            raise ConfigError(f"{choice.kind} has no images; write task.scale = 'unit'")
+        mean, std = source.mean, source.std
+        if choice.scale == "estimated":
+            scale, before = estimate(choice.kind, values, clients)
+            mean, std = unpack_scale(scale, schema_of(choice.kind, values.shape[1]))
+        elif not len(mean) == len(std) == values.shape[1]:
+            raise ConfigError(
+                f"task.scale = 'standard' needs {values.shape[1]} values of mean and std from the dataset, and "
+                f"{choice.kind} states {len(mean)} and {len(std)}; write task.scale = 'estimated'"
+            )
+        train, test = (standardized(part, mean, std) for part in (train, test))
+    if choice.augment == "none":
+        return train, test, before
+    if not isinstance(train, Images):
+        raise ConfigError(f"{choice.kind} has no images stored as bytes; write task.augment = 'none'")
+    return AugmentedImages(train), test, before
 
 
 def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:

@@ -101,7 +101,7 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
     Args:
         folder: the folder of checkpoints.
         config: the digest of the experiment, which must match.
-        device: the device of the public state; server and client states are on the CPU.
+        device: the device of the public state and the averaged model; server and client states are on the CPU.
         bounds: the limits of the experiment; by default very large ones.
     """
     rounds = rounds_in(folder)
@@ -125,7 +125,8 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
             raise CheckpointError(f"{weights} is damaged: its SHA-256 does not match{older}")
         tensors = load(data)
         # the order of blocks is part of the contract, and safetensors does not preserve it
-        places = {name: device or "cpu" if name.startswith("public/") else "cpu" for name in meta["names"]}
+        on_device = ("public/", "average/")
+        places = {name: device or "cpu" if name.startswith(on_device) else "cpu" for name in meta["names"]}
         return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
@@ -162,6 +163,7 @@ def _tensors(state: RunState) -> Tree:
     out: Tree = {}
     for part in _PUBLIC:
         out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
+    out |= {f"average/{name}": block for name, block in state.average.items()}
     clients = ((f"client/{i}", _CLIENT, own) for i, own in state.clients.items())
     owners: list[tuple[str, tuple[str, ...], Any]] = [("server", _SERVER, state.server), *clients]
     for owner, parts, one in owners:
@@ -204,7 +206,8 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
     sync_counts = SyncCounts(**meta["sync_counts"])
     backend = meta["backend"], meta["backend_reason"]
     limits = meta.get("chunk", 0), meta.get("onednn")
-    return RunState(meta["round"], server, clients, tuple(meta["cohort"]), *backend, sync_counts, *limits)
+    cohort, average = tuple(meta["cohort"]), tree("average/")
+    return RunState(meta["round"], server, clients, cohort, *backend, sync_counts, *limits, average)
 
 
 def _slots(tree: Tree) -> State:

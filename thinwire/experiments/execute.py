@@ -15,7 +15,8 @@ from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.loop import Checkpoints, Stop, Training
 from thinwire.experiments.records import byte_totals
-from thinwire.experiments.retry import FolderStore, Rescue, check_retry
+from thinwire.experiments.retry import Rescue, check_retry
+from thinwire.experiments.retry_store import FolderStore
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.summary import diverged_summary, summary_of_experiment
 from thinwire.runtime.federation import OnMessage
@@ -83,8 +84,8 @@ def execute(
         run = _Run(experiment, folder, rescue, folder.rewind(state.round))
         simulation, state = run.train(simulation, state, on_round, on_message)
         summary = run.summary(simulation, state)
-        public = state.server.public
-        folder.finish(summary, {**simulation.federation.weights(public), **public.buffers})
+        weights, buffers = simulation.federation.final(state)
+        folder.finish(summary, {**weights, **buffers})
     return summary
 
 
@@ -109,11 +110,12 @@ def check_blocks(simulation: Runner, state: RunState) -> None:
     """Refuse a checkpoint whose blocks are not those of this model and method."""
     public, contract = state.server.public, simulation.contract.at(state.server.public.version)
     wanted = (Spec.of(simulation.federation.first.base), contract.coords, contract.shared, contract.buffers)
-    for tree, spec in zip(public[1:], wanted, strict=True):
-        if Spec.of(tree) != spec:
-            raise CheckpointError(
-                f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
-            )
+    model = (*contract.weights, *contract.buffers) if simulation.federation.averages and state.round else ()
+    same = {one.name: one.shape for one in model} == {name: tuple(one.shape) for name, one in state.average.items()}
+    if not same or any(Spec.of(tree) != spec for tree, spec in zip(public[1:], wanted, strict=True)):
+        raise CheckpointError(
+            f"the checkpoint of round {state.round} holds other blocks than this model and method; remove it"
+        )
 
 
 def _first_state(folder: RunFolder, simulation: Runner, resume: bool) -> RunState:

@@ -17,14 +17,14 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.records import Accounting
 from thinwire.experiments.toml import Table, dumps
-from thinwire.protocol.method import NORM_BOUND, Method
+from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
 LONGEST_NAME = 120  # bytes: the name of a run directory begins with it
 MOST_ROUNDS = 10**9
 
-Scale = Literal["unit", "standard"]
+Scale = Literal["unit", "standard", "estimated"]
 Augment = Literal["none", "shift-flip"]
 OnDivergence = Literal["stop", "retry"]
 
@@ -50,8 +50,9 @@ class TaskChoice:
             client accuracy; 0 for none.
         participating_clients: only the first so many clients take part, the examples of the others are not used; 0
             for all.
-        scale: of images: `unit` (values from 0 to 1) or `standard` (mean 0 and standard deviation 1 over the training
-            images, channel by channel).
+        scale: of images: `unit` (values from 0 to 1), `standard` (mean 0 and standard deviation 1 over the training
+            images, channel by channel, by constants of the dataset) or `estimated` (the same from sums that clients
+            send before the first round; their bytes count).
         augment: of images: `none` or `shift-flip` (in each training step an image is shifted by up to 4 pixels and
             mirrored at random).
         options: further arguments of the dataset's loader, such as the `checkpoint` of `text-classification`.
@@ -247,4 +248,5 @@ def method_table(method: Method, strict: bool = True) -> Table:
     rare |= {"next_stage": plain(method.next_stage)} if method.next_stage else {}
     rare |= {"norm_bound": method.norm_bound} if method.norm_bound != NORM_BOUND else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
+    rare |= {"ema_decay": method.ema_decay} if method.ema_decay != EMA_DECAY else {}
     return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

@@ -26,6 +26,7 @@ PLAIN_FIELDS: dict[str, Any] = {
     "norm_bound": float,
     "budget": Budget,
     "evaluate": str,
+    "ema_decay": float,
     "secure_aggregation": bool,
     "next_stage": Stage,
 }

@@ -84,6 +84,14 @@ def save_adapter(
     return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
 
 
+def no_adapter_of_average() -> ConfigError:
+    """The error for a run whose result is an average of weights: a mean of products A B is no product of that rank."""
+    return ConfigError(
+        "evaluate = 'average' averages weights, and the average has no adapter of this rank; use run.model() or "
+        "model.safetensors, or write evaluate = 'server'"
+    )
+
+
 def _config(model: nn.Module, space: LoRA) -> dict[str, Any]:
     """The first keys of `adapter_config.json`: the task, the base model, rank and alpha."""
     config: Any = getattr(model, "config", None)
@@ -105,6 +113,8 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
     if state is None:
         raise CheckpointError(f"{run} holds no checkpoint yet; `thinwire resume {run}` continues it")
     check_blocks(simulation, state)
+    if simulation.federation.averages:
+        raise no_adapter_of_average()
     public = state.server.public
     method = simulation.contract.at(public.version).method
     basis = simulation.contract.basis(public.version, "cpu")

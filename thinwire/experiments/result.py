@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from thinwire.core.tree import Tree
-from thinwire.experiments.peft_export import save_adapter
-from thinwire.experiments.retry import Retry
+from thinwire.experiments.peft_export import no_adapter_of_average, save_adapter
+from thinwire.experiments.retry_store import Retry
 from thinwire.runtime.job import RoundRecord
 from thinwire.spaces.base import Space
 from thinwire.spaces.full import Full
@@ -23,12 +23,13 @@ class Run:
 
     Args:
         history: one record a round.
-        weights: the final trainable weights by name.
-        buffers: the final floating-point buffers by name.
+        weights: the final trainable weights by name; with `evaluate = "average"` the averaged ones.
+        buffers: the final floating-point buffers by name, averaged alike.
         backend: the backend: `graph`, `threads`, `vmap` or `loop`.
         backend_reason: the reason, if it is not the fastest.
         path: the run directory, if one was written.
-        coords: the final coordinates, the values that were trained, by name: for LoRA the factors A and B.
+        coords: the coordinates of the last version, the values that were trained, by name: for LoRA the factors A and
+            B.
         status: `finished`, `collapsed` (it had learned and ended at chance) or `at chance` (it never learned).
         status_reason: one sentence about the status, if it is not `finished`.
         retries: how often it went back, with round, reason and bytes (`on_divergence="retry"`).
@@ -47,6 +48,7 @@ class Run:
     _space: Space | None = None
     _basis: Tree = field(default_factory=dict)
     retries: list[Retry] = field(default_factory=list)
+    _averaged: bool = False
 
     @property
     def bytes_up(self) -> int:
@@ -95,4 +97,6 @@ class Run:
 
     def save_adapter(self, folder: Path | str) -> None:
         """Write the adapter of a LoRA run as a folder that `peft.PeftModel.from_pretrained` loads."""
+        if self._averaged:
+            raise no_adapter_of_average()
         save_adapter(folder, self._start, self._space or Full(), self._basis, self.coords, self.weights)

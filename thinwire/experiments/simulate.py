@@ -32,7 +32,8 @@ from thinwire.experiments.loop import Stop
 from thinwire.experiments.parts import plain
 from thinwire.experiments.resolve import stated_settings
 from thinwire.experiments.result import Run as Run
-from thinwire.experiments.retry import MemoryStore, Rescue, Retry, check_retry
+from thinwire.experiments.retry import Rescue, check_retry
+from thinwire.experiments.retry_store import MemoryStore, Retry
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.summary import diverged_summary, summarize
 from thinwire.experiments.toml import Table
@@ -212,10 +213,11 @@ def _finished(
     basis = simulation.contract.basis(public.version, simulation.federation.engine.device)
     space = simulation.contract.at(public.version).method.space
     verdict = judge((record._asdict() for record in history), chance_of(simulation))
+    weights, buffers = map(_on_cpu, simulation.federation.final(state))
     return Run(
         history,
-        _on_cpu(simulation.federation.weights(public)),
-        _on_cpu(public.buffers),
+        weights,
+        buffers,
         state.backend,
         state.backend_reason,
         copy.deepcopy(simulation.job.task.model).cpu(),
@@ -226,6 +228,7 @@ def _finished(
         space,
         _on_cpu(basis) if isinstance(space, LoRA) else {},
         retries,
+        simulation.federation.averages,
     )
 
 

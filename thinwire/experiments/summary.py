@@ -13,7 +13,7 @@ from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.layers import layers_of
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, byte_totals, totals
-from thinwire.experiments.retry import Retry
+from thinwire.experiments.retry_store import Retry
 from thinwire.experiments.run_directory import Summary
 from thinwire.masks import NoMask, dead_adapters
 from thinwire.protocol.sync_counts import SyncCounts

@@ -127,9 +127,10 @@ class FlowerServer:
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
         after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
         record = self._record(number, got, closed, len(cohort), contract.client_opt(server.public.version).lr)
-        if self.federation.is_evaluated(number):
-            with self.federation.compute():
-                record = self.federation.evaluated(closed.server.public, record)
+        with self.federation.compute():
+            after = self.federation.with_average(after)
+            if self.federation.is_evaluated(number):
+                record = self.federation.evaluated(after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:

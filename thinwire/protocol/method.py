@@ -35,8 +35,9 @@ from thinwire.spaces.full import Full
 
 Download = Literal["incremental", "full"]
 UploadKind = Literal["delta", "weights"]
-Evaluate = Literal["server", "client"]
+Evaluate = Literal["server", "client", "average"]
 NORM_BOUND = 10.0  # see `Method.norm_bound`
+EMA_DECAY = 0.95  # see `Method.ema_decay`
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class Method:
             bytes a message.
         mask: which parameters are trained, and which are pruned.
         budget: tiers of clients with other codecs than `up` and `down`.
-        evaluate: whose coordinates are evaluated and saved: the `server`'s, or those that a `client` receives through
-            `down` (full downloads; with incremental ones they are the same).
+        evaluate: which model is evaluated and saved: the `server`'s, the one that a `client` receives through `down`
+            (full downloads; with incremental ones they are the same), or the `average` of the server's models after
+            each round, which costs no bytes (`runtime/average.py`).
+        ema_decay: the weight of the earlier average: avg_t = m avg_{t-1} + (1 - m) w_t, m = min(ema_decay, 1 - 1/t).
         secure_aggregation: sum uploads under masks that cancel, so that the server learns only the sum.
         next_stage: what changes after some rounds (full downloads only).
     """
@@ -98,6 +101,7 @@ class Method:
     mask: Mask = field(default=NoMask(), repr=False)  # part of the schema where there is one
     budget: Budget = Budget()
     evaluate: Evaluate = field(default="server", repr=False)  # no message depends on it
+    ema_decay: float = field(default=EMA_DECAY, repr=False)  # no message depends on it
     secure_aggregation: bool = False
     next_stage: Stage | None = field(default=None, repr=False)  # part of the schema where there is one
 
@@ -107,6 +111,8 @@ class Method:
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {value!r}")
         if not (self.norm_bound == 0 or 1 <= self.norm_bound < math.inf):
             raise ConfigError(f"norm_bound must be 0 (no bound) or 1 and more, not {self.norm_bound}")
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"ema_decay must be 0 or more and below 1, not {self.ema_decay}; write for example 0.95")
 
     def replace(self, **parts: Any) -> Method:
         """A copy with some parts replaced."""

@@ -19,6 +19,7 @@ from thinwire.protocol.setup import initial_server_state, make_contract, plan_ro
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.protocol.upload import as_received
+from thinwire.runtime.average import averaged
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.sampler import Sampler
@@ -91,8 +92,31 @@ class Federation:
             return nullcontext()
         return compute_with(self.device, self.engine.precision, wanted)
 
+    @property
+    def averages(self) -> bool:
+        """Whether the averaged model is evaluated and saved."""
+        return self.job.method.evaluate == "average"
+
+    def with_average(self, state: RunState) -> RunState:
+        """The state after a round with its version in the averaged model; the same state where none is asked for."""
+        if not self.averages:
+            return state
+        public = state.server.public
+        newest = {**self.weights(public), **public.buffers}
+        average = averaged(state.average, newest, public.version, self.job.method.ema_decay)
+        return state._replace(average=average)
+
+    def final(self, state: RunState) -> tuple[Tree, Tree]:
+        """The weights and buffers to evaluate and to save: those of the newest version, or their average."""
+        public = state.server.public
+        if not state.average:
+            return self.weights(public), dict(public.buffers)
+        specs = self.contract.weights, self.contract.buffers
+        weights, buffers = ({one.name: state.average[one.name].to(one.dtype) for one in spec.blocks} for spec in specs)
+        return weights, buffers
+
     def weights(self, public: PublicState) -> Tree:
-        """The weights to evaluate and to save, as the server or a client has them (`method.evaluate`)."""
+        """The weights of a version, as the server or, with `evaluate = "client"`, a client has them."""
         contract = self.contract.at(public.version)
         if contract.method.evaluate == "client":
             public = as_received(contract, public, contract.method.down)
@@ -103,15 +127,23 @@ class Federation:
         """Whether the model is evaluated after this round."""
         return number % self.job.eval_every == 0 or number == self.job.rounds
 
-    def evaluated(self, public: PublicState, record: RoundRecord) -> RoundRecord:
+    def evaluated(self, state: RunState, record: RoundRecord) -> RoundRecord:
         """The record of a round with loss, accuracy and metrics on the test set, if there is one."""
         if self.test is None:
             return record
-        found = evaluate(self.model, self.weights(public), public.buffers, self.test, metrics=self.job.metrics)
+        found = evaluate(self.model, *self.final(state), self.test, metrics=self.job.metrics)
         return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
-    def client_accuracy(self, public: PublicState, state: ClientState | None, client: int) -> float | None:
+    def client_accuracy(
+        self, public: PublicState, state: ClientState | None, client: int, average: tuple[Tree, Tree] | None = None
+    ) -> float | None:
         """The accuracy of a client's model on its own validation examples; None if it has none.
+
+        Args:
+            public: the public state that the client has.
+            state: the client's state; None if it keeps nothing.
+            client: its number.
+            average: weights and buffers of the averaged model, which a client without unsent changes uses instead.
 
         Its model is the public one, with the client's unsent changes added.
         """
@@ -120,10 +152,10 @@ class Federation:
             return None
         contract, coords = self.contract.at(public.version), public.coords
         if state is not None and state.unsent:
-            coords = {**coords, **add(to_device(state.unsent, self.device), coords)}
+            coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
-        weights = contract.method.space.evaluation_weights(public.base, basis, coords)
-        return evaluate(self.model, weights, public.buffers, self.train, tests.client(client)).accuracy
+        model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
+        return evaluate(self.model, *model, self.train, tests.client(client)).accuracy
 
     def epsilon(self, rounds: int) -> tuple[float | None, str] | None:
         """The epsilon of this number of rounds, or why it is not known; None where the method promises none."""

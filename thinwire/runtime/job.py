@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import Tensor
+
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric
@@ -101,3 +103,4 @@ class RunState(NamedTuple):
     sync_counts: SyncCounts
     chunk: int = 0  # number of clients trained together, where the memory of a GPU limits it
     onednn: bool | None = None  # whether CPU kernels are oneDNN's; None: see `prefers_onednn`
+    average: Mapping[str, Tensor] = {}  # the averaged model, weights and buffers; empty unless it is evaluated

@@ -99,6 +99,11 @@ class Pipeline:
         with torch.cuda.stream(self.stream):
             yield
 
+    def join(self) -> None:
+        """Let GPU work that is submitted from now on wait for that of `in_parallel`, so that it can use its results."""
+        if self.trained is not None and self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
     def confirm(self, server: ServerState) -> ServerState:
         """The server's state, with the predicted coordinates if they are right; else training is discarded."""
         if self.trained is None or self._step is None:

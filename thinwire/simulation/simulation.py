@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.threads import on_one_core
+from thinwire.data.task import Exchange
 from thinwire.errors import Diverged
 from thinwire.protocol.client import (
     Group,
@@ -146,11 +147,10 @@ class Simulation:
             with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
                 closed = self._close(state.server, plan, result.messages)
         except Diverged as error:
-            up, down = self._show(opened, on_message), opened.download()
-            raise Diverged(f"round {number}: {error}", (up, down.ordinary, down.catchup)) from error
+            raise Diverged(f"round {number}: {error}", self._sent(opened, on_message)) from error
         if self.pipeline.trained:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
-        self._show(opened, on_message)
+        sent = self._sent(opened, on_message)
         new = ((i, one) for i, one in result.states.items() if i not in closed.refused)
         after = state._replace(
             round=number,
@@ -159,26 +159,30 @@ class Simulation:
             cohort=cohort,
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
         )
-        record = self._record(opened, result, closed, loss)
-        if self.federation.is_evaluated(number):
+        record = self._record(opened, closed, loss, sent)
+        if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
-                record = evaluated(self.federation, after, record)
+                after, record = evaluated(self.federation, after, record)
+            self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
 
-    def _show(self, opened: OpenRound, on_message: OnMessage | None) -> int:
-        """Call `on_message` with the messages of a round so far; returns the bytes of its uploads."""
+    def _sent(self, opened: OpenRound, on_message: OnMessage | None) -> tuple[int, int, int]:
+        """Bytes of a round so far: up, down, catch-up; the first begins with messages that prepared the data."""
+        number, down = opened.number + 1, opened.download()
+        before = self.job.task.before if number == 1 else Exchange()
         if on_message:
-            down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
-            show_messages(on_message, opened.number + 1, down, {i: bytes(one) for i, one in opened.uploads.items()})
-        return sum(map(len, opened.uploads.values()))
+            show_messages(on_message, number, before.down, before.up)
+            messages = {i: b"".join(pieces) for i, pieces in down.messages.items()}
+            show_messages(on_message, number, messages, {i: bytes(one) for i, one in opened.uploads.items()})
+        up = sum(map(len, opened.uploads.values()))
+        return up + before.bytes_up, down.ordinary + before.bytes_down, down.catchup
 
-    def _record(self, opened: OpenRound, result: CohortResult, closed: ClosedRound, loss: float) -> RoundRecord:
+    def _record(self, opened: OpenRound, closed: ClosedRound, loss: float, sent: tuple[int, int, int]) -> RoundRecord:
         """The record of a round, without evaluation."""
-        number, down, private = opened.number + 1, opened.download(), self.job.method.privacy.active
-        version = closed.server.public.version - 1
-        up = sum(map(len, result.messages.values()))
+        number, version = opened.number + 1, closed.server.public.version - 1
+        private = self.job.method.privacy.active
         return RoundRecord(
-            *(number, loss, None, None, up, down.ordinary, down.catchup, len(opened.cohort), 0.0),
+            *(number, loss, None, None, *sent, len(opened.cohort), 0.0),
             lr=self.contract.at(version).client_opt(version).lr,
             refused=len(closed.refused),
             bounded=len(closed.bounded),

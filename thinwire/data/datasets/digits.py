@@ -37,7 +37,8 @@ def digits(data_dir: Path | None = None) -> Source:
         test[shuffled[: round(len(members) / 5)]] = True
     inputs = torch.from_numpy((table[:, :-1] / 16).astype(np.float32)).view(-1, 1, 8, 8)  # multiples of 1/16: exact
     targets, train = torch.from_numpy(labels), torch.from_numpy(~test)
-    return Source(Arrays(inputs[train], targets[train]), Arrays(inputs[~train], targets[~train]), classes=10)
+    parts = [Arrays(inputs[which], targets[which]) for which in (train, ~train)]
+    return Source(parts[0], parts[1], classes=10, mean=(0.30538223,), std=(0.37601014,))
 
 
 def _table() -> np.ndarray:

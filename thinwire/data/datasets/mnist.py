@@ -8,6 +8,7 @@ Files may be gzipped or not, in `mnist` and `fashion-mnist` or in the folders of
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ _MOST = 100_000  # images; the datasets have 60,000
 )
 def mnist(data_dir: Path | None = None) -> Source:
     """Handwritten digits, 28x28 gray, with values in [0, 1]."""
-    return _source("mnist", "MNIST", "ylecun/mnist", data_dir)
+    source = _source("mnist", "MNIST", "ylecun/mnist", data_dir)
+    return replace(source, mean=(0.13066048,), std=(0.30810780,))
 
 
 @register(
@@ -43,7 +45,8 @@ def mnist(data_dir: Path | None = None) -> Source:
 )
 def fashion_mnist(data_dir: Path | None = None) -> Source:
     """Images of clothing, 28x28 gray, with values in [0, 1]."""
-    return _source("fashion-mnist", "FashionMNIST", "zalando-datasets/fashion_mnist", data_dir)
+    source = _source("fashion-mnist", "FashionMNIST", "zalando-datasets/fashion_mnist", data_dir)
+    return replace(source, mean=(0.28604060,), std=(0.35302424,))
 
 
 def _source(task: str, torchvision: str, name: str, data_dir: Path | None) -> Source:
