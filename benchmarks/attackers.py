@@ -90,7 +90,7 @@ def accuracy(aggregator: Mapping[str, object], share: float, seed: int, rounds: 
         "seed": seed,
         "method.aggregator": aggregator,
     }
-    simulation = Attacked(resolve("fedavg", "digits", options), attackers_of(seed, share))
+    simulation = Attacked(resolve("fedavg", "digits", options, "paper"), attackers_of(seed, share))
     state, found = simulation.start(), 0.0
     try:
         for _ in range(rounds):

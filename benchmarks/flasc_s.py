@@ -46,7 +46,7 @@ def experiment(alpha: float, options: argparse.Namespace) -> Experiment:
         "method.server_opt": {"kind": "adam", "lr": 0.01},
         "seed": options.seed,
     }
-    return resolve("flasc", on="text-classification", overrides=settings)
+    return resolve("flasc", on="text-classification", overrides=settings, recipe="paper")
 
 
 def pairs(base: Experiment, rank: Knob, density: Knob) -> dict[tuple[float, float], Experiment]:

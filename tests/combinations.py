@@ -117,6 +117,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "lr_schedule": {
         "constant": tw.ConstantLR(),
         "exponential": tw.ExponentialLR(0.9),
+        "halved": tw.HalvedLR((0, 1)),
         "multistep": tw.MultiStepLR((1,), 0.5),
         "cosine": tw.CosineLR(3),
         "inverse-time": tw.InverseTimeLR(2),

@@ -77,7 +77,7 @@ _ALIASES = {
     "thinwire.optimizers": (
         *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
         *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
-        *("MultiStepLR", "WarmupLR"),
+        *("HalvedLR", "MultiStepLR", "WarmupLR"),
     ),
     "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
     "thinwire.aggregators": (
@@ -196,6 +196,7 @@ if TYPE_CHECKING:
     from thinwire.optimizers import FedDyn as FedDyn
     from thinwire.optimizers import FedNova as FedNova
     from thinwire.optimizers import FedProx as FedProx
+    from thinwire.optimizers import HalvedLR as HalvedLR
     from thinwire.optimizers import InverseTimeLR as InverseTimeLR
     from thinwire.optimizers import Jacobian as Jacobian
     from thinwire.optimizers import LRSchedule as LRSchedule

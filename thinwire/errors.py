@@ -70,4 +70,13 @@ class CheckpointError(ThinwireError):
 
 
 class Diverged(ThinwireError):
-    """Training produced a non-finite value."""
+    """Training produced a non-finite value.
+
+    Args:
+        message: what is not finite.
+        sent: bytes of the round until then: uploads, downloads, and downloads for catching up.
+    """
+
+    def __init__(self, message: str, sent: tuple[int, int, int] = (0, 0, 0)) -> None:
+        super().__init__(message)
+        self.sent = sent

@@ -134,7 +134,7 @@ def test_a_collapse_is_reported_in_the_round_in_which_it_happens(thinwire, tmp_p
 
 
 def test_a_comparison_marks_failed_runs_and_continues(thinwire, tmp_path):
-    words = ("compare", "fedavg", "fedprox", "--rounds", "4", "--set", "method.client_opt.lr=1000", *HIGH_LR[2:], "-q")
+    words = ("compare", "fedavg", "fedprox", "--recipe", "paper", "--rounds", "4", *HIGH_LR, "-q")
     code, out, err = thinwire(*words)
     assert code == 3
     assert "1 of 1 at chance" in out

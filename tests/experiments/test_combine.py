@@ -112,7 +112,7 @@ def test_file_changes_slots_of_joined_methods(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[method]\nkind = "mapo+int8"\nspace = { k = 7 }\nclient_opt = { lr = 0.25 }\n')
     method = resolve(str(file)).method
-    assert (method.space.k, method.client_opt, method.up) == (7, tw.SGD(0.25), tw.Quantize(8))
+    assert (method.space.k, method.client_opt.lr, method.up) == (7, 0.25, tw.Quantize(8))
     file.write_text('[method]\nkind = "mapo+lora"\n')
     with pytest.raises(IncompatibleParts, match=r"both fill method\.space"):
         resolve(str(file))

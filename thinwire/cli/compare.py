@@ -18,8 +18,10 @@ from thinwire.cli.options import (
     DataDir,
     Device,
     Imports,
+    OnDivergence,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunsOut,
     Seed,
@@ -45,6 +47,7 @@ def compare(
         ),
     ] = None,
     on: Task = None,
+    recipe: Recipe = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from --seed upward.")] = 1,
     rounds: Rounds = None,
     clients: Clients = None,
@@ -52,6 +55,7 @@ def compare(
     seed: Seed = None,
     device: Device = None,
     accounting: Accounting = None,
+    on_divergence: OnDivergence = None,
     set_: Overrides = None,
     out: RunsOut = Path("runs"),
     html: Annotated[
@@ -115,6 +119,8 @@ def compare(
             seed=one_seed,
             device=device,
             accounting=accounting,
+            on_divergence=on_divergence,
+            recipe=recipe,
         )
 
     experiments = [resolved(method, one_seed) for method in methods for one_seed in range(first, first + seeds)]
@@ -138,8 +144,8 @@ def compare(
         if searches:
             show_searches(searches, rows)
     page = html or out / "compare.html"
-    if paths := [path for path in map(Path, summaries) if read_run(path).records]:
-        write_report(paths, page, targets=target or ())
+    if any(read_run(path).records for path in map(Path, summaries)):
+        write_report(list(summaries), page, targets=target or ())
         print_written(page)
     exit_if_failed(summaries)
 

@@ -20,6 +20,7 @@ from thinwire.cli.options import (
     Method,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunOut,
     Seed,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 def deploy(
     what: Method,
     on: Task = None,
+    recipe: Recipe = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes; also of clients, without --clients.")] = 4,
     rounds: Rounds = None,
     clients: Clients = None,
@@ -61,8 +63,10 @@ def deploy(
 
     clients = nodes if clients is None else clients
     if cohort is None:
-        cohort = min(clients, resolve(what, on).cohort.size)
-    experiment = resolve_experiment(what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed)
+        cohort = min(clients, resolve(what, on, recipe=recipe).cohort.size)
+    experiment = resolve_experiment(
+        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
+    )
     path = out or default_folder(experiment, Path("runs/deployed"))
     runner = local_runner(nodes, {"seconds": seconds, "quorum": quorum})
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
@@ -97,6 +101,7 @@ def flower_app(
     what: Method,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     on: Task = None,
+    recipe: Recipe = None,
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
@@ -109,6 +114,8 @@ def flower_app(
     """
     from thinwire.deployment.app_folder import write_app
 
-    experiment = resolve_experiment(what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed)
+    experiment = resolve_experiment(
+        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
+    )
     for file in write_app(experiment, folder):
         print(visible(str(file)))

@@ -37,6 +37,15 @@ Method = Annotated[
     ),
 ]
 Task = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="Training settings where nothing else states them (`thinwire list recipes`): default (clipping, warm-up, "
+        "cosine, standardized images) or paper (none of these). Default: that of the file, or default.",
+    ),
+]
 Rounds = Annotated[int | None, typer.Option(help="Number of communication rounds.")]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 CohortSize = Annotated[int | None, typer.Option("--cohort", help="Number of clients sampled per round.")]
@@ -47,6 +56,14 @@ Accounting = Annotated[
     typer.Option(
         "--accounting",
         help="Bytes counted in totals: honest (all messages) or ideal (without catch-up downloads, as in most papers).",
+    ),
+]
+OnDivergence = Annotated[
+    str | None,
+    typer.Option(
+        "--on-divergence",
+        metavar="stop|retry",
+        help="If training diverges or collapses: stop, or retry from the last good state with half the learning rate.",
     ),
 ]
 Overrides = Annotated[
@@ -84,6 +101,8 @@ def resolve_experiment(
     seed: int | None = None,
     device: str | None = None,
     accounting: str | None = None,
+    on_divergence: str | None = None,
+    recipe: str | None = None,
 ) -> Experiment:
     """Build the experiment that a method, a task and the options of a verb describe.
 
@@ -97,6 +116,8 @@ def resolve_experiment(
         seed: random seed.
         device: `cpu` or `cuda`.
         accounting: `honest` or `ideal`.
+        on_divergence: `stop` or `retry`.
+        recipe: name of a recipe; None for that of the file, or the default one.
     """
     from thinwire.experiments.config import parse_overrides, resolve
 
@@ -107,6 +128,7 @@ def resolve_experiment(
         "seed": seed,
         "engine.device": device,
         "accounting": accounting,
+        "checkpoint.on_divergence": on_divergence,
     }
     given = {key: value for key, value in options.items() if value is not None}
-    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))})
+    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))}, recipe)

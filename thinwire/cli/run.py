@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thinwire.cli.execution import execute_and_show
 from thinwire.cli.options import (
     Accounting,
@@ -14,8 +16,10 @@ from thinwire.cli.options import (
     Imports,
     Log,
     Method,
+    OnDivergence,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunDirectory,
     RunOut,
@@ -29,12 +33,14 @@ from thinwire.errors import ConfigError
 def run(
     what: Method,
     on: Task = None,
+    recipe: Recipe = None,
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
     seed: Seed = None,
     device: Device = None,
     accounting: Accounting = None,
+    on_divergence: OnDivergence = None,
     set_: Overrides = None,
     out: RunOut = None,
     data_dir: DataDir = None,
@@ -47,6 +53,8 @@ def run(
     """Train, and write a run directory.
 
     Example: thinwire run fedavg --on digits --rounds 20 --set method.client_opt.lr=0.05
+
+    Rescue a learning rate that is too large: thinwire run fedavg --set method.client_opt.lr=5 --on-divergence retry
 
     Methods that set different parts of a round can be combined: thinwire run fedpara+scaffold+int8
     """
@@ -62,6 +70,8 @@ def run(
         seed=seed,
         device=device,
         accounting=accounting,
+        on_divergence=on_divergence,
+        recipe=recipe,
     )
     path = out or default_folder(experiment)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)
@@ -69,6 +79,7 @@ def run(
 
 def resume(
     run: RunDirectory,
+    on_divergence: OnDivergence = None,
     data_dir: DataDir = None,
     log: Log = None,
     as_json: AsJson = False,
@@ -77,10 +88,15 @@ def resume(
     """Continue an interrupted run from its last checkpoint; the result is the same as without interruption.
 
     Example: thinwire resume runs/fedavg-digits-s0-1a2b3c
+
+    A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
     """
     from thinwire.experiments.run_directory import RunFolder
 
     experiment = RunFolder.open(run).experiment
+    if on_divergence is not None:
+        saving = replace(experiment.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
+        experiment = replace(experiment, checkpoint=saving)
     runner = None
     if (run / "deployment.json").is_file():
         from thinwire.cli.deploy import local_runner

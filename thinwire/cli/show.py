@@ -16,6 +16,7 @@ from thinwire.cli.options import (
     Imports,
     Method,
     Overrides,
+    Recipe,
     Rounds,
     Seed,
     Task,
@@ -30,6 +31,7 @@ RENAMED_LISTS = {"splits": "partitions"}
 def check(
     what: Method,
     on: Task = None,
+    recipe: Recipe = None,
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
@@ -48,7 +50,7 @@ def check(
     from thinwire.experiments.check import check as check_experiment
 
     experiment = resolve_experiment(
-        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device
+        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device, recipe=recipe
     )
     facts = check_experiment(experiment, data_dir)
     print_json(facts) if as_json else show_facts(facts, "ready to run")
@@ -76,6 +78,7 @@ def show(
         str, typer.Argument(metavar="METHOD_FILE_OR_RUN", help="As for run, or the directory of a finished run.")
     ],
     on: Task = None,
+    recipe: Recipe = None,
     rounds: Rounds = None,
     clients: Clients = None,
     cohort: CohortSize = None,
@@ -102,7 +105,7 @@ def show(
         raise ConfigError(f"--plot draws a run directory, and {what} is not one")
     else:
         experiment = resolve_experiment(
-            what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device
+            what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, device=device, recipe=recipe
         )
         table = to_table(experiment)
         print_json(table) if as_json else print(dumps(table), end="")

@@ -26,10 +26,15 @@ def print_json(value: Any) -> None:
 
 
 def show_facts(facts: dict[str, Any], title: str) -> None:
-    """Print a table with one row per fact; values that are lists are left out."""
+    """Print a table with one row per fact; values that are lists are left out, apart from retries."""
+    from thinwire.reports.formatting import retry_text
+
     table = Table(title=visible(title), show_header=False, title_justify="left")
     for key, value in facts.items():
-        if isinstance(value, list) or (key.startswith("status_") and not value):
+        if key == "retries":
+            for number, retry in enumerate(value, 1):
+                table.add_row(f"retry {number}", retry_text(retry))
+        if isinstance(value, list) or (not value and key.startswith(("status_", "bytes_abandoned"))):
             continue
         if key == "seconds_by_link":  # six links would not fit in one row
             for name, times in _link_times(value):
@@ -99,9 +104,10 @@ def show_comparison(rows: Sequence[ComparisonRow], title: str) -> None:
         table.add_row(*row)
     out.print(table)
     baseline = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
+    lost = " and abandoned rounds" if any(row.bytes_abandoned for row in rows) else ""
     total = "total" if rows[0].accounting == "honest" else "ideal"
     out.print(
-        f"final and best accuracy; bytes of all messages (total), and without catch-up (ideal); ratio: bytes of "
+        f"final and best accuracy; bytes of all messages (total), and without catch-up{lost} (ideal); ratio: bytes of "
         f"{visible(baseline, 200)} divided by these, by {total} ({rows[0].accounting} accounting)"
     )
     if "at 2 Mbps" in heads:
@@ -114,6 +120,7 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     from thinwire.reports.compare import metric_names
     from thinwire.reports.finals import FAILED_RUNS
 
+    lost = any(row.bytes_abandoned for row in rows)
     columns = [
         ("method", [visible(row.method, 200) for row in rows]),
         ("final %", [_mean_std(row.final_accuracy) for row in rows]),
@@ -126,6 +133,7 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
         ("up", [human_bytes(row.bytes_up) for row in rows]),
         ("down", [human_bytes(row.bytes_down) for row in rows]),
         ("catch-up", [human_bytes(row.bytes_catchup) for row in rows]),
+        *([("abandoned", [human_bytes(row.bytes_abandoned) for row in rows])] if lost else []),
         ("total", [human_bytes(row.bytes_total_honest) for row in rows]),
         ("ideal", [human_bytes(row.bytes_total_ideal) for row in rows]),
         ("ratio", ["-" if row.ratio is None else f"{row.ratio:.3g}x" for row in rows]),

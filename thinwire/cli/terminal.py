@@ -62,12 +62,16 @@ class _Totals:
 
     def __init__(self, accounting: str) -> None:
         self.accounting, self.bytes = accounting, 0
+        self.rounds: list[tuple[int, int]] = []  # number and bytes of each
         self.accuracy: float | None = None
 
     def text(self, record: RoundRecord) -> str:
         """Add one round; returns the state after it."""
-        catchup = record.bytes_catchup if self.accounting == "honest" else 0
-        self.bytes += record.bytes_up + record.bytes_down + catchup
+        while self.rounds and self.rounds[-1][0] >= record.round:  # the run went back; the record has these bytes
+            self.bytes -= self.rounds.pop()[1]
+        more = record.bytes_catchup + record.bytes_abandoned if self.accounting == "honest" else 0
+        self.rounds.append((record.round, record.bytes_up + record.bytes_down + more))
+        self.bytes += self.rounds[-1][1]
         self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
         epsilon = "" if record.epsilon is None else f"  epsilon {record.epsilon:.4g}"
         sent = f"{human_bytes(self.bytes)} {self.accounting}"

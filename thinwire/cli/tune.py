@@ -19,6 +19,7 @@ from thinwire.cli.options import (
     Method,
     Overrides,
     Quiet,
+    Recipe,
     Rounds,
     RunsOut,
     Task,
@@ -38,6 +39,7 @@ RANKS, DENSITIES = "1,4,8", "1/16,1/4,1"
 def tune(
     what: Method,
     on: Task = None,
+    recipe: Recipe = None,
     rate: Annotated[
         str | None,
         typer.Option(
@@ -114,7 +116,7 @@ def tune(
     limit = None if budget is None else read_bytes(budget)
     options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
     search_seed = seed if two or seed is not None else SEARCH_SEED
-    experiment = resolve_experiment(what, on, set_, seed=search_seed, **options)  # type: ignore[arg-type]
+    experiment = resolve_experiment(what, on, set_, seed=search_seed, recipe=recipe, **options)  # type: ignore[arg-type]
     if two:
         size, density = _hyperparameters(knob, ranks or RANKS, densities or DENSITIES)
         _search_two(experiment, size, density, limit, out, data_dir, validation_fraction, as_json)
@@ -122,6 +124,7 @@ def tune(
     search = RateSearch(rate, rates, share, extend=rates // 2, validation_fraction=validation_fraction)
     again = ["thinwire", "run", what, *(["--on", on] if on else [])]
     again += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    again += ["--recipe", recipe] if recipe else []
     again += [word for text in set_ or () if not text.startswith("seed=") for word in ("--set", text)]
     again += [word for module in imports or () for word in ("--import", module)]
     _search_rate(experiment, search, limit, out, data_dir, again, as_json, quiet)

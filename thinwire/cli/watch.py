@@ -52,7 +52,8 @@ def status_line(status: Standing) -> str:
     if status.state != "starting":
         parts += ["loss -" if status.loss is None else f"loss {status.loss:.4f}"]
         parts += [f"accuracy {percent(status.accuracy)} (best {percent(status.best_accuracy)})"]
-        parts += [f"{human_bytes(status.bytes_total)} sent"]
+        lost = f" ({human_bytes(status.bytes_abandoned)} abandoned)" if status.bytes_abandoned else ""
+        parts += [f"{human_bytes(status.bytes_total)} sent{lost}"]
     if status.bytes_per_round is not None:
         parts += [f"{human_bytes(status.bytes_per_round)} per round"]
     if status.seconds_per_round is not None:

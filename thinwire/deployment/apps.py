@@ -46,7 +46,12 @@ def deployable(experiment: Experiment) -> Experiment:
     """The experiment as a deployment runs it: clients train separately, and every round is checkpointed.
 
     With a checkpoint per round, a restarted server repeats at most the round whose uploads its clients sent last.
+    Clients derive their learning rates from the method that they were started with, so the server cannot halve them.
     """
+    if experiment.checkpoint.on_divergence == "retry":
+        raise ConfigError(
+            "on_divergence = 'retry' is for simulations: clients of a deployment cannot go back; write 'stop'"
+        )
     if experiment.task.scale == "estimated":
         raise ConfigError(
             "task.scale = 'estimated' exchanges sums before the first round, which a deployment does not do yet; write "

@@ -65,8 +65,8 @@ def deploy(
         low_latency: run `thinwire node` (`deployment/node.py`), or else `flower-supernode`.
         edit_app: called with the folder of the app before it is run.
     """
-    need_flower()
     experiment = deployable(experiment)
+    need_flower()
     clients = experiment.task.participating_clients or experiment.task.clients
     if not 1 <= nodes <= clients:
         raise ConfigError(f"--nodes must be from 1 to the number of clients, {clients}, not {nodes}")

@@ -1,6 +1,7 @@
 """The catalog: everything that has a name, one row each (`thinwire list`).
 
-`methods` and `tasks` are presets, `parts` is every part of a method; the other lists are the kinds of the registry.
+`methods`, `tasks` and `recipes` are presets, `parts` is every part of a method; the other lists are the kinds of the
+registry.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from thinwire.experiments.presets import presets
 
 Row = dict[str, Any]
 
-LISTS = ("methods", "tasks", "parts", *sorted(kind.plural for kind in KINDS.values() if kind.name != "method"))
+LISTS = (
+    "methods",
+    "tasks",
+    "recipes",
+    "parts",
+    *sorted(kind.plural for kind in KINDS.values() if kind.name != "method"),
+)
 
 
 def catalog(what: str) -> list[Row]:
@@ -27,6 +34,8 @@ def catalog(what: str) -> list[Row]:
         return _presets("methods", "method")
     if what == "tasks":
         return _presets("tasks", "dataset")
+    if what == "recipes":
+        return [{"name": one.name, "about": one.about, "paper": one.paper} for one in presets("recipes").values()]
     if what == "models":
         return _models()
     if what == "parts":

@@ -45,7 +45,9 @@ class Bounds(NamedTuple):
     clients: int = 1 << 40
 
 
-def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | None = None) -> None:
+def save_checkpoint(
+    folder: Path, state: RunState, config: str, metrics: str | None = None, retries: int = 0, keep: int = KEEP
+) -> None:
     """Write the state after a round.
 
     Args:
@@ -53,6 +55,8 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
         state: the state.
         config: the digest of the experiment.
         metrics: the lines of `metrics.jsonl` up to that round.
+        retries: how often the run went back before (`retry.py`).
+        keep: number of checkpoints in the folder that are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = checkpoint_file(folder, state.round)
@@ -83,9 +87,10 @@ def save_checkpoint(folder: Path, state: RunState, config: str, metrics: str | N
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
         "metrics": metrics,
+        **({"retries": retries} if retries else {}),
     }
     write_atomically(file, with_checksum(meta))
-    for old in rounds_in(folder)[:-KEEP]:
+    for old in rounds_in(folder)[:-keep]:
         checkpoint_file(folder, old).unlink(missing_ok=True)
         checkpoint_file(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
 

@@ -6,8 +6,12 @@
     learned    accuracy >  p + max(3 error, (1 - p) / 10)        a tenth of the way from chance to 1
 
 A run is `collapsed` if it had learned and its latest accuracy is at chance. It is `at chance` if it never learned,
-after at least ten rounds or with a test loss above ten times that of a uniform prediction, ln(classes). It is
-`diverged` if a loss is not finite. Otherwise it is `finished`. Without accuracy (regression) only losses are checked.
+after at least ten rounds, or with a test loss, or after three rounds a training loss in any of them, above ten times
+that of a uniform prediction, ln(classes). It is `diverged` if a loss is not finite. Otherwise it is `finished`.
+
+Without accuracy (regression) only losses are checked. There a run is `collapsed` if the training loss of each of its
+latest five rounds is above ten times that of round 1: training made the model worse than it was, for good. Slow starts
+and warm-ups do not do that, a single bad cohort does it for one round only. A first loss of 0 or less is no measure.
 
 >>> curve = [{"round": i, "accuracy": a} for i, a in ((10, 0.3), (20, 0.5), (30, 0.1), (40, 0.1))]
 >>> judge(curve, Chance(share=0.1, examples=10_000, classes=10))[:2]
@@ -25,7 +29,11 @@ from thinwire.core.units import percent
 Status = Literal["finished", "at chance", "collapsed", "diverged"]
 BROKEN: tuple[Status, ...] = ("at chance", "collapsed", "diverged")
 FAIR_ROUNDS = 10  # with fewer, a run that never learned may only have been too short
+FEW_ROUNDS = 3  # a large training loss at the very start may come from the initial weights
+SLOW_LOSS = 2.0  # times the loss of a uniform prediction: a slow start stays below
 FAIR_LOSS = 10.0  # times the loss of a uniform prediction: more is no slow start
+HIGH_LOSS = 10.0  # times the training loss of round 1, for tasks without accuracy
+HIGH_ROUNDS = 5  # so many rounds in a row, and a high training loss is a collapse
 
 
 class Chance(NamedTuple):
@@ -83,6 +91,11 @@ class Course(NamedTuple):
     test_loss: float | None = None
     non_finite: int = 0  # the first round since which the loss was not finite; 0 if the latest is finite
     non_finite_what: str = ""
+    peak_loss: float = 0.0  # the largest training loss
+    first_loss: float | None = None  # training loss of the first round; only without accuracy, as the next three
+    loss: float = 0.0
+    loss_round: int = 0
+    high_since: int = 0  # the first round since which every training loss was high; 0 if the latest is not
 
     def after(self, record: Mapping[str, Any]) -> Course:
         """The course after one more record."""
@@ -91,13 +104,25 @@ class Course(NamedTuple):
         found = self._replace(
             non_finite=(self.non_finite or record["round"]) if wrong else 0, non_finite_what="".join(wrong[:1])
         )
-        if self.chance is None or (value := record.get(self.chance.metric)) is None:
-            return found
         number = record["round"]
+        if self.chance is None:
+            return found._with_loss(number, record.get("loss"))
+        if _finite(record.get("loss")):
+            found = found._replace(peak_loss=max(self.peak_loss, record["loss"]))
+        if (value := record.get(self.chance.metric)) is None:
+            return found
         if value > self.best:
             found = found._replace(best=value, best_round=number)
         low = (self.low_since or number) if value <= self.chance.ceiling else 0
         return found._replace(last=value, last_round=number, low_since=low, test_loss=record.get("test_loss"))
+
+    def _with_loss(self, number: int, loss: Any) -> Course:
+        """The course after a training loss, which decides for a task without accuracy."""
+        if not _finite(loss):
+            return self
+        first = loss if self.first_loss is None else self.first_loss
+        high = (self.high_since or number) if 0 < HIGH_LOSS * first < loss else 0
+        return self._replace(first_loss=first, loss=loss, loss_round=number, high_since=high)
 
     def along(self, records: Iterable[Mapping[str, Any]]) -> Course:
         """The course after several records."""
@@ -111,6 +136,10 @@ class Course(NamedTuple):
         """The status after these records."""
         if self.non_finite:
             return Verdict("diverged", self.non_finite, f"{self.non_finite_what} since round {self.non_finite}")
+        if self.high_since and self.loss_round - self.high_since + 1 >= HIGH_ROUNDS:
+            first = f"{HIGH_LOSS:g} times that of the first round ({self.first_loss:.4g})"
+            why = f"training loss {self.loss:.4g} is above {first} since round {self.high_since}"
+            return Verdict("collapsed", self.high_since, why)
         if self.chance is None or not self.low_since:
             return Verdict("finished")
         name, last = self.chance.metric.replace("_", " "), percent(self.last)
@@ -126,9 +155,31 @@ class Course(NamedTuple):
     @property
     def _tried(self) -> bool:
         """Whether a run that never learned was long enough, or has an extreme loss."""
-        assert self.chance is not None
-        extreme = self.test_loss is not None and self.test_loss > FAIR_LOSS * math.log(self.chance.classes)
-        return self.last_round >= FAIR_ROUNDS or (extreme and self.chance.metric == "accuracy")
+        return self.last_round >= FAIR_ROUNDS or self._extreme
+
+    @property
+    def _extreme(self) -> bool:
+        """Whether losses are too large for a slow start."""
+        if self.chance is None or self.chance.metric != "accuracy":
+            return False
+        peak = self.peak_loss if self.last_round >= FEW_ROUNDS else 0.0
+        return max(self.test_loss or 0.0, peak) > FAIR_LOSS * math.log(self.chance.classes)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the latest values are finite, and above chance; without accuracy, whether the loss is not high."""
+        return not (self.non_finite or self.low_since or self.high_since)
+
+    @property
+    def too_fast(self) -> bool:
+        """Whether training failed as it does with a learning rate that is too large.
+
+        A run at chance whose loss never rose may as well have a rate that is too small, or need more rounds.
+        """
+        status = self.verdict.status
+        if status != "at chance" or self.chance is None:
+            return status in ("diverged", "collapsed")
+        return self._extreme or self.peak_loss > SLOW_LOSS * math.log(self.chance.classes)
 
 
 def judge(records: Iterable[Mapping[str, Any]], chance: Chance | None) -> Verdict:
@@ -151,7 +202,9 @@ def news(before: Course, after: Course) -> str | None:
     was, now = before.verdict, after.verdict
     if was.status == now.status:
         return None
-    return f"{now.status}: {now.why}" if now.status in BROKEN else "above chance again"
+    if now.status in BROKEN:
+        return f"{now.status}: {now.why}"
+    return "the training loss is low again" if after.chance is None else "above chance again"
 
 
 def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]:

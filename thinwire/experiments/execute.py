@@ -8,15 +8,17 @@ from pathlib import Path
 
 from thinwire.core import plugins
 from thinwire.core.spec import Spec
-from thinwire.errors import CheckpointError, Diverged
+from thinwire.errors import CheckpointError, ConfigError, Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.chance import chance_of
-from thinwire.experiments.collapse import Verdict, summary_of
+from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.loop import Checkpoints, Stop, Training, rounds
+from thinwire.experiments.loop import Checkpoints, Stop, Training
 from thinwire.experiments.records import byte_totals
+from thinwire.experiments.retry import Rescue, check_retry
+from thinwire.experiments.retry_store import FolderStore
 from thinwire.experiments.run_directory import RunFolder, Summary
-from thinwire.experiments.summary import summary_of_experiment
+from thinwire.experiments.summary import diverged_summary, summary_of_experiment
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.runtime.runner import Runner
@@ -48,32 +50,54 @@ def execute(
         data_dir: the folder of datasets.
         resume: continue from the newest checkpoint, if there is one; a run that diverged is not run again.
         again: run even if the directory holds this finished run.
-        on_round: is called after every round, first with the records of earlier rounds.
+        on_round: is called after every round, first with the records of earlier rounds; after a retry, again with the
+            round that the run went back to and those after it.
         prepare: makes the simulation, if not the experiment's engine.
         on_message: is called with every message, as it is sent.
     """
     plugins.load(experiment.imports)  # in a worker process they are not imported yet
+    retry = experiment.checkpoint.on_divergence == "retry"
+    if retry:
+        check_retry(experiment.method, experiment.engine)
+        if prepare:
+            raise ConfigError("on_divergence = 'retry' is for simulations; write on_divergence = 'stop'")
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
             folder.verify()
-            refuse_diverged(done)
-            sizes = (done["bytes_up"], done["bytes_down"], done["bytes_catchup"])
-            return {**done, **byte_totals(*sizes, experiment.accounting)}
-        if not resume:
+            again = _other_policy(folder, done, retry)
+            if not again:
+                refuse_diverged(done)
+                sizes = (done["bytes_up"], done["bytes_down"], done["bytes_catchup"])
+                return {**done, **byte_totals(*sizes, experiment.accounting, done.get("bytes_abandoned", 0))}
+        elif not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
     simulation = prepare() if prepare else experiment.engine.prepare(build_job(experiment, data_dir))
     with folder.locked():
         if again:
             folder.clear()
         folder.create()
+        store = FolderStore(folder, experiment.engine.device)
+        rescue = Rescue(experiment.engine.prepare, simulation.job, store, experiment.checkpoint.every, str(path), retry)
+        simulation = rescue.runner(simulation)
         state = _first_state(folder, simulation, resume)
-        run = _Run(experiment, folder, simulation, folder.rewind(state.round))
-        state = run.train(state, on_round, on_message)
-        summary = run.summary(state)
+        run = _Run(experiment, folder, rescue, folder.rewind(state.round))
+        simulation, state = run.train(simulation, state, on_round, on_message)
+        summary = run.summary(simulation, state)
         weights, buffers = simulation.federation.final(state)
         folder.finish(summary, {**weights, **buffers})
     return summary
+
+
+def _other_policy(folder: RunFolder, done: Summary, retry: bool) -> bool:
+    """Whether a finished run must be run again, because it failed without going back and now may."""
+    then = RunFolder.open(folder.path).experiment.checkpoint.on_divergence
+    if done.get("retries") and not retry:
+        raise CheckpointError(
+            f"{folder.path} holds a run that went back {len(done['retries'])} times; "
+            "write --on-divergence retry, or --again to run it without"
+        )
+    return retry and then == "stop" and is_broken(done)
 
 
 def refuse_diverged(summary: Summary) -> None:
@@ -110,45 +134,44 @@ class _Run:
     Args:
         experiment: the experiment.
         folder: its run directory.
-        simulation: trains the rounds.
+        rescue: trains the rounds, and goes back if that is wanted.
         records: the records so far; rounds are appended.
     """
 
     experiment: Experiment
     folder: RunFolder
-    simulation: Runner
+    rescue: Rescue
     records: list[RoundRecord]
 
-    def train(self, state: RunState, on_round: OnRound | None, on_message: OnMessage | None) -> RunState:
+    def train(
+        self, simulation: Runner, state: RunState, on_round: OnRound | None, on_message: OnMessage | None
+    ) -> tuple[Runner, RunState]:
         """Train the rounds that are left, record each, save some."""
         experiment, written = self.experiment, None
         for record in self.records if on_round else ():
             on_round(record)  # type: ignore[misc]
         stop = Stop(experiment.rounds, experiment.eval.target_accuracy)
         checkpoints = Checkpoints(experiment.checkpoint.every, self.folder.save)
+        self.rescue.begin = self._with_backend
         try:
-            state = self._with_backend(state)
-            loop = rounds(
-                self.simulation, state, stop, records=self.records, checkpoints=checkpoints, on_message=on_message
-            )
-            for state, record in loop:
+            loop = self.rescue.rounds(simulation, state, stop, self.records, checkpoints, on_message)
+            for simulation, state, record in loop:
                 self.folder.record(record)
                 self.records.append(record)
                 if written != (written := (state.backend, state.backend_reason)):
-                    self._write_environment(state)
+                    self._write_environment(simulation, state)
                 if on_round:
                     on_round(record)
         except Diverged as error:
-            verdict = Verdict("diverged", state.round + 1, str(error))
-            self.folder.record_diverged(str(error), self.summary(state) | summary_of(verdict))
+            self.folder.record_diverged(str(error), diverged_summary(self.summary(simulation, state), error))
             raise
-        return state
+        return simulation, state
 
-    def summary(self, state: RunState) -> Summary:
+    def summary(self, simulation: Runner, state: RunState) -> Summary:
         """The totals of the rounds so far."""
-        return summary_of_experiment(self.experiment, self.simulation, state, self.records)
+        return summary_of_experiment(self.experiment, simulation, state, self.records, self.rescue.store.retries)
 
-    def _with_backend(self, state: RunState) -> RunState:
+    def _with_backend(self, simulation: Runner, state: RunState) -> RunState:
         """The state with a backend; before round 1 it is chosen and written to disk.
 
         A run that is resumed before its first checkpoint uses the backend that was chosen then.
@@ -157,21 +180,21 @@ class _Run:
             return state
         if chosen := self.folder.training():
             return state._replace(**chosen._asdict())
-        state = self.simulation.choose_backend(state)
+        state = simulation.choose_backend(state)
         self.folder.keep_training(Training.of(state))
         return state
 
-    def _write_environment(self, state: RunState) -> None:
+    def _write_environment(self, simulation: Runner, state: RunState) -> None:
         """Write the machine and how clients are trained on it."""
-        engine, chance = self.experiment.engine, chance_of(self.simulation)
+        engine, chance = self.experiment.engine, chance_of(simulation)
         self.folder.write_environment(
             {
                 "device": engine.device,
                 "precision": engine.precision,
                 "clients_trained_by": state.backend,
                 "because": state.backend_reason,
-                "note": self.simulation.job.task.note,
-                "convolutions": self.simulation.convolutions(state),
+                "note": simulation.job.task.note,
+                "convolutions": simulation.convolutions(state),
                 "clients_at_a_time": str(state.chunk or engine.chunk or "all"),
                 "onednn": "by machine" if state.onednn is None else str(state.onednn).lower(),
                 "chance": chance._asdict() if chance else None,

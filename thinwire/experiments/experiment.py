@@ -26,6 +26,7 @@ MOST_ROUNDS = 10**9
 
 Scale = Literal["unit", "standard", "estimated"]
 Augment = Literal["none", "shift-flip"]
+OnDivergence = Literal["stop", "retry"]
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Rounds between two checkpoints."""
+    """When the state is saved, and what happens when training fails.
+
+    Args:
+        every: rounds between two checkpoints.
+        on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
+            five times (`retry.py`).
+    """
 
     every: int = 10
+    on_divergence: OnDivergence = "stop"
 
     def __post_init__(self) -> None:
+        if self.on_divergence not in get_args(OnDivergence):
+            raise ConfigError(f"on_divergence must be stop or retry, not {self.on_divergence!r}")
         if self.every < 1:
             raise ConfigError(f"checkpoint.every must be 1 or more, not {self.every}")
 
@@ -193,6 +203,8 @@ def to_table(experiment: Experiment) -> Table:
     sections = {key: plain(getattr(experiment, key)) for key in SECTIONS}
     if not experiment.engine.workers:
         del sections["engine"]["workers"]  # rarely set; without it, digests of older experiments stay the same
+    if experiment.checkpoint.on_divergence == "stop":
+        del sections["checkpoint"]["on_divergence"]
     return {
         **{key: getattr(experiment, key) for key in TOP},
         **({"import": list(experiment.imports)} if experiment.imports else {}),

@@ -12,7 +12,7 @@ is kept from training on the seeds for tuning, and the criterion is the accuracy
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
 is a tenth of the rounds of the run, also of a shorter run in a search: for evaluation intervals and learning-rate
-schedules.
+schedules. `recipe` names a recipe (`recipe.py`) for the grid or a row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.overrides import parse_overrides
-from thinwire.experiments.records import read_run, read_totals
+from thinwire.experiments.records import honest_bytes, read_run, read_totals
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 from thinwire.training.autotune import first_line
@@ -95,11 +95,20 @@ class Grid:
             ),
         }
         runs = [
-            resolve(row["method"], row.get("on", self.content.get("on")), {**common, **settings, **changes, "seed": s})
+            resolve(
+                row["method"],
+                self._of(row, "on"),
+                {**common, **settings, **changes, "seed": s},
+                self._of(row, "recipe"),
+            )
             for s in (own if seeds is None else seeds)
         ]
-        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items())
+        words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items() if key != "name")
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
+
+    def _of(self, row: Table, key: str) -> str | None:
+        """A setting of the row, or else of the grid."""
+        return row.get(key, self.content.get(key))
 
     def trials(self) -> list[Line]:
         """The search: every combination on the seeds for tuning; empty if there is nothing to tune."""
@@ -200,7 +209,7 @@ def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, in
     honest = ideal = 0
     for record in metrics(experiment, out):
         ideal += record["bytes_up"] + record["bytes_down"]
-        honest += record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
+        honest += honest_bytes(record)
         if record["accuracy"] is not None and record["accuracy"] >= target:
             return record["round"], honest, ideal
     return None
@@ -239,7 +248,7 @@ class Progress(NamedTuple):
     done: int
     todo: int
     name: str  # of the run that ended
-    trouble: str  # why it did not finish; "" if it did
+    trouble: str  # why it did not finish, or how training failed; "" if all went well
     seconds_left: float | None  # estimated from the rounds that are left
 
 
@@ -316,13 +325,13 @@ def _run_all(
 
 
 def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None) -> str:
-    """Run one experiment; returns why it did not finish, or ""."""
+    """Run one experiment; returns why it did not finish or how training failed, or ""."""
     folder = default_folder(experiment, out)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        execute(experiment, folder, data_dir=data_dir, resume=True)
+        found = execute(experiment, folder, data_dir=data_dir, resume=True)
     except ThinwireError as error:
         return str(error)
     except Exception as error:  # such as a lack of memory; the other runs continue
         return f"{type(error).__name__}: {first_line(error)}"
-    return ""
+    return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""

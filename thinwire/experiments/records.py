@@ -59,6 +59,18 @@ class Recorded(NamedTuple):
         return rounds if isinstance(rounds, int) else len(self.records)
 
     @property
+    def totals(self) -> dict[str, Any]:
+        """The totals of its rounds, with the bytes of abandoned ones."""
+        known = (self.summary or {}).get("bytes_abandoned")
+        return totals(self.records, abandoned=known if type(known) is int and 0 <= known < _LARGEST else None)
+
+    @property
+    def retries(self) -> list[dict[str, Any]]:
+        """How often it went back and why (`retry.py`); empty if the run is not finished, or never did."""
+        found = (self.summary or {}).get("retries")
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+    @property
     def chance(self) -> Chance | None:
         """The chance accuracy on its test set; None if unknown."""
         return known_chance(self.environment.get("chance"))
@@ -119,8 +131,18 @@ def parse_records(data: bytes) -> list[Record]:
     return records
 
 
-def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest") -> dict[str, Any]:
-    """The totals of some rounds: the values of a summary that come from its records."""
+def totals(
+    records: Sequence[Mapping[str, Any]], accounting: Accounting = "honest", abandoned: int | None = None
+) -> dict[str, Any]:
+    """The totals of some rounds: the values of a summary that come from its records.
+
+    Args:
+        records: lines of `metrics.jsonl`.
+        accounting: which bytes count in the total.
+        abandoned: bytes of abandoned rounds; by default those in the records.
+    """
+    if abandoned is None:
+        abandoned = sum(record.get("bytes_abandoned", 0) for record in records)
     accuracies = [record["accuracy"] for record in records if record["accuracy"] is not None]
     of_clients = [record["client_accuracy"] for record in records if record.get("client_accuracy") is not None]
     up, down, catchup = (sum(record[f"bytes_{way}"] for record in records) for way in ("up", "down", "catchup"))
@@ -132,7 +154,7 @@ def totals(records: Sequence[Mapping[str, Any]], accounting: Accounting = "hones
         "final_loss": records[-1]["loss"] if records else None,
         **_final("metrics", records),
         **_final("clients_eval", records),
-        **byte_totals(up, down, catchup, accounting),
+        **byte_totals(up, down, catchup, accounting, abandoned),
         "seconds": round(sum(record["seconds"] for record in records), 3),
     }
 
@@ -143,17 +165,24 @@ def _final(field: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {f"final_{field}": found} if found else {}
 
 
-def byte_totals(up: int, down: int, catchup: int, accounting: Accounting) -> dict[str, Any]:
-    """All totals of bytes: `honest` of all messages, `ideal` without the catch-up of returning clients.
+def honest_bytes(record: Mapping[str, Any]) -> int:
+    """All bytes up to a round since the one before: up, down, catch-up, and those of rounds abandoned in between."""
+    sent = record["bytes_up"] + record["bytes_down"] + record["bytes_catchup"]
+    return int(sent + record.get("bytes_abandoned", 0))
+
+
+def byte_totals(up: int, down: int, catchup: int, accounting: Accounting, abandoned: int = 0) -> dict[str, Any]:
+    """All totals of bytes: `honest` of all messages, `ideal` without catch-up and abandoned rounds.
 
     >>> byte_totals(1, 2, 4, "ideal")["bytes_total"], byte_totals(1, 2, 4, "honest")["bytes_total"]
     (3, 7)
     """
-    both = {"honest": up + down + catchup, "ideal": up + down}
+    both = {"honest": up + down + catchup + abandoned, "ideal": up + down}
     return {
         "bytes_up": up,
         "bytes_down": down,
         "bytes_catchup": catchup,
+        "bytes_abandoned": abandoned,
         "bytes_total": both[accounting],
         "accounting": accounting,
         "bytes_total_honest": both["honest"],
@@ -291,6 +320,9 @@ def _sound(record: Any) -> bool:
             return False
         if key != "loss" and not math.isfinite(value):
             return False
+    lost = record.get("bytes_abandoned", 0)
+    if type(lost) is not int or not 0 <= lost < _LARGEST:
+        return False
     record.setdefault("accuracy", None)
     return True
 

@@ -3,8 +3,9 @@
 A file of presets/repro is a grid (`grid.py`) in the shape of a printed table: `columns` are tasks with settings, `rows`
 are methods with the paper's value in each column (`published`, and `traffic` as the paper counts it; 0 if the paper has
 none). A column or a row may have a `share` of the rounds; with `searched = false` no values are tried for a column.
-`over` applies to all rows without their own. `measure` is the value to compare, of a column or a row if it has its own
-(`measures.py`), `cost` the paper's definition of traffic. With `counted = true` nothing is trained (`counts.py`).
+`over` applies to all rows without their own; `on = { cifar10 = {...} }` of a row has settings for columns of that task.
+`measure` is the value to compare, of a column or a row if it has its own (`measures.py`), `cost` the paper's definition
+of traffic. With `counted = true` nothing is trained (`counts.py`).
 
 `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: they set the amount of
 work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper (that
@@ -76,11 +77,13 @@ def _at(scale: str, table: Table) -> Table:
 
 
 def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> Table:
-    """The row of a grid for one cell; later settings win: column, row, then those of the scale in the same order."""
+    """The row of a grid for one cell; later settings win: column, row, its task, then those of the scale."""
     out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
     out |= {"label": row.get("label", row["method"]), "column": column["name"]}
     at_scale = [part.get("scale", {}).get(scale, {}).get("set", {}) for part in (table, column, row)]
-    out["set"] = functools.reduce(operator.or_, [column.get("set", {}), row.get("set", {}), *at_scale], {})
+    on_task = row.get("on", {}).get(column.get("on", table.get("on")), {})
+    settings = [column.get("set", {}), row.get("set", {}), on_task, *at_scale]
+    out["set"] = functools.reduce(operator.or_, settings, {})
     out["searched"] = column.get("searched", True)
     if table.get("measure") != row.get("measure", table.get("measure")):
         out["by"] = row["measure"]  # the search uses the measure that the table shows

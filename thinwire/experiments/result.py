@@ -11,6 +11,7 @@ from torch import nn
 
 from thinwire.core.tree import Tree
 from thinwire.experiments.peft_export import no_adapter_of_average, save_adapter
+from thinwire.experiments.retry_store import Retry
 from thinwire.runtime.job import RoundRecord
 from thinwire.spaces.base import Space
 from thinwire.spaces.full import Full
@@ -31,6 +32,7 @@ class Run:
             B.
         status: `finished`, `collapsed` (it had learned and ended at chance) or `at chance` (it never learned).
         status_reason: one sentence about the status, if it is not `finished`.
+        retries: how often it went back, with round, reason and bytes (`on_divergence="retry"`).
     """
 
     history: list[RoundRecord]
@@ -45,6 +47,7 @@ class Run:
     status_reason: str = ""
     _space: Space | None = None
     _basis: Tree = field(default_factory=dict)
+    retries: list[Retry] = field(default_factory=list)
     _averaged: bool = False
 
     @property
@@ -63,13 +66,18 @@ class Run:
         return sum(record.bytes_catchup for record in self.history)
 
     @property
+    def bytes_abandoned(self) -> int:
+        """Bytes of rounds that were trained and then abandoned; they are not in `bytes_up` and `bytes_down`."""
+        return sum(retry.bytes for retry in self.retries)
+
+    @property
     def bytes_total(self) -> int:
         """All bytes that were sent."""
-        return self.bytes_up + self.bytes_down + self.bytes_catchup
+        return self.bytes_up + self.bytes_down + self.bytes_catchup + self.bytes_abandoned
 
     @property
     def bytes_ideal(self) -> int:
-        """The total as many papers count it: without `bytes_catchup`."""
+        """The total as many papers count it: without `bytes_catchup` and `bytes_abandoned`."""
         return self.bytes_up + self.bytes_down
 
     @property

@@ -8,6 +8,8 @@ summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
 SHA256SUMS         of these three, when there are totals: `sha256sum --check SHA256SUMS`
 checkpoints/       see `checkpoint.py`
+good/              the last good state, with on_divergence = "retry"
+retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ class RunFolder:
     def __init__(self, path: Path, configuration: Experiment | Table) -> None:
         self.path = path
         self.table = to_table(configuration) if isinstance(configuration, Experiment) else configuration
-        self.config = digest(self.table)
+        # the same run may be continued with another `on_divergence`
+        saving = {key: value for key, value in self.table.get("checkpoint", {}).items() if key != "on_divergence"}
+        self.config = digest({**self.table, **({"checkpoint": saving} if saving else {})})
+        self.retries = 0  # how often the run went back
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
 
@@ -98,7 +103,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Write the configuration, and remove the temporary files of a killed process."""
-        for half in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+        for half in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp"), *self.path.glob("good/.*.tmp")):
             half.unlink()
         (self.path / SUMS).unlink(missing_ok=True)  # the totals are written again
         write_atomically(self.path / "config.toml", dumps(self.table).encode())
@@ -106,10 +111,10 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, "diverged.json"):
+        for file in (*written, "diverged.json", "retries.json"):
             (self.path / file).unlink(missing_ok=True)
-        if self.checkpoints.is_dir():
-            for old in self.checkpoints.iterdir():
+        for folder in (self.checkpoints, self.path / "good"):
+            for old in folder.iterdir() if folder.is_dir() else ():
                 old.unlink()
 
     @contextmanager
@@ -182,12 +187,21 @@ class RunFolder:
         """Write a checkpoint, after the metrics of its rounds are on disk."""
         with naming(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-        save_checkpoint(self.checkpoints, state, self.config, "".join(self._lines[: state.round]))
+        save_checkpoint(self.checkpoints, state, self.config, self.lines(state.round), self.retries)
 
-    def load(self, device: str) -> RunState | None:
-        """The state of the newest checkpoint; None if there is none."""
-        task = self.table.get("task", {})
-        return load_checkpoint(self.checkpoints, self.config, device, Bounds(self.table["rounds"], task["clients"]))
+    def lines(self, rounds: int) -> str:
+        """The lines of the first rounds."""
+        return "".join(self._lines[:rounds])
+
+    def forget(self, rounds: int) -> None:
+        """Remove the lines of all but the first rounds."""
+        self._lines = self._lines[:rounds]
+        write_atomically(self.path / "metrics.jsonl", self.lines(rounds).encode())
+
+    def load(self, device: str, folder: Path | None = None) -> RunState | None:
+        """The state of the newest checkpoint of a folder, by default `checkpoints`; None if there is none."""
+        bounds = Bounds(self.table["rounds"], self.table.get("task", {})["clients"])
+        return load_checkpoint(folder or self.checkpoints, self.config, device, bounds)
 
     def keep_training(self, training: Training) -> None:
         """Write how clients are trained, before round 1."""

@@ -23,18 +23,19 @@ from torch import nn
 from thinwire.core.tree import Tree
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.task import Task, as_examples, pool_clients
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, Diverged
 from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import judge
-from thinwire.experiments.experiment import Cohort, Evaluation, method_table
+from thinwire.experiments.experiment import Checkpointing, Cohort, Evaluation, OnDivergence, method_table
 from thinwire.experiments.load import values_from
 from thinwire.experiments.loop import Stop
-from thinwire.experiments.loop import rounds as train_rounds
 from thinwire.experiments.parts import plain
 from thinwire.experiments.resolve import stated_settings
 from thinwire.experiments.result import Run as Run
+from thinwire.experiments.retry import Rescue, check_retry
+from thinwire.experiments.retry_store import MemoryStore, Retry
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.experiments.summary import summarize
+from thinwire.experiments.summary import diverged_summary, summarize
 from thinwire.experiments.toml import Table
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.protocol.method import Method
@@ -60,24 +61,30 @@ class Settings:
     cohort: Cohort | None = None
     engine: LocalEngine = LocalEngine()
     eval: Evaluation = Evaluation()
+    checkpoint: Checkpointing = Checkpointing()
     seed: int = 0
     rounds: int = 10
 
     @classmethod
-    def of(cls, method: Method | str | None) -> Settings:
-        """The settings of a Method, of methods by name, or of an experiment file.
+    def of(cls, method: Method | str | None, recipe: str | None = None) -> Settings:
+        """The settings of a Method, of methods by name, or of an experiment file; names and files have a recipe.
 
         >>> Settings.of("mapo+int8").method.up.bits
         8
         """
         if method is None or isinstance(method, Method):
+            if recipe is not None:
+                raise ConfigError(
+                    f"recipe = {recipe!r} is for methods by name and files; a Method is used as it is: set lr_schedule "
+                    "and client_opt in it, or write the method's name"
+                )
             return cls(method=method or Method())
         if not isinstance(method, str):
             raise ConfigError(
                 f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
                 "write for example 'fedavg'"
             )
-        name, table = stated_settings(method)
+        name, table = stated_settings(method, recipe)
         given = values_from(table)
         known = {key: value for key, value in given.items() if key in cls.__dataclass_fields__}
         return cls(**{**known, "name": name})
@@ -104,10 +111,12 @@ def simulate(
     chunk: int | None = None,
     precision: Precision | None = None,
     eval_every: int | None = None,
+    on_divergence: OnDivergence | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     on_message: OnMessage | None = None,
     out: Path | str | None = None,
     name: str | None = None,
+    recipe: str | None = None,
 ) -> Run:
     """Simulate a federation of clients on this machine; every message is built, and its bytes are counted.
 
@@ -117,7 +126,8 @@ def simulate(
         model: any nn.Module; it is copied and stays unchanged.
         clients: one entry a client: a pair `(inputs, targets)` of tensors, or a torch Dataset of such pairs.
         method: a Method, the name of one (`thinwire list methods`) or of several (`mapo+int8`), the path of an
-            experiment file (`my.toml`, of which `[task]` is not used), or None for FedAvg.
+            experiment file (`my.toml`, of which `[task]` is not used), or None for FedAvg. A Method, and None, is used
+            as it is; names and files have a recipe.
         rounds: number of rounds; 10.
         cohort: clients in a round; all of them.
         test: a pair or a Dataset to evaluate on.
@@ -131,12 +141,15 @@ def simulate(
         chunk: clients trained together; 0 for the whole cohort.
         precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact; `float32`.
         eval_every: rounds between two evaluations; 1.
+        on_divergence: `stop`, or `retry`: if training diverges or collapses, go back to the last good state with half
+            the client learning rate, at most five times (docs/runs.md); `stop`.
         on_round: is called with every record, for progress bars and trackers (docs/reports.md).
         on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
         out: a run directory to write, for `tw.report` and `thinwire watch`; an earlier run of a script is replaced.
         name: the label of this run in reports; by default the name of the method, or of the directory.
+        recipe: training settings that a method by name or a file does not state (docs/recipe.md); `paper` for none.
     """
-    settings = Settings.of(method).changed(rounds=rounds, seed=seed, local=local)
+    settings = Settings.of(method, recipe).changed(rounds=rounds, seed=seed, local=local)
     engine = {"device": device, "backend": backend, "chunk": chunk, "precision": precision}
     engine = {key: value for key, value in engine.items() if value is not None}
     settings = replace(settings, engine=replace(settings.engine, **engine))  # type: ignore[arg-type]
@@ -144,27 +157,41 @@ def simulate(
         settings = replace(settings, cohort=Cohort(cohort))
     if eval_every is not None:
         settings = replace(settings, eval=replace(settings.eval, every=eval_every))
+    if on_divergence is not None:
+        settings = replace(settings, checkpoint=replace(settings.checkpoint, on_divergence=on_divergence))
     label = name or settings.name or (Path(out).name if out else "fedavg")
     if metrics is None:
         metrics = settings.eval.metrics
     chosen = metrics if isinstance(metrics, Mapping) else metrics_by_name(metrics)
     criterion = loss_by_name(loss) if isinstance(loss, str) else loss or cross_entropy
     job = replace(_job(model, clients, test, criterion, settings), metrics=chosen)
-    simulation = settings.engine.prepare(job)
+    retry = settings.checkpoint.on_divergence == "retry"
+    if retry:
+        check_retry(job.method, settings.engine)
+    simulation: Runner = settings.engine.prepare(job)
+    state = simulation.start()
     folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
     with folder.replaced() if folder else nullcontext():
         history: list[RoundRecord] = []
         stop = Stop(job.rounds, settings.eval.target_accuracy)
-        loop = train_rounds(simulation, simulation.start(), stop, on_message=on_message)
-        for state, record in loop:  # noqa: B007 - the last state is used below
-            if record.alarm:
-                warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
-            history.append(record)
+        rescue = Rescue(settings.engine.prepare, job, store := MemoryStore(folder), settings.checkpoint.every)
+        rescue.active = retry
+        loop = rescue.rounds(simulation, state, stop, history, on_message=on_message)
+        try:
+            for simulation, state, record in loop:  # noqa: B007 - the last state is used below
+                if record.alarm:
+                    warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
+                history.append(record)
+                if folder:
+                    folder.record(record)
+                if on_round:
+                    on_round(record)
+        except Diverged as error:
             if folder:
-                folder.record(record)
-            if on_round:
-                on_round(record)
-        run = _finished(simulation, state, history, folder)
+                found = summarize(label, OWN_TASK, simulation, history, state.sync_counts, retries=store.retries)
+                folder.record_diverged(str(error), diverged_summary(found, error))
+            raise
+        run = _finished(simulation, state, history, folder, store.retries)
         if folder:
             _write_results(folder, label, simulation, state, run)
     return run
@@ -178,7 +205,9 @@ def _job(model: nn.Module, clients: Sequence[Any], test: Any, loss: Loss, settin
     return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, settings.eval.every)
 
 
-def _finished(simulation: Runner, state: RunState, history: list[RoundRecord], folder: RunFolder | None) -> Run:
+def _finished(
+    simulation: Runner, state: RunState, history: list[RoundRecord], folder: RunFolder | None, retries: list[Retry]
+) -> Run:
     """The result of a run, with all tensors on the CPU."""
     public = state.server.public
     basis = simulation.contract.basis(public.version, simulation.federation.engine.device)
@@ -198,6 +227,7 @@ def _finished(simulation: Runner, state: RunState, history: list[RoundRecord], f
         verdict.why,
         space,
         _on_cpu(basis) if isinstance(space, LoRA) else {},
+        retries,
         simulation.federation.averages,
     )
 
@@ -212,7 +242,7 @@ def _write_results(folder: RunFolder, label: str, simulation: Runner, state: Run
         "chance": chance._asdict() if chance else None,
     }
     folder.write_environment(facts)
-    totals = summarize(label, OWN_TASK, simulation, run.history, state.sync_counts)
+    totals = summarize(label, OWN_TASK, simulation, run.history, state.sync_counts, retries=run.retries)
     folder.finish(totals, {**run.weights, **run.buffers})
 
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from thinwire.core.spec import Spec
 from thinwire.core.tree import to_device
+from thinwire.errors import Diverged
 from thinwire.experiments.chance import chance_of
-from thinwire.experiments.collapse import judge, summary_of
+from thinwire.experiments.collapse import Verdict, judge, summary_of
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.layers import layers_of
 from thinwire.experiments.link_time import seconds_by_link
-from thinwire.experiments.records import Accounting, totals
+from thinwire.experiments.records import Accounting, byte_totals, totals
+from thinwire.experiments.retry_store import Retry
 from thinwire.experiments.run_directory import Summary
 from thinwire.masks import NoMask, dead_adapters
 from thinwire.protocol.sync_counts import SyncCounts
@@ -21,12 +23,15 @@ from thinwire.runtime.runner import Runner
 
 
 def summary_of_experiment(
-    experiment: Experiment, simulation: Runner, state: RunState, records: Sequence[RoundRecord]
+    experiment: Experiment,
+    simulation: Runner,
+    state: RunState,
+    records: Sequence[RoundRecord],
+    retries: Sequence[Retry],
 ) -> Summary:
     """The totals of an experiment after some rounds."""
-    totalled = summarize(
-        experiment.name, experiment.task.kind, simulation, records, state.sync_counts, experiment.accounting
-    )
+    names = experiment.name, experiment.task.kind
+    totalled = summarize(*names, simulation, records, state.sync_counts, experiment.accounting, retries)
     dead = _dead_adapters(simulation, state)
     return {**totalled, **({"dead_adapters": list(dead)} if dead else {})}
 
@@ -38,6 +43,7 @@ def summarize(
     records: Sequence[RoundRecord],
     sync_counts: SyncCounts,
     accounting: Accounting = "honest",
+    retries: Sequence[Retry] = (),
 ) -> Summary:
     """The totals of a run.
 
@@ -48,8 +54,11 @@ def summarize(
         records: one record a round.
         sync_counts: how often each block was synchronized.
         accounting: which bytes count in the total.
+        retries: how often it went back; the bytes of the abandoned rounds are counted.
     """
     lines = [record._asdict() for record in records]
+    all_lines = [*lines, *(line for retry in retries for line in retry.records)]
+    again = {"retries": [retry.as_summary() for retry in retries]} if retries else {}
     chance = chance_of(simulation)
     sent = {block.name: block for stage in simulation.contract.stages for block in stage.coords}
     return {
@@ -60,11 +69,21 @@ def summarize(
         **summary_of(judge(lines, chance), chance),
         "parameters": simulation.federation.model.parameters(),
         "trainable": Spec.of(simulation.federation.first.coords).size,
-        **totals(lines, accounting),
+        **totals(lines, accounting, sum(retry.bytes for retry in retries)),
+        "seconds": round(sum(line["seconds"] for line in all_lines), 3),
+        **again,
         **_privacy(simulation, len(records)),
-        "seconds_by_link": seconds_by_link(lines),
+        "seconds_by_link": seconds_by_link(all_lines),
         "layers": layers_of(Spec(tuple(sent.values())), sync_counts),
     }
+
+
+def diverged_summary(summary: Summary, error: Diverged) -> Summary:
+    """The totals of a run that ended with an error: its status, and the bytes of the round that failed."""
+    verdict = Verdict("diverged", summary["rounds"] + 1, str(error))
+    sizes = (summary["bytes_up"], summary["bytes_down"], summary["bytes_catchup"])
+    lost = summary["bytes_abandoned"] + sum(error.sent)
+    return summary | byte_totals(*sizes, summary["accounting"], lost) | summary_of(verdict)
 
 
 def _dead_adapters(simulation: Runner, state: RunState) -> tuple[str, ...]:

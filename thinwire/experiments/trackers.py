@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigError, UnknownName
+from thinwire.experiments.records import honest_bytes
 
 if TYPE_CHECKING:
     from thinwire.runtime.job import RoundRecord
@@ -26,7 +27,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     """The numeric fields of a record by name, and its total bytes."""
     numeric = {key: value for key, value in record._asdict().items() if isinstance(value, int | float)}
     known = {key: value for key, value in numeric.items() if key != "round"}
-    return {**known, "bytes_total": record.bytes_up + record.bytes_down + record.bytes_catchup}
+    return {**known, "bytes_total": honest_bytes(record._asdict())}
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def tensorboard(folder: Path | str) -> Iterator[Callable[[RoundRecord], None]]:
         if writer is None:  # not earlier: a run that is refused must not write anything
             shutil.rmtree(folder, ignore_errors=True)
             writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-        sent += record.bytes_up + record.bytes_down + record.bytes_catchup
+        sent += honest_bytes(record._asdict()) - record.bytes_abandoned  # those were counted when they were sent
         for name, value in {**scalars(record), "bytes_so_far": sent}.items():
             writer.add_scalar(name, value, record.round)  # type: ignore[no-untyped-call]
 

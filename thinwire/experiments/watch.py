@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.records import read_run, totals
+from thinwire.experiments.records import honest_bytes, read_run
 
 RECENT = 20  # rounds for bytes and seconds per round
 
@@ -36,6 +36,7 @@ class Standing(NamedTuple):
     idle_seconds: float | None  # since the last line was written, by the clock of this machine
     status: str = "finished"  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
     status_why: str = ""
+    bytes_abandoned: int = 0  # of rounds before the run went back; in bytes_total
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -50,10 +51,10 @@ def standing(path: Path, now: float | None = None) -> Standing:
         now: the time, for tests; by default that of the clock.
     """
     run = read_run(path)
-    records, total = run.records, totals(run.records)
+    records, total = run.records, run.totals
     recent = records[-RECENT:]
     pace = statistics.median(record["seconds"] for record in recent) if recent else None
-    each = statistics.fmean(sum(r[f"bytes_{w}"] for w in ("up", "down", "catchup")) for r in recent) if recent else None
+    each = statistics.fmean(honest_bytes(r) - r.get("bytes_abandoned", 0) for r in recent) if recent else None
     rounds = (run.summary or {}).get("rounds", run.rounds)  # fewer if the run reached its target, or diverged
     finished = run.summary is not None and len(records) >= rounds
     try:
@@ -81,6 +82,7 @@ def standing(path: Path, now: float | None = None) -> Standing:
         idle_seconds=None if silent is None else round(silent, 1),
         status=run.verdict.status,
         status_why=run.verdict.why,
+        bytes_abandoned=total["bytes_abandoned"],
     )
 
 

@@ -9,7 +9,7 @@ from thinwire.experiments.collapse import count_broken
 from thinwire.reports.curve_figure import curve_figure
 from thinwire.reports.evaluation import CLIENT_QUANTILES, WORST_CLIENTS
 from thinwire.reports.finals import FAILED_RUNS
-from thinwire.reports.formatting import accuracy_interval, accuracy_text, metric_text, percent_text
+from thinwire.reports.formatting import accuracy_interval, accuracy_text, metric_text, percent_text, retry_text
 from thinwire.reports.page import Chapter, Figure, Lead, Piece, Table
 from thinwire.reports.seed_groups import DIRECTIONS, SeedGroup, TargetCost
 from thinwire.reports.settings import differing
@@ -70,7 +70,7 @@ def _setup(groups: Sequence[SeedGroup]) -> str:
 
 
 def _notes(groups: Sequence[SeedGroup]) -> list[Piece]:
-    """Caveats: different tasks or cohorts, unfinished runs, failed runs."""
+    """Caveats: different tasks or cohorts, unfinished runs, failed runs, runs that went back."""
     notes: list[Piece] = []
     paths = differing([group.config for group in groups])
     if mixed := [path for path in paths if path.split(".")[0] in ("task", "cohort")]:
@@ -82,7 +82,12 @@ def _notes(groups: Sequence[SeedGroup]) -> list[Piece]:
         for group in groups
         for run in group.failed
     ]
-    return notes
+    return notes + [
+        f"Note: {group.label}, seed {run.table.get('seed', 0)}, {retry_text(one)}."
+        for group in groups
+        for run in group.runs
+        for one in run.retries
+    ]
 
 
 def _figures(task: str, groups: Sequence[SeedGroup], targets: tuple[float, ...]) -> list[Figure]:
@@ -106,14 +111,16 @@ def _totals_table(groups: Sequence[SeedGroup], baseline: SeedGroup) -> Table:
     """Accuracy and bytes of all rounds; the most important columns first, since a phone shows three or four."""
     metrics = _metric_names(groups)
     worst = any(group.final_client_quantile("worst_10") for group in groups)
-    base = baseline.total("bytes_total")
+    base, lost = baseline.total("bytes_total"), any(run.retries for group in groups for run in group.runs)
     rows = []
     for group in groups:
         total = group.total("bytes_total")
         by_direction = [group.total(f"bytes_{way}") for way in DIRECTIONS]
         assert total
         assert base
-        ideal = total.mean - (by_direction[2].mean if by_direction[2] else 0)
+        ideal, abandoned = group.total("bytes_total_ideal"), group.total("bytes_abandoned")
+        assert ideal
+        assert abandoned
         rows.append(
             [
                 group.label,
@@ -125,14 +132,25 @@ def _totals_table(groups: Sequence[SeedGroup], baseline: SeedGroup) -> Table:
                 f"{base.mean / total.mean:.3g}x" if total.mean else "-",
                 accuracy_interval(group.total("final_accuracy")),
                 *(human_bytes(way.mean) if way else "-" for way in by_direction),
-                human_bytes(ideal),
+                *([human_bytes(abandoned.mean)] if lost else []),
+                human_bytes(ideal.mean),
                 f"{min(len(run.records) for run in group.runs):,}",
                 f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}",
                 count_broken(run.verdict.status for run in group.runs),
             ]
         )
     heads = ["method", "final %", "best %", *metrics, *([f"{WORST_CLIENTS}, %"] if worst else []), "total", "ratio"]
-    heads += ["95 % interval", "up", "down", "catch-up", "ideal", "rounds", "seeds", FAILED_RUNS]
+    heads += [
+        "95 % interval",
+        "up",
+        "down",
+        "catch-up",
+        *(["abandoned"] if lost else []),
+        "ideal",
+        "rounds",
+        "seeds",
+        FAILED_RUNS,
+    ]
     also = ", final metrics" if metrics else ""
     caption = (
         f"All rounds: accuracy (mean ± standard deviation over seeds; the interval is of final accuracy){also}, bytes "

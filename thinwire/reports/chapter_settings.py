@@ -81,7 +81,8 @@ def definitions_chapter(compute: float | None, joules_per_byte: float) -> Chapte
         [
             "Bytes are lengths of encoded messages: uploads (up), downloads to clients that took part in the previous "
             "round (down), and what clients downloaded in addition because they had missed rounds (catch-up). Total is "
-            "the sum of all three; ideal leaves out catch-up.",
+            "the sum of all three and of rounds that were abandoned when a run went back (abandoned); ideal leaves out "
+            "catch-up and abandoned rounds.",
             "Curves and totals are means over runs that differ only in their seed. The 95 % interval is that of the "
             "mean over seeds by Student's t; with few seeds it is wide.",
             "Time of a round = compute + 8 × bytes up of a client / upload speed + 8 × bytes down and catch-up of a "

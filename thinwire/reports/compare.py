@@ -46,6 +46,7 @@ class ComparisonRow(NamedTuple):
     broken: str = "-"  # how many runs diverged, collapsed or ended at chance, as text
     final_metrics: Mapping[str, MeanStd] = {}
     final_clients_eval: Mapping[str, MeanStd] = {}  # distribution of accuracy over clients
+    bytes_abandoned: float = 0.0  # of rounds before a run went back; in bytes_total_honest
 
     @property
     def worst_clients(self) -> MeanStd | None:
@@ -84,6 +85,7 @@ def table(summaries: Sequence[Summary]) -> list[ComparisonRow]:
                 count_broken(summary.get("status") for summary in group),
                 means([without_accuracy(numbers_of(summary.get("final_metrics"))) for summary in group]),
                 means([numbers_of(summary.get("final_clients_eval")) for summary in group]),
+                statistics.fmean(summary.get("bytes_abandoned", 0) for summary in group),
             )
         )
     return rows

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from thinwire.core.text import visible
 from thinwire.core.units import human_bytes
 from thinwire.reports.seed_groups import MeanInterval
 
@@ -17,6 +19,20 @@ def percent_text(fraction: float) -> str:
     '81.2 %'
     """
     return f"{100 * fraction:.3g} %"
+
+
+def retry_text(retry: Mapping[str, Any]) -> str:
+    """One time that a run went back, in a sentence; the values may come from a damaged file.
+
+    >>> found = {"round": 3, "status": "diverged", "from_round": 0, "lr": 0.5, "bytes_abandoned": 2000}
+    >>> retry_text(found)
+    'round 3 diverged: back to the start with learning rate 0.5, 2 kB abandoned'
+    """
+    known = {key: retry.get(key) for key in ("round", "from_round", "lr", "bytes_abandoned")}
+    number, back, lr, lost = (value if isinstance(value, int | float) else 0 for value in known.values())
+    where = f"round {back}" if back else "the start"
+    status = visible(str(retry.get("status")), 40)
+    return f"round {number} {status}: back to {where} with learning rate {lr:.4g}, {human_bytes(lost)} abandoned"
 
 
 def accuracy_text(value: MeanInterval | None) -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.files import write_atomically
 from thinwire.experiments.link_time import JOULES_PER_BYTE, seconds_by_link
-from thinwire.experiments.records import find_runs, read_run, totals
+from thinwire.experiments.records import find_runs, read_run
 from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.chapter_overview import Costs, overview_chapter
 from thinwire.reports.chapter_search import search_chapter
@@ -51,9 +52,11 @@ def report(
     if not 0 < joules < math.inf:
         raise ConfigError(f"joules per megabyte must be more than 0, not {joules_per_megabyte}")
     recorded = [read_run(path) for path in find_runs([_path(run) for run in runs])]
+    lost = [run for run in recorded if not run.records and run.verdict.status in BROKEN]
     recorded = [run for run in recorded if run.records]
     if not recorded:
-        raise ConfigError("nothing to report: these runs have no finished round yet")
+        why = f"; {lost[0].name} {lost[0].verdict.status}: {lost[0].verdict.why}" if lost else ""
+        raise ConfigError(f"nothing to report: these runs have no finished round{why or ' yet'}")
     tasks = list(dict.fromkeys(run.task for run in recorded))
     groups = {task: group([run for run in recorded if run.task == task]) for task in tasks}
     chapters = []
@@ -61,6 +64,9 @@ def report(
         prefix = f"{task}: " if len(tasks) > 1 else ""
         found = _chapters(task, groups[task], targets, compute, joules)
         chapters += [Chapter(prefix + heading, pieces) for heading, pieces in found]
+    if lost:
+        texts = [f"{run.name} on {run.task}, seed {run.table.get('seed', 0)}: {run.verdict.why}." for run in lost]
+        chapters.append(Chapter("Diverged in the first round", list(texts)))
     chapters.append(definitions_chapter(compute, joules))
     title = f"thinwire: {' and '.join(tasks)}"
     for file, text in ((html, as_html), (md, as_markdown)):
@@ -111,7 +117,7 @@ def summaries(groups: Sequence[SeedGroup], compute: float | None = None) -> list
     several = len({one.task for one in groups}) > 1
     return [
         {
-            **totals(run.records),
+            **run.totals,
             "status": run.verdict.status,
             "method": f"{run.task}: {one.label}" if several else one.label,
             "seconds_by_link": seconds_by_link(run.records, compute),

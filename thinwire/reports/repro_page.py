@@ -21,7 +21,7 @@ from thinwire.experiments.execute import default_folder
 from thinwire.experiments.files import write_all
 from thinwire.experiments.grid import Line, at_edge, broken, markdown, metrics, summary, training_failed
 from thinwire.experiments.presets import papers
-from thinwire.experiments.records import read_run
+from thinwire.experiments.records import honest_bytes, read_run
 from thinwire.experiments.repro import Reproduction
 from thinwire.reports.counts import counted_heads, counted_rows
 from thinwire.reports.curve_figure import curve_figure
@@ -149,7 +149,7 @@ def _runs(repro: Reproduction, lines: Sequence[Line], out: Path) -> dict[str, di
 def _curve(e: Experiment, out: Path) -> list[list[float]]:
     """Round, honest bytes so far and accuracy, for every evaluated round."""
     records = metrics(e, out)
-    spent = itertools.accumulate(r["bytes_up"] + r["bytes_down"] + r["bytes_catchup"] for r in records)
+    spent = itertools.accumulate(map(honest_bytes, records))
     rounds = zip(records, spent, strict=True)
     return [[r["round"], so_far, r["accuracy"]] for r, so_far in rounds if r["accuracy"] is not None]
 

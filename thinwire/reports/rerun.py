@@ -7,6 +7,8 @@ from pathlib import Path
 
 from thinwire.errors import ThinwireError
 from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
+from thinwire.experiments.presets import presets
+from thinwire.experiments.recipe import DEFAULT
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
 
@@ -29,6 +31,8 @@ def rerun(table: TomlTable, path: Path) -> str:
     >>> table = to_table(resolve("mapo", "digits", {"rounds": 5, "method.space.k": 64}))
     >>> rerun(table, Path("runs/x"))
     'thinwire run mapo --on digits --rounds 5 --set method.space.k=64'
+    >>> rerun(to_table(resolve("mapo", "digits", recipe="paper")), Path("runs/x"))
+    'thinwire run mapo --on digits --recipe paper'
     """
     if "script" in table:
         return shlex.join(["python", str(table["script"])])
@@ -36,18 +40,25 @@ def rerun(table: TomlTable, path: Path) -> str:
     try:
         wanted = to_table(from_table(table))
         imports = wanted.pop("import", [])
-        name, task = wanted["name"], wanted["task"]["kind"]
-        changes = _changes(to_table(resolve(name, task)), wanted)
-        found = resolve(name, task, parse_overrides([f"{key}={value}" for key, value in changes.items()]))
+        found = [words for recipe in presets("recipes") if (words := _command(wanted, recipe))]
     except ThinwireError:
         return from_file
-    if found.digest() != digest(wanted):
+    if not found:
         return from_file
-    words = ["thinwire", "run", name, "--on", task]
+    return shlex.join([*min(found, key=len), *(word for module in imports for word in ("--import", module))])
+
+
+def _command(wanted: TomlTable, recipe: str) -> list[str] | None:
+    """The words of a command with a recipe; None where no command resolves to the configuration."""
+    name, task = wanted["name"], wanted["task"]["kind"]
+    changes = _changes(to_table(resolve(name, task, recipe=recipe)), wanted)
+    settings = parse_overrides([f"{key}={value}" for key, value in changes.items()])
+    if resolve(name, task, settings, recipe).digest() != digest(wanted):
+        return None
+    words = ["thinwire", "run", name, "--on", task, *(("--recipe", recipe) if recipe != DEFAULT else ())]
     for key, value in changes.items():
         words += [_OPTIONS[key], value.strip('"')] if key in _OPTIONS else ["--set", f"{key}={value}"]
-    words += [word for module in imports for word in ("--import", module)]
-    return shlex.join(words)
+    return words
 
 
 def _changes(base: TomlTable, wanted: TomlTable, under: str = "") -> dict[str, str]:

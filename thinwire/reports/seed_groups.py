@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from thinwire.experiments.collapse import BROKEN
 from thinwire.experiments.link_time import JOULES_PER_BYTE, energy, seconds_by_link
-from thinwire.experiments.records import Record, Recorded, totals
+from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
 from thinwire.reports.evaluation import (
@@ -77,7 +77,7 @@ class TargetCost(NamedTuple):
 
     seeds: int
     rounds: MeanInterval
-    bytes: MeanInterval  # honest: up, down and catch-up
+    bytes: MeanInterval  # honest: up, down, catch-up and abandoned rounds
     ideal: float  # without catch-up
     by_direction: dict[str, float]
     joules: float
@@ -123,7 +123,7 @@ class SeedGroup(NamedTuple):
 
     def total(self, key: str) -> MeanInterval | None:
         """One of the `totals` of a run, over seeds."""
-        return MeanInterval.of(totals(run.records)[key] for run in self.runs)
+        return MeanInterval.of(run.totals[key] for run in self.runs)
 
     def final_metric(self, name: str) -> MeanInterval | None:
         """The final value of a metric, over seeds."""
@@ -135,10 +135,7 @@ class SeedGroup(NamedTuple):
 
     def curve(self, metric: str) -> list[Point]:
         """A metric (see `metric_value`) by round, where every seed has it."""
-        bytes_so_far = [
-            list(itertools.accumulate(sum(r[f"bytes_{way}"] for way in DIRECTIONS) for r in run.records))
-            for run in self.runs
-        ]
+        bytes_so_far = [list(itertools.accumulate(map(honest_bytes, run.records))) for run in self.runs]
         points = []
         for i in range(min(len(run.records) for run in self.runs)):
             values = [metric_value(run.records[i], metric) for run in self.runs]

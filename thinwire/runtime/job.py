@@ -41,6 +41,7 @@ class RoundRecord(NamedTuple):
     metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
     clients_eval: Mapping[str, float] | None = None  # accuracy over clients: count, mean, worst_10, p10, p50, p90
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
+    bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,6 +67,7 @@ class OpenRound(NamedTuple):
     cohort: tuple[int, ...]
     states: dict[int, ClientState]
     download: Callable[[], Download]  # encoded at the first call
+    uploads: dict[int, Bytes]  # filled group by group: what was made if the round fails
 
 
 class GroupTask(NamedTuple):
@@ -146,11 +147,10 @@ class Simulation:
             with self.pipeline.in_parallel(ready) if self.pipeline.trained else nullcontext():
                 closed = self._close(state.server, plan, result.messages)
         except Diverged as error:
-            raise Diverged(f"round {number}: {error}") from error
+            raise Diverged(f"round {number}: {error}", self._sent(opened, on_message)) from error
         if self.pipeline.trained:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
-        if on_message:
-            self._show(on_message, opened, result)
+        sent = self._sent(opened, on_message)
         new = ((i, one) for i, one in result.states.items() if i not in closed.refused)
         after = state._replace(
             round=number,
@@ -159,29 +159,30 @@ class Simulation:
             cohort=cohort,
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
         )
-        record = self._record(opened, result, closed, loss)
+        record = self._record(opened, closed, loss, sent)
         if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
                 after, record = evaluated(self.federation, after, record)
             self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
 
-    def _show(self, on_message: OnMessage, opened: OpenRound, result: CohortResult) -> None:
-        """Call `on_message` with all messages of a round; the first begins with those that prepared the data."""
-        number, before = opened.number + 1, self.job.task.before
-        if number == 1:
-            show_messages(on_message, number, before.down, before.up)
-        down = {i: b"".join(pieces) for i, pieces in opened.download().messages.items()}
-        show_messages(on_message, number, down, {i: bytes(one) for i, one in result.messages.items()})
-
-    def _record(self, opened: OpenRound, result: CohortResult, closed: ClosedRound, loss: float) -> RoundRecord:
-        """The record of a round, without evaluation."""
-        number, down, private = opened.number + 1, opened.download(), self.job.method.privacy.active
-        version = closed.server.public.version - 1
+    def _sent(self, opened: OpenRound, on_message: OnMessage | None) -> tuple[int, int, int]:
+        """Bytes of a round so far: up, down, catch-up; the first begins with messages that prepared the data."""
+        number, down = opened.number + 1, opened.download()
         before = self.job.task.before if number == 1 else Exchange()
-        up, ordinary = sum(map(len, result.messages.values())) + before.bytes_up, down.ordinary + before.bytes_down
+        if on_message:
+            show_messages(on_message, number, before.down, before.up)
+            messages = {i: b"".join(pieces) for i, pieces in down.messages.items()}
+            show_messages(on_message, number, messages, {i: bytes(one) for i, one in opened.uploads.items()})
+        up = sum(map(len, opened.uploads.values()))
+        return up + before.bytes_up, down.ordinary + before.bytes_down, down.catchup
+
+    def _record(self, opened: OpenRound, closed: ClosedRound, loss: float, sent: tuple[int, int, int]) -> RoundRecord:
+        """The record of a round, without evaluation."""
+        number, version = opened.number + 1, closed.server.public.version - 1
+        private = self.job.method.privacy.active
         return RoundRecord(
-            *(number, loss, None, None, up, ordinary, down.catchup, len(opened.cohort), 0.0),
+            *(number, loss, None, None, *sent, len(opened.cohort), 0.0),
             lr=self.contract.at(version).client_opt(version).lr,
             refused=len(closed.refused),
             bounded=len(closed.bounded),
@@ -203,7 +204,7 @@ class Simulation:
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
         states = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
         download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
-        return OpenRound(state.round, plan, cohort, states, download)
+        return OpenRound(state.round, plan, cohort, states, download, {})
 
     def choose_backend(self, state: RunState) -> RunState:
         """The state with the fastest backend, if it is still open: before the first round, on a CPU.
@@ -257,6 +258,7 @@ class Simulation:
             try:
                 for group, result in zip(groups, self._results(state, opened, tasks, trained), strict=True):
                     results.append((group.clients, result))
+                    opened.uploads.update(zip(group.clients, result.messages, strict=True))
                 return state, CohortResult.of(results)
             except Exception as error:  # training is pure, so a failure changes nothing
                 size = max(len(group.clients) for group in groups)
