@@ -82,7 +82,8 @@ def test_override_of_the_whole_optimizer_keeps_clipping(given):
 
 
 def test_command_line_wins():
-    found = resolve("fedavg", "digits", {"method.client_opt.clip_norm": math.inf, "method.lr_schedule": "constant"})
+    off = {"method.client_opt.clip_norm": math.inf, "method.lr_schedule": "constant", "task.scale": "unit"}
+    found = resolve("fedavg", "digits", off)
     assert found.digest() == resolve("fedavg", "digits", recipe="paper").digest()
     assert schedule(resolve("fedavg", "digits", {"method.client_opt.kind": "adam"}).method) == ("WarmupLR", CLIP)
 

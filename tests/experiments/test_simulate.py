@@ -81,7 +81,8 @@ def test_arguments_override_the_file(tmp_path):
 def test_a_file_may_state_a_method_of_its_own_and_a_target_accuracy(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(
-        'name = "mine"\nrecipe = "paper"\n[method]\nclient_opt = { kind = "sgd", lr = 0.5 }\n[eval]\ntarget_accuracy = 0.01\n'
+        'name = "mine"\nrecipe = "paper"\n'
+        '[method]\nclient_opt = { kind = "sgd", lr = 0.5 }\n[eval]\ntarget_accuracy = 0.01\n'
     )
     settings = Settings.of(str(file))
     assert (settings.name, settings.method) == ("mine", tw.Method(client_opt=tw.SGD(0.5)))
