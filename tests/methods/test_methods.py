@@ -17,7 +17,7 @@ NAMES = [
     *("adapter-lth", "ddg", "dp-fedadam", "ef", "evofed", "fa-lora", "factorized-fl"),
     *("factorized-fl-sparse", "factorized-fl-u", "fedadagrad", "fedadam", "fedavg", "fedavgm"),
     *("feddyn", "federated-select", "fedlama", "fedlama-accelerated", "fedlama-public"),
-    *("fedloru", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedper", "fedprox", "fedsa-lora"),
+    *("fedloru", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedprox", "fedsa-lora"),
     *("fedsgd", "fedsparsify", "fedyogi", "ffa-lora", "flasc", "flora", "fp16", "full", "hetlora"),
     *("highest-tier", "int4", "int8", "local", "lora", "lowest-tier", "lowrank", "mapa", "mapa-paper", "mapax"),
     *("mapax-paper", "mapo", "mapo-paper"),

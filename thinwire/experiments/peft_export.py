@@ -9,6 +9,7 @@ peft is not needed to write them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def save_adapter(
     prefix = "model." if wrapped else ""
     modules, parts = dict(inner.named_modules()), {**basis, **coords}
     tensors: Tree = {}
-    targets, fan_in_fan_out = [], False
+    targets, ranks, fan_in_fan_out = [], dict[str, int](), False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
         path = name.removeprefix(prefix).removesuffix(".weight")
         kind = type(modules.get(path)).__name__
@@ -64,6 +65,7 @@ def save_adapter(
                 "leave it out of target_modules, or use run.model()"
             )
         targets.append(path)
+        ranks[path] = coords[f"{name}/b"].shape[1]
         fan_in_fan_out |= kind == "Conv1D"
         for side in "ab":
             tensors[f"base_model.model.{path}.lora_{side.upper()}.weight"] = parts[f"{name}/{side}"]
@@ -72,7 +74,7 @@ def save_adapter(
         for name, block in modules[path].named_parameters():
             tensors[f"base_model.model.{path}.{name}"] = weights.get(f"{prefix}{path}.{name}", block)
     record = {
-        **_config(inner, space),
+        **_config(inner, space, ranks),
         "target_modules": targets,
         "modules_to_save": modules_to_save or None,
         "fan_in_fan_out": fan_in_fan_out,
@@ -92,9 +94,14 @@ def no_adapter_of_average() -> ConfigError:
     )
 
 
-def _config(model: nn.Module, space: LoRA) -> dict[str, Any]:
-    """The first keys of `adapter_config.json`: the task, the base model, rank and alpha."""
+def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, Any]:
+    """The first keys of `adapter_config.json`: the task, the base model, rank and alpha.
+
+    A matrix that is smaller than the rank has its own rank, and an alpha with which peft computes the same scale.
+    """
     config: Any = getattr(model, "config", None)
+    lower = {path: rank for path, rank in ranks.items() if rank != space.rank}
+    rslora = space.scaling == "rslora"
     return {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if type(model).__name__.endswith("ForSequenceClassification") else None,
@@ -102,6 +109,9 @@ def _config(model: nn.Module, space: LoRA) -> dict[str, Any]:
         "r": space.rank,
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
         "lora_dropout": 0.0,
+        "use_rslora": rslora,
+        "rank_pattern": lower,
+        "alpha_pattern": {path: space.scale * (math.sqrt(rank) if rslora else rank) for path, rank in lower.items()},
     }
 
 

@@ -6,7 +6,7 @@
     compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
     evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
-    fedpara              fedpara, pfedpara, lowrank, pufferfish
+    fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
     lora                 lora, ffa_lora, fa_lora, fedsa_lora, fedloru
     flasc                flasc, full
@@ -49,6 +49,7 @@ from thinwire.methods.fedlama import fedlama as fedlama
 from thinwire.methods.fedlama import fedlama_accelerated as fedlama_accelerated
 from thinwire.methods.fedlama import fedlama_public as fedlama_public
 from thinwire.methods.fedpara import fedpara as fedpara
+from thinwire.methods.fedpara import fedpara_paper as fedpara_paper
 from thinwire.methods.fedpara import lowrank as lowrank
 from thinwire.methods.fedpara import pfedpara as pfedpara
 from thinwire.methods.fedpara import pufferfish as pufferfish

@@ -1,6 +1,7 @@
 """Factorized weights: FedPara, its personal variant, and the low-rank baselines of the paper.
 
-Products of factors need a smaller learning rate than weights.
+`fedpara` starts from the standard deviation of the dense weights and is scaled for FedAvg's learning rate; products of
+factors otherwise need another one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from thinwire.spaces.fedpara import Activation
 def fedpara(gamma: float = 0.1, activation: Activation = "tanh") -> Method:
     """FedPara: each weight is the Hadamard product of two low-rank matrices, which can have full rank.
 
-        W = f(X1 Y1^T) * f(X2 Y2^T)          rank(W) <= R^2 with 2 R (outputs + inputs) parameters
+        W = c f(X1 Y1^T) * f(X2 Y2^T)          rank(W) <= R^2 with 2 R (outputs + inputs) parameters
+
+    c is a constant of the shape, with which FedAvg's learning rate fits. The head and very small weights are dense.
 
     Args:
         gamma: size of the factors, from 0 (the smallest that can have full rank) to 1 (the size of the weight).
@@ -28,6 +31,26 @@ def fedpara(gamma: float = 0.1, activation: Activation = "tanh") -> Method:
 
     >>> fedpara(gamma=0.3).space.gamma
     0.3
+    """
+    space = FedPara(gamma=gamma, activation=activation, start="composed", scale="isometric", dense="auto")
+    return Method(space=space)
+
+
+@register("method", "fedpara-paper", paper="Hyeon-Woo et al., ICLR 2022")
+def fedpara_paper(gamma: float = 0.1, activation: Activation = "tanh") -> Method:
+    """FedPara without the factor c: all weights factorized, He's rule for factors or composed weights.
+
+        W = f(X1 Y1^T) * f(X2 Y2^T)
+
+    Args:
+        gamma: size of the factors, from 0 (the smallest that can have full rank) to 1 (the size of the weight).
+        activation: f, `none` or `tanh`.
+
+    Paper: FedPara: Low-Rank Hadamard Product for Communication-Efficient Federated Learning (Hyeon-Woo et al., ICLR
+    2022).
+
+    >>> fedpara_paper().space.scale
+    'unit'
     """
     return Method(space=FedPara(gamma=gamma, activation=activation))
 

@@ -6,21 +6,24 @@ from thinwire.aggregators import Uniform
 from thinwire.codecs import TopK
 from thinwire.core.registry import register
 from thinwire.methods.base import on
-from thinwire.methods.lora import ATTENTION, Selectors
+from thinwire.methods.lora import PEFT, Selectors
 from thinwire.optimizers import SGD, Adam
 from thinwire.protocol.method import Method
 from thinwire.spaces import LoRA
+from thinwire.spaces.lora import InitA
 
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
-@on("text-classification", **ATTENTION)
+@on("text-classification", **PEFT, server_lr=0.01)
 def flasc(
     rank: int = 8,
-    alpha: float = 16.0,
+    alpha: float = 32.0,
     density: float = 0.25,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
+    init_lora_weights: InitA = "isometric",
     lr: float = 0.01,
+    server_lr: float = 0.03,
 ) -> Method:
     """FLASC: LoRA with top-k sparse downloads and uploads, and dense local training in between.
 
@@ -36,15 +39,17 @@ def flasc(
         density: share of the values that are sent, in both directions.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
         lr: learning rate of the clients.
+        server_lr: learning rate of the server.
 
     Paper: FLASC: Federated LoRA with Sparse Communication, 2024.
 
     >>> flasc(rank=8, density=0.25).up.density
     0.25
     """
-    space = LoRA(rank, alpha, target_modules, modules_to_save)
-    return full(lr).replace(space=space, up=TopK(density), down=TopK(density), evaluate="client")
+    space = LoRA(rank, alpha, target_modules, modules_to_save, init_lora_weights=init_lora_weights, dense="auto")
+    return full(lr, server_lr).replace(space=space, up=TopK(density), down=TopK(density), evaluate="client")
 
 
 @register("method", "full", paper="compared with in FLASC, 2024")

@@ -2,13 +2,16 @@
 
     W = W0 + (alpha / rank) B A          A: (rank, inputs), random at first;   B: (outputs, rank), zero at first
 
-Rank 8 is the largest that fits every matrix of the models in `thinwire.models`. On a pretrained transformer (the task
-`text-classification`) the adapters are on query and value, with rank 16, and the new head is trained directly.
+On a model of any kind every matrix has an adapter, except the head and matrices too small for one, which are trained
+directly (`dense = "auto"`), and A is drawn so that the learning rate of the task fits (`isometric`). On a pretrained
+transformer (the task `text-classification`) the adapters are on query and value, with rank 16 and peft's
+initialization, and the new head is trained directly.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from thinwire.core.registry import register
 from thinwire.methods.base import on
@@ -16,6 +19,7 @@ from thinwire.optimizers import SGD
 from thinwire.protocol.method import Method
 from thinwire.schedules import AllBlocks
 from thinwire.spaces import LoRA
+from thinwire.spaces.lora import InitA
 
 Selectors = tuple[str, ...]
 
@@ -25,16 +29,23 @@ MODULES: dict[str, Any] = {
     "modules_to_save": ("*classifier.*",),
 }
 ATTENTION: dict[str, Any] = {"rank": 16, "alpha": 16.0, **MODULES}
+PEFT: dict[str, Any] = {**ATTENTION, "init_lora_weights": "kaiming"}
+
+
+def _at(lr: float, method: Method) -> Method:
+    """Set the learning rate, unless it is 0."""
+    return method.replace(client_opt=SGD(lr)) if lr else method
 
 
 @register("method", "lora", paper="Hu et al., ICLR 2022")
-@on("text-classification", **ATTENTION)
+@on("text-classification", **PEFT, lr=0.1)
 def lora(
     rank: int = 8,
-    alpha: float = 16.0,
+    alpha: float = 8.0,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
-    lr: float = 0.1,
+    init_lora_weights: InitA = "isometric",
+    lr: float = 0.0,
 ) -> Method:
     """Federated LoRA: train low-rank adapters of a frozen model and average the factors A and B separately.
 
@@ -45,23 +56,26 @@ def lora(
         alpha: the adapter is scaled by alpha / rank.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly, for example the head.
-        lr: learning rate of the clients. Both factors move, so it is smaller than for the weights themselves.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
 
     Paper: LoRA: Low-Rank Adaptation of Large Language Models (Hu et al., ICLR 2022).
 
     >>> lora(rank=4).space.rank
     4
     """
-    return Method(space=LoRA(rank, alpha, target_modules, modules_to_save), client_opt=SGD(lr))
+    space = LoRA(rank, alpha, target_modules, modules_to_save, init_lora_weights=init_lora_weights, dense="auto")
+    return _at(lr, Method(space=space))
 
 
 @register("method", "ffa-lora", paper="Sun et al., ICLR 2024")
-@on("text-classification", **ATTENTION)
+@on("text-classification", **PEFT)
 def ffa_lora(
     rank: int = 8,
-    alpha: float = 16.0,
+    alpha: float = 8.0,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
+    init_lora_weights: InitA = "isometric",
 ) -> Method:
     """FFA-LoRA: LoRA with A frozen at its random values; only B is trained and sent, and its average is exact.
 
@@ -72,17 +86,19 @@ def ffa_lora(
         alpha: the adapter is scaled by alpha / rank.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
 
     Paper: Improving LoRA in Privacy-preserving Federated Learning (Sun et al., ICLR 2024).
 
     >>> ffa_lora().space.freeze_a
     True
     """
-    return Method(space=LoRA(rank, alpha, target_modules, modules_to_save, freeze_a=True))
+    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights)
+    return method.replace(space=replace(cast("LoRA", method.space), freeze_a=True))
 
 
 @register("method", "fa-lora", paper="baseline of MAPA; after Sun et al., ICLR 2024")
-def fa_lora(rank: int = 4, alpha: float = 8.0) -> Method:
+def fa_lora(rank: int = 4, alpha: float = 4.0) -> Method:
     """FA-LoRA: train a model from scratch through B only, with A frozen: a baseline of MAPA.
 
         W = W0 + (alpha / rank) B A          W0: the random initial weights;   A: frozen
@@ -96,17 +112,18 @@ def fa_lora(rank: int = 4, alpha: float = 8.0) -> Method:
     >>> fa_lora().space.freeze_a
     True
     """
-    return Method(space=LoRA(rank, alpha, freeze_a=True))
+    return Method(space=LoRA(rank, alpha, freeze_a=True, init_lora_weights="isometric"))
 
 
 @register("method", "fedsa-lora", paper="Guo et al., ICLR 2025")
-@on("text-classification", **ATTENTION)
+@on("text-classification", **PEFT, lr=0.1)
 def fedsa_lora(
     rank: int = 8,
-    alpha: float = 16.0,
+    alpha: float = 8.0,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
-    lr: float = 0.1,
+    init_lora_weights: InitA = "isometric",
+    lr: float = 0.0,
 ) -> Method:
     """FedSA-LoRA: LoRA with A averaged and B private: personal models (task.validation_fraction tests them).
 
@@ -117,24 +134,27 @@ def fedsa_lora(
         alpha: the adapter is scaled by alpha / rank.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
-        lr: learning rate of the clients.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
 
     Paper: Selective Aggregation for Low-Rank Adaptation in Federated Learning (Guo et al., ICLR 2025).
 
     >>> fedsa_lora().schedule.private
     ('*/b',)
     """
-    return lora(rank, alpha, target_modules, modules_to_save, lr).replace(schedule=AllBlocks(private=("*/b",)))
+    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr)
+    return method.replace(schedule=AllBlocks(private=("*/b",)))
 
 
 @register("method", "fedloru", paper="Park and Klabjan, 2024")
-@on("text-classification", **ATTENTION)
+@on("text-classification", **PEFT, lr=0.1)
 def fedloru(
     rank: int = 8,
-    alpha: float = 16.0,
+    alpha: float = 8.0,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
-    lr: float = 0.1,
+    init_lora_weights: InitA = "isometric",
+    lr: float = 0.0,
 ) -> Method:
     """FedLoRU: LoRA that is merged into the weights after every round, so that low-rank updates accumulate.
 
@@ -148,7 +168,8 @@ def fedloru(
         alpha: the adapter is scaled by alpha / rank.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
-        lr: learning rate of the clients.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
 
     Paper: Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to Implicit Regularization
     (Park and Klabjan, 2024).
@@ -156,5 +177,5 @@ def fedloru(
     >>> fedloru().space.redraw_every
     1
     """
-    space = LoRA(rank, alpha, target_modules, modules_to_save, redraw_every=1)
-    return Method(space=space, client_opt=SGD(lr))
+    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr)
+    return method.replace(space=replace(cast("LoRA", method.space), redraw_every=1))

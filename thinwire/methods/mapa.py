@@ -118,7 +118,7 @@ def mapax_paper(segment: int = 1024, budget: int = 128, lr: float = 3.0) -> Meth
 @register("method", "mapo-paper", paper="MAPO: Reshape-then-factorize")
 @on("cifar10", k=1024, lr=1.0)
 def mapo_paper(k: int = 128, lr: float = 3.0) -> Method:
-    """MAPO with the paper's basis: a Gaussian direction of unit length for each round, neighboring weights in a segment.
+    """MAPO with the paper's basis: Gaussian, of unit length, for one round; neighboring weights in a segment.
 
         W, reshaped to (k, d / k) = W0 + b a          a: Gaussian, of norm 1
 

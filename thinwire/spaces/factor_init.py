@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.kernels.projection import square_sums
 from thinwire.spaces.factors import any_match, is_matrix, out_in_kernel
@@ -41,6 +42,21 @@ def he_std(shape: Sequence[int]) -> float:
     """
     _, i, k = out_in_kernel(shape)
     return math.sqrt(2 / (i * k))
+
+
+def dense_std(name: str, base: Tree) -> float:
+    """Return the standard deviation with which torch initializes a layer, from shapes alone.
+
+        1 / sqrt(3 fan_in),    for gates of recurrent layers  1 / sqrt(3 units)
+
+    >>> import torch
+    >>> layer = torch.nn.GRU(12, 3)
+    >>> dense_std("weight_ih_l0", dict(layer.named_parameters()))
+    0.3333333333333333
+    """
+    states = base.get(name.replace("weight_ih", "weight_hh")) if any_match(name, GATES) else None
+    inputs = math.prod((base[name] if states is None else states).shape[1:])
+    return 1 / math.sqrt(3 * inputs)
 
 
 def by_factor(start: Start, spec: Spec, shape: Sequence[int]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.core.key import Device, Key
 from thinwire.core.registry import register
-from thinwire.core.spec import Spec
+from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space
@@ -24,6 +24,7 @@ from thinwire.spaces.factor_init import (
     Start,
     by_factor,
     check_start,
+    dense_std,
     draw,
     draw_exact,
     factor_stds,
@@ -43,6 +44,10 @@ from thinwire.spaces.factors import (
 )
 
 Activation = Literal["none", "tanh"]
+Scale = Literal["unit", "isometric"]
+Dense = Literal["none", "auto"]
+
+HALF = 0.5  # standard deviation of the second half, with scale = "isometric"
 
 
 def fedpara_size(shape: Sequence[int], rank: int) -> int:
@@ -83,6 +88,30 @@ def fedpara_rank(shape: Sequence[int], gamma: float) -> int:
     return min(round((1 - gamma) * least + gamma * most), most)
 
 
+def isometric_halves(std: float, rank: int, core: bool) -> tuple[float, float]:
+    """Return the standard deviations of f(W1) and f(W2) with which steps of W = c f(W1) * f(W2) have FedAvg's size.
+
+    With factors of equal size in each half, a step of all factors along their gradients, of size lr, moves W in
+    expectation by lr g G, where G is the gradient of W, v1 and v2 are the standard deviations of the halves, and
+    std = c v1 v2 that of W:
+
+        matrices:       g = 2 R^(1/2) std^2 (1 / v1 + 1 / v2)
+        convolutions:   g = 3 R^(2/3) std^2 (v1^(-2/3) + v2^(-2/3))
+
+    (a factor contributes the squared norm of what it is multiplied by). v2 is 1/2, and v1 is chosen such that g = 1.
+    The first half then makes almost all of g. Halves of equal size would be stable at much smaller rates only: there W
+    is a product of four or six factors that all grow. v1 is at most 1/2.
+
+    >>> [round(v, 4) for v in isometric_halves(0.072, 9, core=False)]
+    [0.0332, 0.5]
+    """
+    if core:
+        wanted = 1 / (3 * rank ** (2 / 3) * std**2) - HALF ** (-2 / 3)
+        return max(wanted, HALF ** (-2 / 3)) ** -1.5, HALF
+    wanted = 1 / (2 * math.sqrt(rank) * std**2) - 1 / HALF
+    return 1 / max(wanted, 1 / HALF), HALF
+
+
 @register("space", "fedpara", paper="Hyeon-Woo et al., ICLR 2022")
 @dataclass(frozen=True)
 class FedPara(Space):
@@ -91,6 +120,7 @@ class FedPara(Space):
         W = f(W1) * f(W2),    Wj = Xj Yj^T               X: (O, R)   Y: (I, R)
                               Wj = Tj x1 Xj x2 Yj        T: (R, R, K, K)   (convolutions)
         personal:             W = W1 * (W2 + 1)          W2 is not sent: `AllBlocks(private=("*/[txy]2",))`
+        isometric:            W = c f(W1) * f(W2)        c from the shape: see `isometric_halves`
 
     The rank of W is up to R^2, that of a low-rank weight with as many parameters only 2 R. Biases, norms and embeddings
     are dense. Initial factors depend on the seed and the shapes, and for some values of `start` on the standard
@@ -107,6 +137,13 @@ class FedPara(Space):
             for the gates of recurrent layers, else the second. `LowRank` has the same option, with the same default.
         target_modules: selectors of weights to factorize.
         modules_to_save: selectors of weights to leave dense; in the paper, linear layers of convolutional networks.
+        scale: `isometric` multiplies each product by a constant c and starts with a small and a large half, so that a
+            step has in expectation FedAvg's size and FedAvg's learning rate fits (needs a composed `start`). With c = 1
+            and equal halves (`unit`, the paper) a step is 4 to 20 times smaller. c is that of a weight with the
+            standard deviation of torch's layers, 1 / sqrt(3 fan_in): it follows from the shape.
+        dense: `auto` leaves dense the head (the last matrix, with fewer outputs than inputs) if it has at most a
+            quarter of the weights, and weights with at most a tenth of them if their rank would be below 4. `none`:
+            only those of `modules_to_save`.
 
     >>> space, base = FedPara(rank=7), {"fc.weight": torch.zeros(100, 100)}
     >>> coords = space.init(base, {}, Key(0))
@@ -125,6 +162,8 @@ class FedPara(Space):
     start: Start = "auto"
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
+    scale: Scale = field(default="unit", metadata={"rare": True})
+    dense: Dense = field(default="none", metadata={"rare": True})
 
     def __post_init__(self) -> None:
         check_fraction(gamma=self.gamma)
@@ -132,6 +171,14 @@ class FedPara(Space):
         if self.activation not in get_args(Activation):
             raise ConfigError(f"activation must be one of {', '.join(get_args(Activation))}, not {self.activation!r}")
         check_start(self.start)
+        for name, known in (("scale", Scale), ("dense", Dense)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
+        if self.scale == "isometric" and (self.personal or self.start not in ("composed", "composed_he")):
+            raise ConfigError(
+                "scale = 'isometric' needs start = 'composed' or 'composed_he' and personal = false, not "
+                f"start = {self.start!r} and personal = {str(self.personal).lower()}"
+            )
         if self.personal and self.activation != "none":
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
 
@@ -146,7 +193,33 @@ class FedPara(Space):
         {'fc.weight': 56, 'head.weight': 16}
         """
         chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
+        if self.dense == "auto":
+            chosen = self._without_small(chosen)
+            if not chosen:
+                return {}
         return choose_ranks("FedPara", chosen, self.rank, lambda shape: fedpara_rank(shape, self.gamma))
+
+    def note(self, spec: Spec) -> str:
+        """Return the weights that `dense` leaves dense."""
+        if self.dense == "none":
+            return ""
+        ranks = self.ranks(spec)
+        chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
+        names = [block.name for block in chosen if block.name not in ranks]
+        return f"FedPara leaves dense: {', '.join(names)}." if names else ""
+
+    def _without_small(self, chosen: tuple[Block, ...]) -> tuple[Block, ...]:
+        """Return the weights without the head and those that are small, for `dense = "auto"`."""
+        total = sum(block.numel for block in chosen)
+
+        def small(block: Block) -> bool:
+            shape, last = block.shape, block is chosen[-1]
+            if last and is_matrix(shape) and shape[0] < shape[1] and 4 * block.numel <= total:
+                return True
+            rank = self.rank or fedpara_rank(shape, self.gamma)
+            return rank < 1 or (rank < 4 and 10 * block.numel <= total)
+
+        return tuple(block for block in chosen if not small(block))
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return an empty basis: factors are coordinates."""
@@ -162,29 +235,45 @@ class FedPara(Space):
                 coords[name] = weight
                 continue
             rank, core = ranks[name], not is_matrix(weight.shape)
-            stds, drawn = factor_stds(weight.shape, rank), draw
+            stds, drawn = dict.fromkeys("12", factor_stds(weight.shape, rank)), draw
             if not by_factor(self.start, spec, weight.shape):
-                half = self._half_std(initial_std(name, weight, self.start), rank, core)
-                stds = dict.fromkeys("txy", tucker_factor_std(half, rank) if core else matrix_factor_std(half, rank))
-                drawn = draw_exact
+                factor_std, drawn = tucker_factor_std if core else matrix_factor_std, draw_exact
+                halves = self._half_stds(name, rank, base)
+                stds = {j: dict.fromkeys("txy", factor_std(half, rank)) for j, half in zip("12", halves, strict=True)}
             shapes = {"x": (weight.shape[0], rank), "y": (weight.shape[1], rank)}
             shapes = {"t": (rank, rank, *weight.shape[2:]), **shapes} if core else shapes
             for part, shape in ((f"{part}{j}", size) for j in "12" for part, size in shapes.items()):
-                coords[f"{name}/{part}"] = drawn(key, name, part, shape, stds[part[0]], weight)
+                coords[f"{name}/{part}"] = drawn(key, name, part, shape, stds[part[1]][part[0]], weight)
         return coords
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return products of factors, and dense weights."""
-        return {name: coords[name] if name in coords else self._compose(name, w, coords) for name, w in base.items()}
+        return {name: coords[name] if name in coords else self._compose(name, base, coords) for name in base}
 
-    def _compose(self, name: str, weight: Tensor, coords: Tree) -> Tensor:
-        one, two = (_half(name, j, weight, coords) for j in "12")
+    def _compose(self, name: str, base: Tree, coords: Tree) -> Tensor:
+        one, two = (_half(name, j, base[name], coords) for j in "12")
         if self.personal:
             return one * (two + 1)
-        return torch.tanh(one) * torch.tanh(two) if self.activation == "tanh" else one * two
+        made = torch.tanh(one) * torch.tanh(two) if self.activation == "tanh" else one * two
+        if self.scale == "unit":
+            return made
+        std, rank = dense_std(name, base), coords[f"{name}/x1"].shape[1]
+        first, second = isometric_halves(std, rank, not is_matrix(base[name].shape))
+        return float(f"{std / (first * second):.7g}") * made  # rounded, so that it is the same on all machines
+
+    def _half_stds(self, name: str, rank: int, base: Tree) -> tuple[float, float]:
+        """Return the standard deviations of W1 and W2."""
+        weight, core = base[name], not is_matrix(base[name].shape)
+        std = initial_std(name, weight, self.start)
+        if self.scale == "unit":
+            return (self._half_std(std, rank, core),) * 2
+        usual = dense_std(name, base)
+        first, second = isometric_halves(usual, rank, core)
+        # c is that of the usual standard deviation; the first half makes up for another one
+        return self._half_std((first * std / usual) ** 2, rank, core), self._half_std(second**2, rank, core)
 
     def _half_std(self, std: float, rank: int, core: bool) -> float:
-        """Return the standard deviation of W1 and W2 for that of W."""
+        """Return the standard deviation of W1 and W2 for that of W, if both are of one size."""
         if self.activation == "tanh":
             return std_before_tanh(std, rank, core)
         if self.personal:  # W1 * (W2 + 1) has variance v (v + 1), v the variance of each

@@ -1,13 +1,14 @@
 """LoRA and its federated variants: low-rank adapters of frozen matrices.
 
 Papers: LoRA (Hu et al., ICLR 2022), FFA-LoRA (Sun et al., ICLR 2024), FedSA-LoRA (Guo et al., ICLR 2025),
-FedLoRU (Park and Klabjan, 2024).
+FedLoRU (Park and Klabjan, 2024), rsLoRA (Kalajdzievski, 2023).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,24 +21,35 @@ from thinwire.errors import ConfigError
 from thinwire.spaces.base import Space
 from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, Unmerged
 
+Scaling = Literal["standard", "rslora"]
+InitA = Literal["kaiming", "isometric"]
+Dense = Literal["none", "auto"]
+
 
 @register("space", "lora", paper="Hu et al., ICLR 2022")
 @dataclass(frozen=True)
 class LoRA(Space):
     """Train a low-rank adapter for each matrix of a frozen model.
 
-        W = W0 + (alpha / rank) B A,    A: rank x inputs, initially random;    B: outputs x rank, initially 0
+        W = W0 + s B A,    A: rank x inputs, initially random;    B: outputs x rank, initially 0
+        s = alpha / rank,    with scaling = "rslora"  s = alpha / sqrt(rank)
 
     A convolution is the matrix `outputs x (inputs * height * width)`, an embedding the matrix `words x width`. A is
-    uniform in ±1 / sqrt(inputs) (Kaiming-uniform as in `torch.nn.Linear`), drawn from the shared key. Weights that are
-    neither in `target_modules` nor in `modules_to_save` are frozen: not trained, not sent, no coordinates.
+    uniform, drawn from the shared key. Weights that are neither in `target_modules` nor in `modules_to_save` are
+    frozen: not trained, not sent, no coordinates. A matrix with a side below `rank` has an adapter of the rank of that
+    side, with the same s.
+
+    A gradient step of B moves W by s^2 A^T A times FedAvg's step: in expectation, by s^2 rank / (3 inputs) with
+    Kaiming's A, which for the usual s is a small fraction. `init_lora_weights="isometric"` draws A in
+    ±sqrt(3 / rank) / s, so that s^2 E[A^T A] = I and FedAvg's learning rate fits; s then only sets how fast A is trained
+    (by s^2 B B^T).
 
     For models of 16 bits, coordinates are float32, as in peft, because small steps would be lost to rounding. The
     weights keep the type of the model.
 
     Args:
-        rank: columns of B and rows of A; at most the smaller dimension of every adapted matrix.
-        alpha: scale of the adapter, divided by `rank`.
+        rank: columns of B and rows of A; at most the smaller side of a matrix is used.
+        alpha: scale of the adapter, divided by `rank` or its root.
         target_modules: selectors of the matrices that get an adapter; vectors such as biases never do.
         modules_to_save: selectors of weights that are trained without an adapter, such as the task head; they take
             precedence over `target_modules`.
@@ -46,6 +58,12 @@ class LoRA(Space):
         redraw_every: rounds after which the adapter is merged into W0 and a new one is initialized (FedLoRU); 0 means
             never.
         fan_in_fan_out: selectors of matrices that are stored as `inputs x outputs`, such as those of GPT-2.
+        scaling: `standard`, or `rslora`, which keeps the size of the adapter for large ranks; as `use_rslora` in peft.
+        init_lora_weights: A is uniform in ±1 / sqrt(inputs) (`kaiming`, as in `torch.nn.Linear` and peft), or
+            `isometric`.
+        dense: `auto` trains matrices of `target_modules` without an adapter, and with the bias of their layer, if the
+            adapter would not be smaller, or if the matrix is the head: the last of the model, with fewer outputs than
+            inputs. `none`: only those of `modules_to_save`.
 
     >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
     >>> space = LoRA(rank=1, alpha=2)
@@ -67,8 +85,14 @@ class LoRA(Space):
     freeze_a: bool = False
     redraw_every: int = 0
     fan_in_fan_out: tuple[str, ...] = ()
+    scaling: Scaling = field(default="standard", metadata={"rare": True})
+    init_lora_weights: InitA = field(default="kaiming", metadata={"rare": True})
+    dense: Dense = field(default="none", metadata={"rare": True})
 
     def __post_init__(self) -> None:
+        for name, known in (("scaling", Scaling), ("init_lora_weights", InitA), ("dense", Dense)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
         if self.rank < 1:
             raise ConfigError(f"rank must be 1 or more, not {self.rank}; write for example rank = 8")
         if not 0 < self.alpha < math.inf:
@@ -83,16 +107,28 @@ class LoRA(Space):
         """False if A is frozen: then the best B A of a rank cannot be represented."""
         return not self.freeze_a
 
+    @property
+    def scale(self) -> float:
+        """The factor s of all adapters.
+
+        >>> LoRA(rank=4, alpha=8).scale, LoRA(rank=4, alpha=8, scaling="rslora").scale
+        (2.0, 4.0)
+        """
+        return self.alpha / (self.rank if self.scaling == "standard" else math.sqrt(self.rank))
+
     def check(self, spec: Spec) -> None:
-        """Raise a ConfigError if a selector matches nothing, or the rank is above that of an adapted matrix."""
-        sides, _ = self._select(spec)
-        for name, (outputs, inputs) in sides.items():
-            if self.rank > min(outputs, inputs):
-                raise ConfigError(
-                    f"rank {self.rank} is above {min(outputs, inputs)}, the largest rank of {name!r}, a matrix of "
-                    f'{outputs} x {inputs}; write a smaller rank, target_modules = ["*", "!{name}"] to freeze the '
-                    f'matrix, or modules_to_save = ["{name}"] to train it without an adapter'
-                )
+        """Raise a ConfigError if a selector matches nothing."""
+        self._select(spec)
+
+    def note(self, spec: Spec) -> str:
+        """Return which adapters have a lower rank, and which matrices have none though they were selected."""
+        sides, saved = self._select(spec)
+        lower = [f"{name} {min(side)}" for name, side in sides.items() if min(side) < self.rank]
+        matrices = [block.name for block in spec if len(block.shape) > 1 and block.name in saved]
+        text = f"LoRA has rank {self.rank}, but for smaller matrices: {', '.join(lower)}." if lower else ""
+        if self.dense == "auto" and matrices:
+            text += f"{' ' if text else ''}Trained without an adapter: {', '.join(matrices)}."
+        return text
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return the frozen A of each adapter; empty if A is trained."""
@@ -100,7 +136,7 @@ class LoRA(Space):
             return {}
         sides, _ = self._select(spec)
         dtypes = {block.name: _at_least_float32(block.dtype) for block in spec}
-        return {f"{name}/a": self._draw_a(name, side[1], dtypes[name], key, device) for name, side in sides.items()}
+        return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return random A and zero B, so that W = W0; and the weights of `modules_to_save` from the base."""
@@ -109,10 +145,9 @@ class LoRA(Space):
         for name, weight in base.items():
             dtype = _at_least_float32(weight.dtype)
             if name in sides:
-                outputs, inputs = sides[name]
                 if not self.freeze_a:
-                    out[f"{name}/a"] = self._draw_a(name, inputs, dtype, key, weight.device)
-                out[f"{name}/b"] = weight.new_zeros(outputs, self.rank, dtype=dtype)
+                    out[f"{name}/a"] = self._draw_a(name, sides[name], dtype, key, weight.device)
+                out[f"{name}/b"] = weight.new_zeros(sides[name][0], self._rank(sides[name]), dtype=dtype)
             elif name in saved:
                 out[name] = weight.to(dtype)
         return out
@@ -120,12 +155,12 @@ class LoRA(Space):
     def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
         """Return the adapters whose weights are closest to the given ones.
 
-            W - W0 = U S V^T,    B = U_r sqrt(S_r / s),    A = sqrt(S_r / s) V_r^T,    s = alpha / rank
+            W - W0 = U S V^T,    B = U_r sqrt(S_r / s),    A = sqrt(S_r / s) V_r^T
 
         so s B A is the best update of that rank. Where a singular value is zero, A is random and B zero, as in `init`:
         if both were zero, neither would get a gradient.
         """
-        first, size = self.init(weights, {}, key), self.alpha / self.rank
+        first, size = self.init(weights, {}, key), self.scale
         transposed = self._transposed(Spec.of(base))
         out: Tree = {}
         for name, block in first.items():
@@ -134,7 +169,8 @@ class LoRA(Space):
                 change = (weights[at] - base[at]).double().cpu()
                 change = change.mT if at in transposed else change.reshape(len(change), -1)
                 u, s, v = torch.linalg.svd(change, full_matrices=False)
-                u, s, v = u[:, : self.rank], s[: self.rank], v[: self.rank]
+                rank = block.shape[1]
+                u, s, v = u[:, :rank], s[:rank], v[:rank]
                 root = (s / size).sqrt()
                 nonzero = s > s[0] * max(change.shape) * torch.finfo(block.dtype).eps
                 a = first[f"{at}/a"]
@@ -151,7 +187,7 @@ class LoRA(Space):
             if f"{name}/b" in coords:
                 change = parts[f"{name}/b"] @ parts[f"{name}/a"]
                 change = change.mT if name in transposed else change.reshape(weight.shape)
-                out[name] = (weight + (self.alpha / self.rank) * change).to(weight.dtype)
+                out[name] = (weight + self.scale * change).to(weight.dtype)
             else:
                 out[name] = coords.get(name, weight).to(weight.dtype)
         return out
@@ -161,7 +197,7 @@ class LoRA(Space):
         return Unmerged(self)  # type: ignore[arg-type]
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
-        """Return the weights without adapters, followed by A and (alpha / rank) B of each."""
+        """Return the weights without adapters, followed by A and s B of each."""
         transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = {**basis, **coords}
         out = {name: coords.get(name, weight).to(weight.dtype) for name, weight in base.items()}
@@ -169,11 +205,11 @@ class LoRA(Space):
             if f"{name}/b" in coords:
                 a, b = (TRANSPOSED_A, TRANSPOSED_B) if name in transposed else (A, B)
                 out[name + a] = parts[f"{name}/a"]
-                out[name + b] = (self.alpha / self.rank) * parts[f"{name}/b"]
+                out[name + b] = self.scale * parts[f"{name}/b"]
         return out
 
     def _select(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
-        """Return outputs and inputs of each adapted matrix, and the names of `modules_to_save`."""
+        """Return outputs and inputs of each adapted matrix, and the names of weights that are trained without one."""
         saved = frozenset(
             select(spec.names, self.modules_to_save, what="modules_to_save") if self.modules_to_save else ()
         )
@@ -192,7 +228,20 @@ class LoRA(Space):
         for name in chosen:
             first, rest = shapes[name][0], math.prod(shapes[name][1:])
             sides[name] = (rest, first) if name in transposed else (first, rest)
-        return sides, saved
+        if self.dense == "none":
+            return sides, saved
+        alone = {name for name in sides if self._is_dense(name, tuple(shapes)[-1], sides[name])}
+        vectors = [block.name for block in spec if len(block.shape) < 2]
+        biases = {v for v in vectors for name in alone if _layer(v) == _layer(name) and _is_only(name, tuple(shapes))}
+        return {name: side for name, side in sides.items() if name not in alone}, saved | alone | biases
+
+    def _is_dense(self, name: str, last: str, side: tuple[int, int]) -> bool:
+        """Return whether `dense = "auto"` trains a matrix without an adapter: a small one, or the head."""
+        outputs, inputs = side
+        return self._rank(side) * (outputs + inputs) >= outputs * inputs or (name == last and outputs < inputs)
+
+    def _rank(self, side: tuple[int, int]) -> int:
+        return min(self.rank, *side)
 
     def _transposed(self, spec: Spec) -> frozenset[str]:
         """Return the matrices that are stored as inputs x outputs."""
@@ -201,10 +250,22 @@ class LoRA(Space):
         matrices = tuple(block.name for block in spec if len(block.shape) == 2)
         return frozenset(select(matrices, self.fan_in_fan_out, what="fan_in_fan_out"))
 
-    def _draw_a(self, name: str, inputs: int, dtype: torch.dtype, key: Key, device: Device) -> Tensor:
-        """Draw (rank, inputs) values uniform in ±1 / sqrt(inputs): 2 u - 1 is exact, so only one product is rounded."""
-        draw = key.fold("lora", name).uniform(self.rank, inputs, device=device)
-        return ((2 * draw - 1) * (1 / math.sqrt(inputs))).to(dtype)
+    def _draw_a(self, name: str, side: tuple[int, int], dtype: torch.dtype, key: Key, device: Device) -> Tensor:
+        """Draw A uniform in plus or minus a bound: 2 u - 1 is exact, so only one product is rounded."""
+        rank, inputs = self._rank(side), side[1]
+        bound = 1 / math.sqrt(inputs) if self.init_lora_weights == "kaiming" else math.sqrt(3 / rank) / self.scale
+        draw = key.fold("lora", name).uniform(rank, inputs, device=device)
+        return ((2 * draw - 1) * bound).to(dtype)
+
+
+def _layer(name: str) -> str:
+    """Return the name of the layer of a weight: `fc` of `fc.weight`."""
+    return name.rpartition(".")[0]
+
+
+def _is_only(name: str, matrices: tuple[str, ...]) -> bool:
+    """Return whether a matrix is the only one of its layer; recurrent layers have several."""
+    return [_layer(other) for other in matrices].count(_layer(name)) == 1
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

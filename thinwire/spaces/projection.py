@@ -164,8 +164,8 @@ class MAPO(_Projection):
         layout: assignment of weights to segments: neighbors together (`contiguous`, the paper), every k-th (`strided`),
             or a fixed random permutation (`permuted`).
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
-        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that FedAvg's
-            learning rate fits; `unit` leaves them (the paper).
+        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that
+            FedAvg's learning rate fits; `unit` leaves them (the paper).
 
     >>> import torch
     >>> space, base = MAPO(k=2), {"w": torch.zeros(5)}
@@ -202,8 +202,8 @@ class MAPA(_Projection):
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: with one segment, only a permutation of the weights.
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
-        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that FedAvg's
-            learning rate fits; `unit` leaves them (the paper).
+        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that
+            FedAvg's learning rate fits; `unit` leaves them (the paper).
 
     >>> MAPA(p=3).sizes(10)
     Sizes(k=1, p=3, e=10)
@@ -238,8 +238,8 @@ class MAPAX(_Projection):
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments, as for `MAPO`.
         redraw_every: rounds between new bases; 1 in the paper, 0 means one basis for all rounds.
-        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that FedAvg's
-            learning rate fits; `unit` leaves them (the paper).
+        scale: `isometric` multiplies normalized rows by sqrt(e / p), and unscaled entries by 1 / sqrt(p), so that
+            FedAvg's learning rate fits; `unit` leaves them (the paper).
 
     >>> MAPAX(k=4, p=2).sizes(10), MAPAX(segment=64, budget=1000).sizes(11274)
     (Sizes(k=4, p=2, e=3), Sizes(k=177, p=6, e=64))

@@ -95,6 +95,11 @@ class Route(Space):
             if names:
                 space.check(spec.restrict(names))
 
+    def note(self, spec: Spec) -> str:
+        """Return the notes of all spaces."""
+        notes = (space.note(spec.restrict(names)) for space, names in self._assign(spec.names) if names)
+        return " ".join(filter(None, notes))
+
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return the bases of all spaces, named `index of the rule/name`."""
         out: Tree = {}
