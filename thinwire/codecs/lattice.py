@@ -84,9 +84,9 @@ class Lattice(Codec):
         return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
-        if not self.stochastic:
-            return np.rint(x).astype(np.int64)
-        return np.floor(x + key.fold("quantise").uniform(len(x)).double().numpy()).astype(np.int64)
+        up = key.fold("quantise").uniform(len(x)).double().numpy() if self.stochastic else None
+        levels: np.ndarray = (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)
+        return levels
 
 
 @register("codec", "lattice-sum")

@@ -66,7 +66,7 @@ from thinwire.methods.mapa import mapax as mapax
 from thinwire.methods.mapa import mapax_paper as mapax_paper
 from thinwire.methods.mapa import mapo as mapo
 from thinwire.methods.mapa import mapo_paper as mapo_paper
-from thinwire.methods.mapa import thin as thin
+from thinwire.methods.thin import thin as thin
 from thinwire.methods.privacy import ddg as ddg
 from thinwire.methods.privacy import dp_fedadam as dp_fedadam
 from thinwire.methods.pruning import adapter_lth as adapter_lth

@@ -62,7 +62,7 @@ def mapo(k: int = 0, redraw_every: int = 1) -> Method:
         W, reshaped to (k, d / k) = W0 + b a          a: (1, d / k), drawn from the shared seed;   b: (k, 1), trained
 
     Args:
-        k: trained parameters; 0 derives them from the number of weights, floor(d^(3/5)).
+        k: trained parameters; 0 derives them from the number of weights, floor(2 d^(2/3)).
         redraw_every: rounds for which a direction is kept; 0 keeps it for the whole run.
 
     Paper: MAPO: Reshape-then-factorize.
@@ -70,7 +70,7 @@ def mapo(k: int = 0, redraw_every: int = 1) -> Method:
     >>> mapo(k=64).replace(up=Quantize(4)).space.k
     64
     >>> mapo().space.sizes(11274).k
-    269
+    1005
     """
     return Method(space=MAPO(k=k, redraw_every=redraw_every))
 
@@ -133,27 +133,3 @@ def mapo_paper(k: int = 128, lr: float = 3.0) -> Method:
     """
     space = MAPO(k=k, entries="gaussian", layout="contiguous", scale="unit")
     return Method(space=space, client_opt=SGD(lr))
-
-
-@register("method", "thin", paper="composed here: MAPO with stochastic rounding")
-def thin(k: int = 128, bits: int = 4, lr: float = 3.0, redraw_every: int = 5) -> Method:
-    """MAPO with 4-bit uploads, downloads and merges, also for clients that missed rounds.
-
-        b <- b + Q(mean_i Q(b_i - b))          after `redraw_every` rounds:  W0 <- W0 + Q(b) a
-
-    Q rounds stochastically, so it is unbiased.
-
-    Args:
-        k: trained parameters.
-        bits: bits of a value in every message.
-        lr: learning rate of the clients.
-        redraw_every: rounds for which a direction is kept.
-
-    Not from a paper: a composition of MAPO and stochastic rounding.
-
-    >>> thin(bits=2).merge_codec.bits
-    2
-    """
-    codec = Quantize(bits, stochastic=True)
-    space = MAPO(k=k, redraw_every=redraw_every, scale="unit")
-    return Method(space=space, up=codec, down=codec, merge_codec=codec, client_opt=SGD(lr))

@@ -158,7 +158,7 @@ class MAPO(_Projection):
     Segments have e weights or, where k does not divide d, some of them e - 1: these do not use the last value of a.
 
     Args:
-        k: number of trained parameters; 0 derives it from the number of weights, k = floor(d^(3/5)).
+        k: number of trained parameters; 0 derives it from the number of weights, k = floor(2 d^(2/3)).
         entries: distribution of A: random signs (cheap, the same bits on all machines) or nearly Gaussian (the paper).
         normalize: rows of A have norm 1 (`row`), are orthonormal (`orthonormal`), or unscaled (`none`).
         layout: assignment of weights to segments: neighbors together (`contiguous`, the paper), every k-th (`strided`),
@@ -173,7 +173,7 @@ class MAPO(_Projection):
     >>> basis["a"].shape, space.expand(base, basis, {"model/b": torch.ones(2, 1)})["w"].abs().unique().tolist()
     (torch.Size([1, 3]), [1.0])
     >>> [MAPO(k=0).sizes(d).k for d in (57, 11_274, 1_146_634)]
-    [11, 269, 4321]
+    [29, 1005, 21909]
 
     Not `MAPA`, which moves the whole model along p directions of length d.
     """
@@ -182,11 +182,11 @@ class MAPO(_Projection):
 
     def sizes(self, d: int) -> Sizes:
         """Return k segments and one direction."""
-        return _sizes(d, self.k or _three_fifths_power(d), 1)
+        return _sizes(d, self.k or _derived_size(d), 1)
 
     def note(self, spec: Spec) -> str:
         """Return k where it is derived."""
-        return "" if self.k else f"MAPO has k = {self.sizes(spec.size).k:,}, floor(d^(3/5)) for d = {spec.size:,}."
+        return "" if self.k else f"MAPO has k = {self.sizes(spec.size).k:,}, floor(2 d^(2/3)) for d = {spec.size:,}."
 
 
 @register("space", "mapa", paper="MAPA: Model-agnostic projection adaptation")
@@ -268,18 +268,18 @@ class MAPAX(_Projection):
 _CHOICES = (("entries", Entries), ("normalize", Normalize), ("layout", Layout), ("scale", Scale))
 
 
-def _three_fifths_power(d: int) -> int:
-    """The largest k with k^5 <= d^3, in integers: the same on all machines.
+def _derived_size(d: int) -> int:
+    """Return min(d, floor(2 d^(2/3))): the largest k with k^3 <= 8 d^2, in integers: the same on all machines.
 
-    >>> [_three_fifths_power(n) for n in (1, 31, 32, 243, 10**15)]
-    [1, 7, 8, 27, 1000000000]
+    >>> [_derived_size(n) for n in (1, 27, 1000, 10**15)]
+    [1, 18, 200, 20000000000]
     """
-    k = int(d**0.6)
-    while k**5 > d**3:
+    k = int(2 * d ** (2 / 3))
+    while k**3 > 8 * d**2:
         k -= 1
-    while (k + 1) ** 5 <= d**3:
+    while (k + 1) ** 3 <= 8 * d**2:
         k += 1
-    return k
+    return min(d, k)
 
 
 def _sizes(d: int, k: int, p: int) -> Sizes:

@@ -67,7 +67,8 @@ def model(number: int) -> Model:
 @cache
 def _costs() -> np.ndarray:
     """Bits of each symbol in each distribution."""
-    return _BITS - np.log2(np.array([model(number).frequency for number in range(MODELS)]))
+    costs: np.ndarray = _BITS - np.log2(np.array([model(number).frequency for number in range(MODELS)]))
+    return costs
 
 
 def best_model(symbols: np.ndarray) -> int:
