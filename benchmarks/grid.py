@@ -7,8 +7,9 @@ runs are reused. The table (mean and standard deviation over seeds) is written t
 of every run to NAME.json, both from those directories.
 
 `reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
-reached (with `"eval.target_accuracy"` in `set`, runs end there). `--set KEY=VALUE` sets a value in all runs, for small
-trials of a grid (use `--docs` to write the table to another folder).
+reached (with `"eval.target_accuracy"` in `set`, runs end there); `last = 5` adds the mean of the last five evaluations.
+`--set KEY=VALUE` sets a value in all runs, for small trials of a grid (use `--docs` to write the table to another
+folder).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from thinwire.cli.terminal import print_run
 from thinwire.core.units import human_bytes
+from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import (
     Grid,
     Line,
@@ -56,8 +58,9 @@ def interval(values: list[float | None]) -> str:
 def results(grid: Grid, lines: list[Line], out: Path) -> str:
     """The main table."""
     personal = any(e.task.validation_fraction for line in lines for e in line.runs)
-    targets = grid.content.get("targets", [])
+    targets, last = grid.content.get("targets", []), grid.content.get("last", 0)
     head = ["method", "settings", "seeds", "rounds", "best accuracy %", "final accuracy %"]
+    head += [f"mean of the last {last} %"] if last else []
     head += ["best client accuracy %", "final client accuracy %", "95 % interval of the latter"] if personal else []
     head += ["trained parameters", "bytes up", "bytes down", "catch-up", "total"]
     reference = grid.content.get("reference")
@@ -78,6 +81,7 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
         missing = f" ({len(line.runs) - len(done)} did not finish)" if len(done) < len(line.runs) else ""
         cells = [line.label, line.settings, seeds + missing, str(line.runs[0].rounds)]
         cells += [mean_std_text(of["best_accuracy"]), mean_std_text(of["final_accuracy"])]
+        cells += [mean_std_text([last_accuracy(e, out, last) for e, _ in done])] if last else []
         if personal:
             cells += [mean_std_text(of["best_client_accuracy"]), mean_std_text(of["final_client_accuracy"])]
             cells.append(interval(of["final_client_accuracy"]))
@@ -92,6 +96,12 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
         cells.append(" ".join(e.digest()[:6] for e, _ in done))
         rows.append(cells)
     return markdown(*widened(head, rows, runs))
+
+
+def last_accuracy(experiment: Experiment, out: Path, count: int) -> float:
+    """The mean accuracy of the last evaluations of a run."""
+    known = [record["accuracy"] for record in metrics(experiment, out) if record["accuracy"] is not None]
+    return statistics.fmean(known[-count:])
 
 
 def _mean_bytes(lines: list[Line], label: str | None, direction: str, out: Path) -> float | None:
@@ -165,7 +175,7 @@ def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
     return text + f"\nWritten by `python benchmarks/grid.py {words}`.\n"
 
 
-def records(lines: list[Line], out: Path) -> dict[str, Any]:
+def records(lines: list[Line], out: Path, last: int = 0) -> dict[str, Any]:
     """The values of every run of a page, by the short digest used in the page."""
     found = {}
     for line in lines:
@@ -178,6 +188,7 @@ def records(lines: list[Line], out: Path) -> dict[str, Any]:
                     "seed": e.seed,
                     "rounds": e.rounds,
                     **{key: s[key] for key in (*KEPT, *DIRECTIONS)},
+                    **({"last_accuracy": last_accuracy(e, out, last)} if last else {}),
                     "accuracy": curve,
                     **{key: s.get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
                 }
@@ -202,7 +213,7 @@ def main() -> None:  # noqa: D103
         lines = grid.final(options.out)
         text = page(path, grid, lines, options.out)
         (options.docs / f"{path.stem}.md").write_text(text)
-        kept = records([*lines, *grid.trials()], options.out)
+        kept = records([*lines, *grid.trials()], options.out, grid.content.get("last", 0))
         body = ",\n".join(f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(kept.items()))
         (options.docs / f"{path.stem}.json").write_text("{\n" + body + "\n}\n")
         print(text)

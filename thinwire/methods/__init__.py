@@ -66,7 +66,6 @@ from thinwire.methods.mapa import mapax as mapax
 from thinwire.methods.mapa import mapax_paper as mapax_paper
 from thinwire.methods.mapa import mapo as mapo
 from thinwire.methods.mapa import mapo_paper as mapo_paper
-from thinwire.methods.thin import thin as thin
 from thinwire.methods.privacy import ddg as ddg
 from thinwire.methods.privacy import dp_fedadam as dp_fedadam
 from thinwire.methods.pruning import adapter_lth as adapter_lth
@@ -78,6 +77,7 @@ from thinwire.methods.server_optimizers import fedadagrad as fedadagrad
 from thinwire.methods.server_optimizers import fedadam as fedadam
 from thinwire.methods.server_optimizers import fedavgm as fedavgm
 from thinwire.methods.server_optimizers import fedyogi as fedyogi
+from thinwire.methods.thin import thin as thin
 from thinwire.methods.tiers import hetlora as hetlora
 from thinwire.methods.tiers import highest_tier as highest_tier
 from thinwire.methods.tiers import lowest_tier as lowest_tier

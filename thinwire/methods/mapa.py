@@ -7,7 +7,6 @@ rates are larger than FedAvg's.
 
 from __future__ import annotations
 
-from thinwire.codecs import Quantize
 from thinwire.core.registry import register
 from thinwire.methods.base import on
 from thinwire.optimizers import SGD
