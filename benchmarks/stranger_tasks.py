@@ -182,7 +182,7 @@ def text_lstm(seed: int) -> StrangerTask:
     clients = []
     for _ in range(15):
         topics = rng.choice(len(TOPICS), 2, replace=False)
-        clients.append(_windows(_text(topics, int(rng.integers(1200, 3600)), rng)))
+        clients.append(_windows(_text(topics, int(rng.integers(1500, 4500)), rng)))
     test = _windows(_text(np.arange(len(TOPICS)), 8000, rng))
     return StrangerTask(_seeded(seed, lambda: CharLSTM(len(CHARACTERS))), clients, test, 200, 6, backend="loop")
 
@@ -217,7 +217,7 @@ TOPICS = (
     ("the judge|a witness|the quiet clerk", "reads|denies|signs", "the verdict|every charge|a letter", "at the court"),
 )
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz .,"
-_LENGTH = 32  # characters of a training sequence
+_LENGTH = 20  # characters of a training sequence
 
 
 def parameters(model: nn.Module) -> int:
