@@ -9,6 +9,9 @@
 Each task is a function of the seed: data, clients and initial weights. Nothing is downloaded and no data folder is
 needed. Labels are skewed between clients (Dirichlet), or, for the text, topics.
 
+Networks, noise and rounds were chosen with FedAvg at its default rate alone, on seed 1: so that it learns, and is near
+its plateau at the end.
+
 >>> task = tabular_mlp(seed=1)
 >>> len(task.clients), parameters(task.model), tuple(task.test[0].shape)
 (20, 6410, (800, 24))
