@@ -9,6 +9,9 @@
 Each task is a function of the seed: data, clients and initial weights. Nothing is downloaded and no data folder is
 needed. Labels are skewed between clients (Dirichlet), or, for the text, topics.
 
+Networks, noise and rounds were chosen with FedAvg at its default rate alone, on seed 1: so that it learns, and is near
+its plateau at the end.
+
 >>> task = tabular_mlp(seed=1)
 >>> len(task.clients), parameters(task.model), tuple(task.test[0].shape)
 (20, 6410, (800, 24))
@@ -182,7 +185,7 @@ def text_lstm(seed: int) -> StrangerTask:
     clients = []
     for _ in range(15):
         topics = rng.choice(len(TOPICS), 2, replace=False)
-        clients.append(_windows(_text(topics, int(rng.integers(1200, 3600)), rng)))
+        clients.append(_windows(_text(topics, int(rng.integers(1500, 4500)), rng)))
     test = _windows(_text(np.arange(len(TOPICS)), 8000, rng))
     return StrangerTask(_seeded(seed, lambda: CharLSTM(len(CHARACTERS))), clients, test, 200, 6, backend="loop")
 
@@ -217,7 +220,7 @@ TOPICS = (
     ("the judge|a witness|the quiet clerk", "reads|denies|signs", "the verdict|every charge|a letter", "at the court"),
 )
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz .,"
-_LENGTH = 32  # characters of a training sequence
+_LENGTH = 20  # characters of a training sequence
 
 
 def parameters(model: nn.Module) -> int:

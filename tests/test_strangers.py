@@ -116,6 +116,6 @@ def test_examples_in_docstrings():
 @pytest.mark.parametrize("name", TASKS)
 def test_untouched_presets_neither_diverge_nor_collapse_and_thin_is_near_fedavg(name):
     """The whole check has 20 seeds: `python benchmarks/strangers.py --processes 15`."""
-    rows = [strangers.train(strangers.Case(name, method, seed)) for seed in (1, 2) for method in strangers.METHODS]
+    rows = [strangers.train(strangers.Case(name, method, seed)) for seed in (101, 102) for method in strangers.METHODS]
     failed = [check.text for check in strangers.verdict(rows) if not check.holds]
     assert not failed, strangers.table(rows)
