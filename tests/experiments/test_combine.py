@@ -81,6 +81,13 @@ def test_first_client_optimizer_wins():
     assert combine.join([slow, mapo], "cifar10")["method"]["space"]["k"] == 1024
 
 
+def test_first_settings_of_one_server_optimizer_win_and_two_optimizers_are_refused():
+    assert resolve("flasc+dp-fedadam", on="digits").method.server_opt == resolve("flasc", on="digits").method.server_opt
+    assert resolve("dp-fedadam+flasc", on="digits").method.server_opt == resolve("dp-fedadam").method.server_opt
+    with pytest.raises(IncompatibleParts, match=r"both fill method\.server_opt"):
+        resolve("flasc+fedyogi")
+
+
 def test_different_local_settings_are_refused():
     (fedsgd,) = combine.named("fedsgd")
     other = Preset("other", "", "", {"local": {"steps": 5}})

@@ -23,11 +23,22 @@ from thinwire.simulation.engine import LocalEngine
 from thinwire.wire import message as wire
 from thinwire.wire.weight import decode as decode_weight
 
-PRESETS = ("fedpara", "pfedpara", "lowrank", "pufferfish", "factorized-fl", "factorized-fl-u", "fedper", "local")
+PRESETS = (
+    "fedpara",
+    "fedpara-paper",
+    "pfedpara",
+    "lowrank",
+    "pufferfish",
+    "factorized-fl",
+    "factorized-fl-u",
+    "fedper",
+    "local",
+)
 # parameters that a client sends of the network for digits (4,810 weights)
 SENT = {
     "fedavg": 4810,
-    "fedpara": 2 * 9 * 128 + 2 * 4 * 74 + 74,
+    "fedpara": 2 * 9 * 128 + 640 + 74,  # the head is dense
+    "fedpara-paper": 2 * 9 * 128 + 2 * 4 * 74 + 74,
     "pfedpara": 12 * 128 + 4 * 74 + 74,
     "lowrank": 18 * 128 + 8 * 74 + 74,
     "pufferfish": 16 * 128 + 640 + 74,

@@ -53,6 +53,7 @@ def composed(space, *shape: int) -> torch.Tensor:
         tw.FedPara(gamma=1.0, personal=True),
         tw.FedPara(rank=2, start="factor_he", modules_to_save=("head.*",)),
         tw.FedPara(rank=2, start="composed_he", target_modules=("conv*",)),
+        tw.FedPara(activation="tanh", start="composed", scale="isometric", dense="auto"),
     ],
     ids=repr,
 )
@@ -206,6 +207,46 @@ def test_gradients_equal_the_corrected_equation_six():
         torch.testing.assert_close(slopes[f"w/{name}"], expected)
 
 
+@pytest.mark.parametrize("activation", ["none", "tanh"])
+@pytest.mark.parametrize("shape", [(60, 80), (24, 20, 3, 3)])
+def test_a_step_of_isometric_factors_has_the_mean_and_the_start_that_of_the_dense_weight(shape, activation):
+    """The component along G of a step of W is in expectation G, by Monte Carlo; std(W) is the dense one."""
+    space = tw.FedPara(rank=6, activation=activation, start="composed", scale="isometric")
+    fan_in = torch.Size(shape[1:]).numel()
+    usual = torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    base = {"w": usual / fan_in**0.5}  # as torch initializes layers
+    gains, sizes = [], []
+    for i in range(30):
+        coords, g = space.init(base, {}, Key(i)), Key(100 + i).normal(*shape)
+        made, back = torch.func.vjp(lambda c: space.expand(base, {}, c)["w"], coords)
+        # a step of W is J J^T G, its component along G is |J^T G|^2
+        gains.append(float(sum(block.square().sum() for block in back(g)[0].values()) / g.square().sum()))
+        sizes.append(float(made.std() / base["w"].std()))
+    gains, sizes = torch.tensor(gains), torch.tensor(sizes)
+    assert float(gains.mean()) == pytest.approx(1, abs=0.15)
+    assert float(sizes.mean()) == pytest.approx(1, abs=0.05)
+
+
+def test_an_isometric_start_has_the_std_of_weights_that_are_not_initialized_by_torch():
+    base = {"w": 0.2 * Key(1).normal(60, 80)}  # torch: 0.065
+    space = tw.FedPara(rank=6, activation="tanh", start="composed", scale="isometric")
+    assert float(space.expand(base, {}, space.init(base, {}, KEY))["w"].std()) == pytest.approx(0.2, rel=0.1)
+
+
+def test_head_and_small_weights_stay_dense_by_option_and_check_says_so():
+    net = nn.ModuleDict({"conv": nn.Conv1d(3, 16, 5), "gru": nn.GRU(16, 32), "head": nn.Linear(32, 5)})
+    spec = Spec.of({name: p.detach() for name, p in net.named_parameters()})
+    assert list(tw.FedPara(dense="auto").ranks(spec)) == ["gru.weight_ih_l0", "gru.weight_hh_l0"]
+    assert tw.FedPara(dense="auto").note(spec) == "FedPara leaves dense: conv.weight, head.weight."
+    assert list(tw.FedPara().ranks(spec)) == ["conv.weight", "gru.weight_ih_l0", "gru.weight_hh_l0", "head.weight"]
+    # a head with most of the weights is factorized
+    assert list(tw.FedPara(dense="auto").ranks(Spec.of(dict(cnn2().named_parameters())))) == [
+        "conv2.weight",
+        "head.weight",
+    ]
+    assert tw.FedPara(dense="auto").ranks(Spec.of({"w": torch.zeros(2, 4)})) == {}
+
+
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +339,10 @@ def test_expand_under_vmap_equals_single_calls_for_a_convolutional_network():
         ({"activation": "relu"}, "activation must be one of none, tanh"),
         ({"start": "zero"}, "start must be one of auto"),
         ({"personal": True, "activation": "tanh"}, "without an activation"),
+        ({"scale": "paper"}, "scale must be one of unit, isometric, not 'paper'"),
+        ({"dense": "head"}, "dense must be one of none, auto, not 'head'"),
+        ({"scale": "isometric"}, "needs start = 'composed'"),
+        ({"scale": "isometric", "start": "composed", "personal": True}, "personal = false"),
     ],
 )
 def test_invalid_settings_are_refused(options, message):

@@ -17,12 +17,11 @@ from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree, scale, sub, weighted_mean
 from thinwire.data.task import pool_clients
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
+from thinwire.experiments.check import check
 from thinwire.experiments.config import resolve
 from thinwire.protocol import Method
 from thinwire.protocol.setup import make_contract
 from thinwire.runtime.sampler import Sampler
-from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import LoRA
 from thinwire.testing import check_space
 from thinwire.training import Local
@@ -240,7 +239,9 @@ def test_rank_16_on_the_fused_attention_matrix_of_gpt2_has_the_published_number_
         ({"alpha": math.nan}, "alpha must be above 0"),
         ({"redraw_every": -1}, "redraw_every must be 0"),
         ({"target_modules": ()}, "target_modules selects nothing"),
-        ({"rank": 11}, "rank 11 is above 10, the largest rank of '2.weight', a matrix of 10 x 12"),
+        ({"scaling": "peft"}, "scaling must be one of standard, rslora, not 'peft'"),
+        ({"init_lora_weights": "gaussian"}, "init_lora_weights must be one of kaiming, isometric, not 'gaussian'"),
+        ({"dense": "head"}, "dense must be one of none, auto, not 'head'"),
         ({"target_modules": ("attn*",)}, "target_modules 'attn*' matches no block; the blocks are 0.weight, 2.weight"),
         ({"target_modules": ("*.bias",)}, "target_modules '*.bias' matches no block"),
         ({"modules_to_save": ("classifier.*",)}, "modules_to_save 'classifier.*' matches no block"),
@@ -260,9 +261,68 @@ def test_a_model_without_a_matrix_is_refused():
         LoRA().check(Spec.of({"bias": torch.zeros(3)}))
 
 
-def test_a_rank_above_that_of_a_layer_is_refused_before_the_run_starts():
-    with pytest.raises(ConfigError, match="rank 16 is above 10"):
-        LocalEngine().prepare(build_job(resolve("lora", overrides={"method.space.rank": 16})))
+def test_a_rank_above_that_of_a_matrix_is_that_of_the_matrix_and_check_says_so():
+    base = {"fc.weight": torch.zeros(40, 30), "fc.bias": torch.zeros(40), "head.weight": torch.zeros(3, 40)}
+    space = LoRA(rank=8, alpha=16.0)
+    coords = space.init(base, {}, Key(0))
+    assert {name: tuple(block.shape) for name, block in coords.items()} == {
+        "fc.weight/a": (8, 30),
+        "fc.weight/b": (40, 8),
+        "head.weight/a": (3, 40),
+        "head.weight/b": (3, 3),
+    }
+    assert space.note(Spec.of(base)) == "LoRA has rank 8, but for smaller matrices: head.weight 3."
+    ones = {name: torch.ones_like(block) for name, block in coords.items()}
+    made = space.expand(base, {}, ones)
+    assert float(made["fc.weight"][0, 0]) == 8 * 2.0
+    assert float(made["head.weight"][0, 0]) == 3 * 2.0  # alpha / rank is that of the other matrices
+    facts = check(resolve("lora", overrides={"method.space.rank": 16, "method.space.dense": "none", "rounds": 1}))
+    assert "LoRA has rank 16, but for smaller matrices: head.weight 10." in facts["note"]
+
+
+def test_small_matrices_and_the_head_are_trained_without_an_adapter():
+    net = nn.ModuleDict(
+        {
+            "conv": nn.Conv1d(1, 6, 5),
+            "gru": nn.GRU(6, 24),
+            "norm": nn.LayerNorm(24),
+            "fc": nn.Linear(24, 30),
+            "head": nn.Linear(30, 5),
+        }
+    )
+    spec = Spec.of({name: p.detach() for name, p in net.named_parameters()})
+    space = LoRA(rank=4, dense="auto")
+    names = list(space.init(spec.shapes(), {}, Key(0)))
+    adapted = ["gru.weight_ih_l0", "gru.weight_hh_l0", "fc.weight"]
+    assert [name for name in names if "/" in name] == [f"{name}/{side}" for name in adapted for side in "ab"]
+    assert [name for name in names if "/" not in name] == ["conv.weight", "conv.bias", "head.weight", "head.bias"]
+    assert space.note(spec) == "Trained without an adapter: conv.weight, head.weight."
+    # a language model's head has more outputs than inputs, so it gets an adapter
+    words = Spec.of({"fc.weight": torch.zeros(30, 24), "words.weight": torch.zeros(100, 30)})
+    assert all("/" in name for name in space.init(words.shapes(), {}, Key(0)))
+    # only matrices that target_modules selects
+    assert not any(
+        "head" in name for name in LoRA(2, target_modules=("fc.*",), dense="auto").init(spec.shapes(), {}, Key(0))
+    )
+
+
+def test_a_model_too_small_for_adapters_is_trained_without():
+    clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+    run = tw.simulate(nn.Linear(4, 2), clients, tw.methods.lora(), rounds=2)
+    dense = tw.simulate(nn.Linear(4, 2), clients, tw.Method(), rounds=2)
+    assert set(run.coords) == set(dense.coords) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("scaling", ["standard", "rslora"])
+@pytest.mark.parametrize(("rank", "alpha"), [(2, 8.0), (5, 1.0), (9, 3.0)])
+def test_with_an_isometric_a_a_step_of_b_has_the_mean_of_fedavgs(rank, alpha, scaling):
+    """s^2 E[A^T A] = I, also for a rank that the matrix lowers to its 7 outputs."""
+    space = LoRA(rank, alpha, scaling=scaling, init_lora_weights="isometric", freeze_a=True)
+    spec = Spec.of({"w": torch.zeros(7, 12)})
+    assert space.scale == pytest.approx(alpha / (rank if scaling == "standard" else rank**0.5))
+    draws = torch.stack([space.basis(spec, Key(i), None)["w/a"] for i in range(400)])
+    products = space.scale**2 * draws.mT @ draws
+    assert bool(((products.mean(0) - torch.eye(12)).abs() <= 5 * products.std(0) / 20).all())
 
 
 def test_the_adapter_is_proportional_to_alpha():

@@ -124,3 +124,21 @@ def test_a_model_without_peft_trains_in_the_lora_space():
     assert run.history[-1].loss < run.history[0].loss
     moved = {key for key, p in plain.named_parameters() if not torch.equal(run.weights[key], p)}
     assert moved == {"transformer.h.0.attn.c_attn.weight", "transformer.h.1.attn.c_attn.weight", "score.weight"}
+
+
+@pytest.mark.parametrize("scaling", ["standard", "rslora"])
+def test_peft_loads_an_exported_adapter_with_its_scaling_and_lower_ranks(scaling, tmp_path):
+    """Rank 24 on a model of width 16: each adapter has rank 16, with the scale of rank 24."""
+    plain, (inputs, labels) = bare("bert"), sentences(12, 1)
+    targets = ("*query.weight", "*intermediate.dense.weight")
+    space = LoRA(24, 12.0, targets, ("classifier.*",), scaling=scaling, init_lora_weights="isometric")
+    run = tw.simulate(plain, [(inputs, labels)], tw.Method(space, client_opt=tw.SGD(0.1)), rounds=2)
+    run.save_adapter(tmp_path)
+    config = peft.LoraConfig.from_pretrained(tmp_path)
+    assert config.use_rslora == (scaling == "rslora")
+    assert set(config.rank_pattern.values()) == {16}
+    again = peft.PeftModel.from_pretrained(bare("bert"), tmp_path).eval()
+    with torch.no_grad():
+        ours = run.model().eval()(**inputs).logits
+        torch.testing.assert_close(again(**inputs).logits, ours, rtol=0, atol=1e-5)
+        assert (ours - plain(**inputs).logits).abs().max() > 1e-3

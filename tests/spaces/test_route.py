@@ -18,7 +18,7 @@ from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.parts import build, describe
 from thinwire.experiments.toml import dumps, loads
 from thinwire.protocol import Method
-from thinwire.spaces import MAPO, Frozen, Full, LoRA, Route, Space
+from thinwire.spaces import MAPO, FedPara, Frozen, Full, LoRA, Route, Space
 from thinwire.spaces.route import Rule
 from thinwire.testing import check_space
 
@@ -141,7 +141,7 @@ def test_a_client_that_missed_merges_of_a_route_gets_the_public_state_of_the_ser
         (lambda: Route((("fc.*", Full()),)), "no rule of the route matches 'conv.weight'"),
         (lambda: Route((("*", Full()), ("fc.*", LoRA(2)))), "put it before earlier rules"),
         (lambda: Route((("attn*", LoRA(2)), ("*", Frozen()))), "rule 'attn*' matches no block"),
-        (lambda: Route((("conv.*", LoRA(9)), ("*", Frozen()))), "rank 9 is above 4"),
+        (lambda: Route((("conv.*", FedPara(rank=9)), ("*", Frozen()))), "rank = 9 is above 2"),
     ],
 )
 def test_invalid_routes_are_refused_in_one_line(make, message):

@@ -61,7 +61,7 @@ def join(methods: Sequence[Preset], task: str | None = None) -> Table:
                 _put(out, slot, value)
             elif slot in _CHAINED:
                 _put(out, slot, _chain(expression, slot, [*before, method.name], _get(out, slot), value))
-            elif slot in _FIRST_WINS:
+            elif slot in _FIRST_WINS or _same_server_optimizer(slot, _get(out, slot), value):
                 continue
             else:
                 raise IncompatibleParts(
@@ -69,6 +69,11 @@ def join(methods: Sequence[Preset], task: str | None = None) -> Table:
                 )
             before.append(method.name)
     return out
+
+
+def _same_server_optimizer(slot: str, first: Any, second: Any) -> bool:
+    """Whether two methods have one kind of server optimizer, with other settings: those of the first are used."""
+    return slot == "method.server_opt" and isinstance(first, dict) and first.get("kind") == second.get("kind")
 
 
 def _slots(table: Table) -> list[tuple[str, Any]]:

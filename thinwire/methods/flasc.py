@@ -17,7 +17,7 @@ from thinwire.spaces.lora import InitA
 @on("text-classification", **PEFT, server_lr=0.01)
 def flasc(
     rank: int = 8,
-    alpha: float = 32.0,
+    alpha: float = 16.0,
     density: float = 0.25,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),

@@ -41,8 +41,8 @@ class LoRA(Space):
 
     A gradient step of B moves W by s^2 A^T A times FedAvg's step: in expectation, by s^2 rank / (3 inputs) with
     Kaiming's A, which for the usual s is a small fraction. `init_lora_weights="isometric"` draws A in
-    ±sqrt(3 / rank) / s, so that s^2 E[A^T A] = I and FedAvg's learning rate fits; s then only sets how fast A is trained
-    (by s^2 B B^T).
+    ±sqrt(3 / rank) / s, so that s^2 E[A^T A] = I and FedAvg's learning rate fits; s then only sets how fast A is
+    trained (by s^2 B B^T).
 
     For models of 16 bits, coordinates are float32, as in peft, because small steps would be lost to rounding. The
     weights keep the type of the model.
