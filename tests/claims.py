@@ -17,7 +17,7 @@ from thinwire.experiments.collapse import is_broken
 from thinwire.reports.seed_groups import MeanInterval
 
 SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
-ACCURACIES = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy")
+ACCURACIES = ("best_accuracy", "final_accuracy", "last_accuracy", "best_client_accuracy", "final_client_accuracy")
 BYTES = ("bytes_up", "bytes_down", "bytes_catchup", "bytes_total")
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 

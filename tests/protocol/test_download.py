@@ -5,7 +5,7 @@ import torch
 
 from tests.federation import Federation, digits_task, perceptron, same_public
 from tests.protocol.messages import bodies_of
-from thinwire.codecs import Chain, ErrorFeedback, Quantize, Raw, TopK
+from thinwire.codecs import Chain, ErrorFeedback, Lattice, LatticeSum, Quantize, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.tree import tmap
 from thinwire.errors import Drifted, IncompatibleParts, WireError
@@ -87,6 +87,24 @@ def test_the_merge_codec_shortens_missed_windows():
         sizes[merge_codec] = len(open_round(one.contract, one.server, {3: 0})[3])
     assert sizes[Quantize(4)] < 2 * (64 / 2 + 8) + 40  # two windows of 64 half-bytes, and headers
     assert sizes[Raw()] > 2 * 5 * 64 / 2  # all ten entries: shorter than raw snapshots, far longer than encoded ones
+
+
+@pytest.mark.parametrize("redraw_every", [0, 4])
+def test_sums_on_a_lattice_are_short_and_exact(redraw_every):
+    """Clients that missed rounds receive one vector of integers for each basis, and reach the server's bits."""
+    space = MAPO(k=64, redraw_every=redraw_every)
+    one = federation(space, ErrorFeedback(Lattice(2.0)), up=Lattice(1.0, stochastic=True), merge_codec=LatticeSum())
+    for r in range(11):
+        one.round((0, 1) if r in (3, 6) else (0,))
+    sizes = {v: len(m) for v, m in open_round(one.contract, one.server, {v: v for v in range(12)}).items()}
+    for client in (0, 1, 2):
+        one.download(client)
+        assert same_public(one.public[client], one.server.public)
+    assert one.drifted == []
+    windows = 3 if redraw_every else 1
+    assert sizes[0] - sizes[11] < windows * 64  # a byte a value in each window, where raw values take four
+    entries = sum(map(len, one.server.ledger.entries)) if redraw_every == 0 else 0
+    assert redraw_every or sizes[0] - sizes[11] < entries
 
 
 def test_a_merge_codec_needs_a_basis_that_is_redrawn_and_has_no_state():

@@ -272,7 +272,7 @@ def test_entries_of_isometric_mapo_are_exact(monkeypatch):
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 57, 242, 243, 244, 11_274, 1_146_634, 10**9, 10**15 - 1, 10**15])
 def test_k_is_derived_from_the_number_of_weights(d):
     k = tw.MAPO(k=0).sizes(d).k
-    assert k**5 <= d**3 < (k + 1) ** 5
+    assert k == d if 8 * d**2 >= d**3 else k**3 <= 8 * d**2 < (k + 1) ** 3
     assert tw.MAPO().sizes(d) == tw.MAPO(k=k).sizes(d)
 
 
@@ -281,9 +281,9 @@ def test_derived_k_trains_as_the_same_k_given_and_is_printed_by_check():
 
     from thinwire.cli.app import app
 
-    assert same(train(tw.MAPO(k=0)).weights, train(tw.MAPO(k=11)).weights)  # floor(57^0.6)
+    assert same(train(tw.MAPO(k=0)).weights, train(tw.MAPO(k=29)).weights)  # floor(2 * 57^(2/3))
     shown = CliRunner().invoke(app, ["check", "mapo", "--rounds", "1"]).output
-    assert "MAPO has k = 161, floor(d^(3/5)) for d = 4,810." in " ".join(shown.split())
+    assert "MAPO has k = 569, floor(2 d^(2/3)) for d = 4,810." in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "permuted"])
