@@ -202,6 +202,17 @@ def test_two_bias_lstm_loads_the_state_dict_of_torch() -> None:
     torch.testing.assert_close(ours(x), theirs(x)[0][:, -1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("biases", [1, 2])
+def test_lstm_in_evaluation_equals_the_recurrence_of_training(biases: int) -> None:
+    ours, x = LSTM(8, 32, layers=2, biases=biases), torch.randn(5, 20, 8)
+    trained = ours(x)
+    with torch.no_grad():
+        evaluated = ours(x)
+    assert trained.requires_grad
+    assert not evaluated.requires_grad
+    torch.testing.assert_close(evaluated, trained.detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_lstm_initialization_is_uniform_as_in_torch() -> None:
     blocks = weights(LSTM(8, 256))
     assert all(block.abs().max() <= 1 / 16 for block in blocks.values())

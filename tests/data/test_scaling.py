@@ -196,7 +196,7 @@ def test_bad_messages_are_refused():
     with pytest.raises(WireError):
         unpack_scale(good, schema)
     lost = wire.pack(wire.LOST, 0, (), schema.sent_by(1))
-    with pytest.raises(WireError, match="expected one field 5 of 56 bytes"):
+    with pytest.raises(WireError, match="expected one field 7 of 56 bytes"):
         unpack_sums(lost, schema, 1)
     for mean, std in (((0.0,) * 3, (1.0, 0.0, 1.0)), ((float("nan"), 0.0, 0.0), (1.0,) * 3)):
         with pytest.raises(WireError, match="expected finite values and std above 0"):

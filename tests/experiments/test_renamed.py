@@ -24,7 +24,6 @@ FILES = [
     ("[method]\nguard = false", "write method.drift_check"),
     ("[method]\nspace = { kind = 'mapo', fresh_every = 2 }", "write method.space.redraw_every"),
     ("[method]\nspace = { kind = 'lora', layers = ['*'] }", "write method.space.target_modules"),
-    ("[method]\nspace = { kind = 'lora', dense = ['*'] }", "write method.space.modules_to_save"),
     ("[method]\nspace = { kind = 'lora', transposed = ['*'] }", "write method.space.fan_in_fan_out"),
     ("[method]\nspace = { kind = 'fedpara', layers = ['*'] }", "write method.space.target_modules"),
     ("[eval]\nuntil = 0.8", "write eval.target_accuracy"),

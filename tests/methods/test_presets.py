@@ -23,7 +23,7 @@ TASKS = sorted(presets("tasks"))
 def test_method_resolves_on_every_task_and_can_be_written(method):
     make = registry.lookup("method", method).make
     for task in TASKS:
-        experiment = resolve(method, on=task)
+        experiment = resolve(method, on=task, recipe="paper")
         assert loads(dumps(to_table(experiment)), "test")["name"] == method
         expected = make(**arguments_on_tasks(make).get(task, {}))
         if expected.client_opt is tw.Method.client_opt:  # not filled: the task sets it
@@ -51,12 +51,12 @@ def test_preset_has_name_first_line_paper_and_tables():
 
 
 def test_learning_rate_of_a_method_has_priority_over_the_task():
-    assert resolve("fedavg", on="digits").method.client_opt == tw.SGD(0.3)
-    assert resolve("lowrank", on="digits").method.client_opt == tw.SGD(0.1)  # equal to the default of Method
+    assert resolve("fedavg", on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
+    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.SGD(0.1)  # equal to the default of Method
     for name in ("mapo", "mapa", "mapax", "lora", "ffa-lora", "fedsa-lora", "fedloru", "fedpara"):
-        assert resolve(name, on="digits").method.client_opt == tw.SGD(0.3)
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
     for name in ("mapo-paper", "mapa-paper", "mapax-paper"):
-        assert resolve(name, on="digits").method.client_opt == tw.SGD(3.0)
+        assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(3.0)
 
 
 def test_settings_outside_of_the_method_are_part_of_the_preset():

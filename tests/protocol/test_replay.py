@@ -148,7 +148,7 @@ def test_a_state_replaces_entries_once_they_are_longer():
     assert kinds[-1] == wire.STATE
 
 
-@pytest.mark.parametrize(("drift_check", "size"), [(False, 16), (True, 22)])
+@pytest.mark.parametrize(("drift_check", "size"), [(False, 9), (True, 13)])
 def test_a_download_without_news_is_a_few_bytes(drift_check, size):
     federation = Federation(Method(drift_check=drift_check))
     federation.round((0, 1))

@@ -396,7 +396,7 @@ def test_the_presets_learn_digits(preset, tmp_path):
 
     summary = execute(resolve(preset, overrides={"rounds": 15}), tmp_path / preset)
     assert summary["final_loss"] < 1.7
-    assert summary["trainable"] <= 200
+    assert summary["trainable"] <= 600
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ KEYS = {
     # options of spaces
     "fresh_every": "redraw_every",
     "layers": "target_modules",
-    "dense": "modules_to_save",
     "transposed": "fan_in_fan_out",
     # other sections
     "until": "target_accuracy",

@@ -66,7 +66,7 @@ def mapo(k: int = 0, redraw_every: int = 1) -> Method:
 
     Paper: MAPO: Reshape-then-factorize.
 
-    >>> mapo(k=64).replace(up=Quantize(4)).space.k
+    >>> mapo(k=64).space.k
     64
     >>> mapo().space.sizes(11274).k
     1005

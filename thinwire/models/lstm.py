@@ -9,6 +9,7 @@ vector per layer where torch has two, and the fused kernels of torch have no bat
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ class LSTM(nn.Module):
     Parameter names, gate order and initialization (uniform within 1 / sqrt(hidden)) are those of `nn.LSTM`. With
     `biases=2` its state dict can be loaded; with `biases=1` a layer has only `bias_hh`.
 
-    The input products of all steps of a layer are one matrix product before the loop over time.
+    The input products of all steps of a layer are one matrix product before the loop over time. Without gradients, in
+    evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
 
     Args:
         inputs: size of an input vector.
@@ -77,7 +79,9 @@ class LSTM(nn.Module):
             first = getattr(self, f"bias_ih_l{layer}") if self.biases == 2 else torch.zeros_like(second)
             blocks += [getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}"), first, second]
         zero = x.new_zeros(self.layers, len(x), self.hidden)
-        output, _, _ = torch.lstm(x, [zero, zero], blocks, True, self.layers, 0.0, False, False, True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")  # cuDNN
+            output, _, _ = torch.lstm(x, [zero, zero], blocks, True, self.layers, 0.0, False, False, True)
         return output[:, -1]
 
 

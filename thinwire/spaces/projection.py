@@ -173,7 +173,7 @@ class MAPO(_Projection):
     >>> basis["a"].shape, space.expand(base, basis, {"model/b": torch.ones(2, 1)})["w"].abs().unique().tolist()
     (torch.Size([1, 3]), [1.0])
     >>> [MAPO(k=0).sizes(d).k for d in (57, 11_274, 1_146_634)]
-    [29, 1005, 21909]
+    [29, 1005, 21910]
 
     Not `MAPA`, which moves the whole model along p directions of length d.
     """
