@@ -24,11 +24,16 @@ ADDED: dict[str, Any] = {"method.space.scale": "unit"}
 
 
 def tables() -> dict[str, Grid]:
-    """Every table of a paper at every scale, and every grid of benchmarks."""
+    """Every table of a paper at every scale, and every grid of benchmarks, if all rows have the recipe `paper`."""
     found = {f"{name}, {scale}": load(name, scale).grid for name in presets("repro") for scale in SCALES}
     files = sorted((ROOT / "benchmarks/grids").glob("*.toml"))
     found |= {file.stem: Grid(tomllib.loads(file.read_text())) for file in files}
-    return {name: grid for name, grid in found.items() if grid.content["rows"]}
+    return {name: grid for name, grid in found.items() if recipes(grid) == {"paper"}}
+
+
+def recipes(grid: Grid) -> set[str | None]:
+    """The recipes that a grid or its rows name; None for the default one."""
+    return {row.get("recipe", grid.content.get("recipe")) for row in grid.content["rows"]}
 
 
 def lines(grid: Grid) -> list[str]:
