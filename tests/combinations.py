@@ -82,6 +82,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "quantize/sign": tw.Quantize(scheme="sign"),
         "quantize/qsgd": tw.Quantize(8, scheme="qsgd"),
         "quantize/fp16": tw.Quantize(scheme="fp16"),
+        "lattice": tw.Lattice(0.1),
+        "lattice-sum": tw.LatticeSum(),
         "error-feedback": tw.ErrorFeedback(tw.TopK(0.2)),
         "chain": tw.Chain((tw.ErrorFeedback(), tw.TopK(0.2), tw.Quantize(4))),
         "route": tw.ByBlock((("*", tw.Quantize(8)),)),
@@ -156,7 +158,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
     },
     "secure_aggregation": {"no": False, "yes": True},
     "drift_check": {"on": True, "off": False},
-    "evaluate": {"server": "server", "client": "client"},
+    "evaluate": {"server": "server", "client": "client", "average": "average"},
+    "ema_decay": {"0.95": 0.95, "0": 0.0},
     "download": {value: value for value in get_args(Download)},
     "upload": {value: value for value in get_args(UploadKind)},
 }

@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from fnmatch import fnmatchcase
+from fractions import Fraction
 
 from tests.wire_randomness import drift_check as drift_check
 from tests.wire_randomness import fold, philox
@@ -354,3 +355,62 @@ def _read_quantize(codec, data, blocks, key):
         highest = (1 << bits - 1) - 1
         levels = [level - highest for level in read_levels(c.take(), n, bits)]
     return _split([level * scales[i // length] for i, level in enumerate(levels)], blocks)
+
+
+MODELS = [
+    *(253, 1579, 5384, 12261, 21293, 30833, 39523, 46685, 52201, 56262, 59161, 61189, 62587, 63543, 64193, 64632),
+    *(1311, 1966, 2949, 4260, 5898, 7864, 10486, 13763, 17695, 21627, 26214, 31457, 36045, 40632, 45220, 49807),
+]
+
+
+def read_integers(data, count):
+    if count == 0:
+        assert not data
+        return []
+    c = Cursor(data)
+    first = c.byte()
+    if count > 4096:
+        return [level - (1 << first - 1) for level in read_levels(c.take(), count, first)]
+    model, shift = first % 32, first // 32 % 4
+    low = unpack(c.take(width(count, shift)), count, shift) if shift else [0] * count
+    escapes = [c.v() for _ in range(c.v())] if first >= 128 else []
+    out = []
+    for symbol, rest in zip(_coded(c.take(), count, model), low, strict=True):
+        further = escapes.pop(0) if abs(symbol) == 23 else 0
+        out.append((symbol + (further if symbol > 0 else -further)) * 2**shift + rest)
+    assert not escapes
+    return out
+
+
+def _coded(data, count, model):
+    weights = [Fraction(MODELS[model], 1 << 16) ** (s * s if model < 16 else abs(s)) for s in range(-23, 24)]
+    frequency = [1 + math.floor(w / sum(weights) * (2**14 - 47)) for w in weights]
+    frequency[23] += 2**14 - sum(frequency)
+    c, out = Cursor(data), []
+    x = struct.unpack("<I", c.take(4))[0]
+    for _ in range(count):
+        t, s, before = x % 2**14, 0, 0
+        while t >= before + frequency[s]:
+            before, s = before + frequency[s], s + 1
+        out.append(s - 23)
+        x = frequency[s] * (x >> 14) + t - before
+        if x < 2**16:
+            x = x * 2**16 + struct.unpack("<H", c.take(2))[0]
+    assert x == 2**16
+    c.end()
+    return out
+
+
+def _read_lattice(codec, data, blocks, key):
+    c = Cursor(data)
+    exponents = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks)))
+    values = iter(read_integers(c.take(), count_of(blocks)))
+    out = {}
+    for (name, shape, kind), exponent in zip(blocks, exponents, strict=True):
+        assert -126 <= exponent <= 100
+        out[name] = [_as(kind, next(values) * 2.0**exponent) for _ in range(math.prod(shape))]
+    return out
+
+
+def _read_lattice_sum(codec, data, blocks, key):
+    return (_read_raw, _read_lattice)[data[0]](codec, data[1:], blocks, key)

@@ -73,7 +73,7 @@ _ALIASES = {
     "thinwire.spaces": ("FactorizedFL", "Frozen", "Full", "LowRank", "MAPAX", "Pufferfish", "Route"),
     "thinwire.sketches": ("EvoFed", "Identity"),
     "thinwire.schedules": ("AllBlocks",),
-    "thinwire.codecs": ("ByBlock", "Masked", "RandomK", "RankSlice", "Raw", "Threshold"),
+    "thinwire.codecs": ("ByBlock", "Lattice", "LatticeSum", "Masked", "RandomK", "RankSlice", "Raw", "Threshold"),
     "thinwire.optimizers": (
         *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
         *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
@@ -149,6 +149,8 @@ if TYPE_CHECKING:
     from thinwire.codecs import Chain as Chain
     from thinwire.codecs import Codec as Codec
     from thinwire.codecs import ErrorFeedback as ErrorFeedback
+    from thinwire.codecs import Lattice as Lattice
+    from thinwire.codecs import LatticeSum as LatticeSum
     from thinwire.codecs import Masked as Masked
     from thinwire.codecs import Peer as Peer
     from thinwire.codecs import Quantize as Quantize

@@ -18,6 +18,8 @@ from thinwire.codecs import (
     ByBlock,
     Chain,
     ErrorFeedback,
+    Lattice,
+    LatticeSum,
     Masked,
     Peer,
     Quantize,
@@ -128,6 +130,11 @@ CODECS = {
     "quantize-fp16": Quantize(scheme="fp16"),
     "quantize-bf16": Quantize(scheme="bf16"),
     "quantize-sign": Quantize(scheme="sign", block=100),
+    "lattice": Lattice(0.7),
+    "lattice-stochastic": Lattice(1.0, stochastic=True),
+    "lattice-fine": Lattice(0.01),
+    "lattice-sum": LatticeSum(),
+    "lattice-sum-raw": LatticeSum(),
     "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantize(8))),
     "by-block": ByBlock((("conv.*", TopK(0.2)), (("*", "!one"), RandomK(0.5)), ("*", Raw()))),
 }
@@ -137,6 +144,9 @@ def codecs() -> Iterator[tuple[str, dict]]:
     """One tree, encoded by each codec."""
     for name, codec in CODECS.items():
         tree = ALL_TYPES if name == "raw" else TREE
+        if name == "lattice-sum":  # of float32 alone, on a lattice
+            spec = Spec.of({block: TREE[block].float() for block in TREE})
+            tree = eighths(spec, KEY.fold("lattice"))
         mask = MASK if isinstance(codec, Masked) else {}
         spec, peer = Spec.of(tree), Peer(KEY, EVERYONE, mask)
         data, _ = codec.encode(tree, codec.init(spec), peer)

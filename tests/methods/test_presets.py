@@ -52,7 +52,9 @@ def test_preset_has_name_first_line_paper_and_tables():
 
 def test_learning_rate_of_a_method_has_priority_over_the_task():
     assert resolve("fedavg", on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
-    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.SGD(0.1)  # equal to the default of Method
+    assert resolve("lowrank", on="digits", recipe="paper").method.client_opt == tw.SGD(
+        0.1
+    )  # equal to the default of Method
     for name in ("mapo", "mapa", "mapax", "lora", "ffa-lora", "fedsa-lora", "fedloru", "fedpara"):
         assert resolve(name, on="digits", recipe="paper").method.client_opt == tw.SGD(0.3)
     for name in ("mapo-paper", "mapa-paper", "mapax-paper"):

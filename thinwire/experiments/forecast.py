@@ -15,7 +15,7 @@ import torch
 
 from thinwire.codecs.base import Codec
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, add
 from thinwire.protocol.advance import switch_stage
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.download import RoundOpening, has_drift_check
@@ -29,6 +29,8 @@ from thinwire.simulation.simulation import Simulation
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 from thinwire.wire.weight import encode as encode_weight
+
+MOST_SUMMED = 64  # rounds of a window that are drawn to estimate the length of their sum
 
 
 class Forecast(NamedTuple):
@@ -76,6 +78,27 @@ class Lengths:
             tree = {block.name: draw.fold(block.name).normal(*block.shape) for block in spec}
             peer = self.contract.peer(0, EVERYONE, self.contract.moving)
             self._kept[key] = len(codec.encode(tree, codec.init(spec), peer)[0])
+        return self._kept[key]
+
+    def snapshot(self, names: frozenset[str], rounds: int) -> int:
+        """Length of the encoded coordinates after some rounds of a window; where it varies, of summed Gaussian steps."""
+        method, spec = self.contract.method, self.contract.coords.restrict(names)
+        codec = method.merge_codec
+        if not codec.exact or codec.size(spec) is not None or not method.sketch.is_identity:
+            return self.payload(codec, spec)
+        key = names, min(rounds, MOST_SUMMED)
+        if key not in self._kept:
+            peer, state, total = (
+                self.contract.peer(0, EVERYONE, self.contract.moving),
+                method.down.init(spec),
+                spec.zeros(),
+            )
+            for i in range(key[1]):
+                draw = self.contract.key.fold("forecast", i)
+                tree = {block.name: draw.fold(block.name).normal(*block.shape) for block in spec}
+                data, state = method.down.encode(tree, state, peer)
+                total = add(total, method.down.decode(data, spec, peer))
+            self._kept[key] = len(codec.encode(total, {}, peer)[0])
         return self._kept[key]
 
     def body(self, names: frozenset[str], fields: Mapping[int, int]) -> int:
@@ -160,7 +183,10 @@ class ForecastOpening(RoundOpening):
         return (wire.pack(kind, self.server.public.version, (), self.contract.schema, behind), blank(size))
 
     def _snapshot(self, touched: frozenset[str]) -> bytes:
+        exact, ledger = self.contract.method.merge_codec.exact, self.server.ledger
         size = self.contract.coords.restrict(touched).nbytes
+        if exact:
+            size = self.lengths.snapshot(touched, ledger.version - ledger.opened)
         return cast("bytes", blank(self.lengths.body(touched, {wire.VALUES: size})))
 
     def _request(self, news: bool) -> bytes:
@@ -214,7 +240,7 @@ def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version:
     body = cast("bytes", blank(lengths.entry(names)))
     if version + 1 != contract.window_end(version):
         return body, None
-    values = lengths.payload(contract.method.merge_codec, contract.coords.restrict(names))
+    values = lengths.snapshot(names, contract.method.space.redraw_every)
     end = cast("bytes", blank(lengths.body(names, {wire.VALUES: values})))
     if not contract.method.merge_codec.exact:
         return end, end
