@@ -81,7 +81,7 @@ class Lengths:
         return self._kept[key]
 
     def snapshot(self, names: frozenset[str], rounds: int) -> int:
-        """Length of the encoded coordinates after some rounds of a window; where it varies, of summed Gaussian steps."""
+        """Length of the encoded coordinates after some rounds of a window; if it varies, of summed Gaussian steps."""
         method, spec = self.contract.method, self.contract.coords.restrict(names)
         codec = method.merge_codec
         if not codec.exact or codec.size(spec) is not None or not method.sketch.is_identity:
