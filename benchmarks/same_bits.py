@@ -34,6 +34,17 @@ METHODS: dict[str, list[str]] = {
     "ef+topk+int4": ["ef+topk+int4"],
 }
 RENAMED = {"method.secure_aggregation=true": "method.secure=true"}
+# a version with recipes: the settings that a preset had before
+OLD_MAPO = ["mapo", *(f"--set=method.{key}" for key in ("space.scale=unit", "space.k=128", "client_opt.lr=3.0"))]
+OLD_CODEC = "{kind='quantize', bits=4, stochastic=true}"
+OLD_LORA = [f"--set=method.{key}" for key in ("space.init_lora_weights=kaiming", "space.dense=none")]
+STATED = {
+    "mapo": OLD_MAPO,
+    "thin": [*OLD_MAPO, "--set=method.space.redraw_every=5"]
+    + [f"--set=method.{slot}={OLD_CODEC}" for slot in ("up", "down", "merge_codec")],
+    "fedpara": ["fedpara-paper"],
+    "flasc": ["flasc", *OLD_LORA, "--set=method.server_opt.lr=0.01"],
+}
 BYTES = ("bytes_up", "bytes_down", "bytes_catchup")
 
 
@@ -41,6 +52,8 @@ def result(tree: Path, words: list[str], rounds: int) -> dict[str, Any]:
     """Run a method with one version; the hash of its final weights, and losses and bytes of all rounds."""
     if not (tree / "thinwire/protocol").is_dir():  # a version before the names of the field
         words = [RENAMED.get(word, word) for word in words]
+    if (tree / "thinwire/presets/recipes").is_dir():
+        words = [*STATED.get(words[0], words[:1]), *words[1:], "--recipe", "paper"]
     environment = {**os.environ, "PYTHONPATH": str(tree), "THINWIRE_PROBE": "off", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -65,15 +78,22 @@ def main() -> None:  # noqa: D103
     parser.add_argument("before", type=Path, help="the folder of the other version")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--training", action="store_true", help="compare weights and losses, not bytes")
     options = parser.parse_args()
     different = []
     for name in options.methods:
         old, new = (result(tree, METHODS[name], options.rounds) for tree in (options.before.resolve(), ROOT))
-        if old != new:
+        same = _training(old) == _training(new) if options.training else old == new
+        if not same:
             different.append(name)
-        verdict = "same" if old == new else f"DIFFERENT: {old['weights']} {[old[key] for key in BYTES]}"
+        verdict = "same" if same else f"DIFFERENT: {old['weights']} {[old[key] for key in BYTES]}"
         print(f"{name:14} weights {new['weights']}  bytes {[new[key] for key in BYTES]}  {verdict}", flush=True)
     raise SystemExit(f"different: {', '.join(different)}" if different else 0)
+
+
+def _training(result: dict[str, Any]) -> tuple[str, list[float]]:
+    """The weights and the losses of a result: what does not depend on the format of messages."""
+    return result["weights"], [one[0] for one in result["rounds"]]
 
 
 if __name__ == "__main__":
