@@ -31,7 +31,7 @@ _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or over
 @register("codec", "lattice")
 @dataclass(frozen=True)
 class Lattice(Codec):
-    """Round each value to a multiple of a power of two near a multiple of their root mean square.
+    """Round each value to a multiple of a power of two; sums of such values are exact.
 
         x ~ s q,    s = 2^round(log2(step * rms(x))) of each block of the tree,    q = x / s rounded to an integer
 
@@ -92,7 +92,7 @@ class Lattice(Codec):
 @register("codec", "lattice-sum")
 @dataclass(frozen=True)
 class LatticeSum(Codec):
-    """Send values without loss: as integer multiples of the largest power of two that divides them all, where shorter.
+    """Send values without loss, those on a lattice as small integers.
 
         x = s q,    s = the largest power of two of which all values of a block are multiples,    q an integer
 
