@@ -160,7 +160,7 @@ def _divisor(x: np.ndarray) -> tuple[int, np.ndarray] | None:
         return 0, np.zeros(len(x), np.int64)
     mantissa, exponent = np.frexp(some)  # x = mantissa 2^exponent, the mantissa of a float32 has 24 bits
     whole = np.abs(mantissa * (1 << 24)).astype(np.int64)
-    zeros = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)  # trailing zeros; exact for powers of two
+    zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1  # trailing zeros of each
     least = int((exponent - 24 + zeros).min())
     if not _LOWEST <= least <= _HIGHEST or int(exponent.max()) - least > 24:
         return None
