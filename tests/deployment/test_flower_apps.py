@@ -97,5 +97,5 @@ def test_node_with_another_method_or_duplicate_clients_is_skipped(tmp_path, caps
     serve(server_app(experiment, job), DirectGrid(client_app(job), configs), tmp_path / "run", seconds=30.0)
     assert lines(tmp_path / "run")[0]["clients"] == 2
     printed = capsys.readouterr().out
-    assert "node 3 is left out: it runs another method" in printed
-    assert "node 4 is left out: it says that it serves client 0, which another node serves" in printed
+    assert "node 3 is not used: it runs another method" in printed
+    assert "node 4 is not used: it reports client 0, which another node has" in printed
