@@ -1,7 +1,9 @@
 """Untouched presets on five tasks that had no part in any search (`benchmarks/strangers.py`)."""
 
+import contextlib
 import doctest
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,3 +121,14 @@ def test_untouched_presets_neither_diverge_nor_collapse_and_thin_is_near_fedavg(
     rows = [strangers.train(strangers.Case(name, method, seed)) for seed in (101, 102) for method in strangers.METHODS]
     failed = [check.text for check in strangers.verdict(rows) if not check.holds]
     assert not failed, strangers.table(rows)
+
+
+def test_the_page_of_the_recipe_has_the_output_of_the_published_runs(capsys, monkeypatch):
+    root = Path(__file__).parent.parent
+    monkeypatch.setattr("sys.argv", ["strangers.py", "--table", str(root / "docs/results/strangers.jsonl")])
+    with contextlib.suppress(SystemExit):
+        strangers.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("holds", "FAILS", "fails"))]
+    assert len(lines) == 3
+    page = (root / "docs/recipe.md").read_text()
+    assert all(line in page for line in lines)

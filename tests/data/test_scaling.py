@@ -42,7 +42,7 @@ def floats(n: int = 60) -> Arrays:
     return Arrays(source.pixels.float() / 255, source.targets)
 
 
-CLIENTS = Assignment(np.arange(1, 60), np.array([0, 9, 30, 59]))  # example 0 belongs to nobody
+CLIENTS = Assignment(np.arange(1, 60), np.array([0, 9, 30, 59]))  # no client has example 0
 
 
 @pytest.mark.parametrize("make", [images, floats])

@@ -120,10 +120,11 @@ class LatticeSum(Codec):
         """A zero byte and the raw values, or a one, exponents and levels."""
         raw = Raw().encode(tree, {}, peer)[0]
         found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
-        if None not in found:
-            exponents = [exponent for one in found if one is not None for exponent in one[:1]]
-            levels = [one[1] for one in found if one is not None]
-            packed = _pack(exponents, np.concatenate(levels) if levels else np.zeros(0, np.int64))
+        known = [one for one in found if one is not None]
+        if len(known) == len(found):
+            packed = _pack(
+                [one[0] for one in known], np.concatenate([np.zeros(0, np.int64), *(one[1] for one in known)])
+            )
             if len(packed) < len(raw):
                 return b"\1" + packed, state
         return b"\0" + bytes(raw), state
