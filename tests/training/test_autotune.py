@@ -89,11 +89,14 @@ def test_processes_that_start_together_choose_the_same_backend(monkeypatch):
 
     monkeypatch.setattr(autotune, "_known", Empty())
     together, measured, found = threading.Barrier(2), [], {}
+    here = threading.local()  # a clock for each process, advanced by hand
+    monkeypatch.setattr(autotune.time, "perf_counter", lambda: getattr(here, "now", 0.0))
 
     def process(fast):
         def run(one, clients):
             measured.append(fast)
-            time.sleep(0.001 if one.backend == fast else 0.004)
+            time.sleep(0.001)  # the other process starts meanwhile
+            here.now = getattr(here, "now", 0.0) + (0.001 if one.backend == fast else 0.004)
 
         together.wait()
         found[fast] = choose(["e"], ["threads", "vmap"], True, 2, run)
