@@ -223,6 +223,10 @@ class Source:
         test_users: the same for the test examples, or None.
         note: a remark for readers of results about this copy of the data (for example, that it is lossy).
         model: options that a model needs for these examples, such as the checkpoint of their tokenizer.
+        loss: the name of the loss (`thinwire.data.losses`).
+        metrics: names of metrics to compute besides loss and accuracy.
+        objective: what rounds and runs are ranked by; "" for accuracy if targets are class labels.
+        class_names, user_names: names for readers, by number; empty if they have none.
         mean, std: of images, the constants of `task.scale = "standard"`: mean and standard deviation of each channel
             over all training images (of the population; bytes count as pixel / 255); empty if they are not known.
     """
@@ -236,6 +240,11 @@ class Source:
     model: Mapping[str, Any] = field(default_factory=dict)
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    loss: str = "cross-entropy"
+    metrics: tuple[str, ...] = ()
+    objective: str = ""
+    class_names: tuple[str, ...] = ()
+    user_names: tuple[str, ...] = ()
 
 
 class LabeledTexts(NamedTuple):

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from thinwire.data.examples import Arrays, Examples, Inputs
 from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.partitions.base import Assignment, offsets_of
 from thinwire.errors import ConfigError
+from thinwire.metrics.base import Metric
 
 _AT_ONCE = 1 << 14  # clients whose examples are shuffled in one call
 
@@ -55,6 +56,9 @@ class Task:
         loss: `loss(outputs, targets)`, one value per example or their mean; see `thinwire.data.losses`.
         note: a remark about the data for readers of results.
         before: messages that were exchanged to prepare the data, for example to estimate the scale of images.
+        metrics: metrics of the test set besides loss and accuracy, by name.
+        objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; by default accuracy if
+            targets are class labels (`metrics/objective.py`).
     """
 
     model: nn.Module
@@ -65,6 +69,8 @@ class Task:
     loss: Loss = cross_entropy
     note: str = ""
     before: Exchange = Exchange()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    objective: str = ""
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.clients.sizes() == 0)

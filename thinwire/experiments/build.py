@@ -11,6 +11,7 @@ from torch import nn
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
+from thinwire.data.losses import loss_by_name
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.scaling import estimate, image_values, schema_of, standardized, unpack_scale
 from thinwire.data.task import Exchange, Task, validation_fraction
@@ -33,6 +34,7 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
         experiment.seed,
         experiment.eval.every,
         metrics_by_name(experiment.eval.metrics),
+        experiment.eval.objective,
     )
 
 
@@ -51,7 +53,18 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
         clients, validation = validation_fraction(clients, choice.validation_fraction, key.fold("hold-out"))
     model = build_model(choice, source, key)
     train, test, before = prepared(choice, source, clients)
-    return Task(model, train, clients, test, validation, note=source.note, before=before)
+    return Task(
+        model,
+        train,
+        clients,
+        test,
+        validation,
+        loss_by_name(source.loss),
+        source.note,
+        before,
+        metrics_by_name(source.metrics),
+        source.objective,
+    )
 
 
 def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[Examples, Examples, Exchange]:

@@ -96,11 +96,13 @@ class Evaluation:
         every: rounds between two evaluations.
         target_accuracy: an accuracy at which the run ends early.
         metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
+        objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
     """
 
     every: int = 1
     target_accuracy: float = 1.0
     metrics: tuple[str, ...] = ()
+    objective: str = field(default="", metadata={"rare": True})
 
     def __post_init__(self) -> None:
         if not 0 < self.target_accuracy <= 1:

@@ -70,6 +70,7 @@ def summarize(
         "parameters": simulation.federation.model.parameters(),
         "trainable": Spec.of(simulation.federation.first.coords).size,
         **totals(lines, accounting, sum(retry.bytes for retry in retries)),
+        "objective": simulation.job.ranked_by.summary(lines),
         "seconds": round(sum(line["seconds"] for line in all_lines), 3),
         **again,
         **_privacy(simulation, len(records)),

@@ -9,3 +9,6 @@ from thinwire.metrics.base import SumMetric as SumMetric
 from thinwire.metrics.base import metrics_by_name as metrics_by_name
 from thinwire.metrics.clients import ClientSummary as ClientSummary
 from thinwire.metrics.clients import summarize as summarize
+from thinwire.metrics.objective import Objective as Objective
+from thinwire.metrics.objective import lower_is_better as lower_is_better
+from thinwire.metrics.objective import objective_of as objective_of

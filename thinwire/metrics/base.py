@@ -41,6 +41,7 @@ class SumMetric:
     Args:
         update: sums over a batch, a tensor of the same shape for every batch; added up in float64.
         compute: the metric from the sums of all batches, a float64 tensor on the CPU.
+        higher_is_better: whether a higher value is a better one.
 
     >>> error_rate = SumMetric(
     ...     lambda outputs, targets: torch.stack(((outputs.argmax(1) != targets).sum(), torch.tensor(len(targets)))),
@@ -52,6 +53,7 @@ class SumMetric:
 
     update: Callable[[Tensor, Tensor], Tensor]
     compute: Callable[[Tensor], float]
+    higher_is_better: bool = True
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         """The metric of one batch, or of a whole set."""

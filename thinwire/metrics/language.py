@@ -20,7 +20,7 @@ def perplexity() -> SumMetric:
     >>> round(perplexity()(torch.zeros(1, 3, 8), torch.tensor([[1, 2, -100]])), 4)
     8.0
     """
-    return SumMetric(_token_losses, lambda sums: float(torch.exp(sums[0] / sums[1])))
+    return SumMetric(_token_losses, lambda sums: float(torch.exp(sums[0] / sums[1])), False)
 
 
 def _token_losses(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def mse() -> SumMetric:
     >>> mse()(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
     2.0
     """
-    return SumMetric(lambda outputs, targets: _sums(_errors(outputs, targets).square()), ratio)
+    return SumMetric(lambda outputs, targets: _sums(_errors(outputs, targets).square()), ratio, False)
 
 
 @register("metric", "mae")
@@ -31,7 +31,7 @@ def mae() -> SumMetric:
     >>> mae()(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
     1.0
     """
-    return SumMetric(lambda outputs, targets: _sums(_errors(outputs, targets).abs()), ratio)
+    return SumMetric(lambda outputs, targets: _sums(_errors(outputs, targets).abs()), ratio, False)
 
 
 @register("metric", "r2")

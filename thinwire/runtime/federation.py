@@ -131,7 +131,7 @@ class Federation:
         """The record of a round with loss, accuracy and metrics on the test set, if there is one."""
         if self.test is None:
             return record
-        found = evaluate(self.model, *self.final(state), self.test, metrics=self.job.metrics)
+        found = evaluate(self.model, *self.final(state), self.test, metrics=self.job.all_metrics)
         return record._replace(test_loss=found.loss, accuracy=found.accuracy, metrics=found.metrics)
 
     def client_evaluation(

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from thinwire.data.losses import bce
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric
+from thinwire.metrics.objective import Objective, objective_of
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
@@ -56,7 +58,8 @@ class Job:
         local: how much a client trains in a round.
         seed: the root of all randomness.
         eval_every: rounds between two evaluations; the last round is always evaluated.
-        metrics: metrics of the test set besides loss and accuracy, by name.
+        metrics: further metrics of the test set, besides those of the task, by name.
+        objective: what rounds and runs are ranked by; by default the task's.
     """
 
     task: Task
@@ -67,6 +70,7 @@ class Job:
     seed: int = 0
     eval_every: int = 1
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    objective: str = ""
 
     def __post_init__(self) -> None:
         clients = len(self.task.clients)
@@ -78,6 +82,7 @@ class Job:
             raise ConfigError(f"eval_every must be 1 or more, not {self.eval_every}")
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed must be from 0 to 2**64 - 1, not {self.seed}")
+        _ = self.ranked_by  # raises if it is not a metric of this run
         self.method.over(self.rounds)  # raises if a learning-rate schedule is longer than the run
         self.method.budget.check(clients)
         self.method.aggregator.check(self.cohort)
@@ -90,6 +95,17 @@ class Job:
             raise ConfigError("secure_aggregation = true needs a cohort of 2 or more clients, not 1")
         if self.method.secure_aggregation and self.method.privacy.masked is not None:
             self.method.privacy.masked.check_clients(self.cohort)
+
+    @property
+    def all_metrics(self) -> dict[str, Metric]:
+        """The metrics of the task and those of the job."""
+        return {**self.task.metrics, **self.metrics}
+
+    @property
+    def ranked_by(self) -> Objective:
+        """What rounds and runs are ranked by."""
+        labels = self.task.loss is bce or not self.task.train.targets.is_floating_point()
+        return objective_of(self.all_metrics, labels, self.objective or self.task.objective)
 
 
 class RunState(NamedTuple):
