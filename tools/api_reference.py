@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -98,8 +99,9 @@ def signature(name: str, value: Any, width: int = 100) -> str:
         found = inspect.signature(value)
     except ValueError:  # a class without a signature of its own
         return name
-    given = [str(p) for p in found.parameters.values() if p.name not in ("self", "cls") and not p.name.startswith("_")]
-    kinds = [p.kind for p in found.parameters.values() if p.name not in ("self", "cls") and not p.name.startswith("_")]
+    shown = [p for p in found.parameters.values() if p.name not in ("self", "cls") and not p.name.startswith("_")]
+    given = [re.sub(r": '(.*?)'(?= = |$)", r": \1", str(p)) for p in shown]  # annotations are strings
+    kinds = [p.kind for p in shown]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         given.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     line = f"{name}({', '.join(given)})"
