@@ -53,4 +53,3 @@ def test_terms_are_explained_or_linked_where_they_first_appear(page):
         if not (bold or linked):
             unexplained.append(f"{term}: ...{' '.join((before[-40:] + first[0] + after[:30]).split())}...")
     assert not unexplained, "\n".join(unexplained)
-

@@ -47,7 +47,9 @@ def commands(page: Path) -> list[str]:
 def recipe(target: str) -> list[str]:
     """The commands of a target of the Makefile, as one would type them."""
     lines = (ROOT / "Makefile").read_text().split(f"\n{target}:")[1].splitlines()[1:]
-    own = [line.strip() for line in lines[: next((i for i, line in enumerate(lines) if not line.startswith("\t")), None)]]
+    own = [
+        line.strip() for line in lines[: next((i for i, line in enumerate(lines) if not line.startswith("\t")), None)]
+    ]
     return [line.replace("$(BIN)/python -m pip", "pip").replace(" --quiet", "").replace("$(BIN)/", "") for line in own]
 
 

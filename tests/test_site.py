@@ -106,14 +106,15 @@ def test_the_reference_has_every_public_name():
         assert name == "__version__" or f"[`{name}`](" in index, name
     for target, anchor in re.findall(r"\]\((\w+\.md)#([\w.]+)\)", index):
         assert f"{{#{anchor}}}" in pages[f"api/{target}"], anchor
-    assert all("None" != line.strip() for page in pages.values() for line in page.splitlines())
+    assert all(line.strip() != "None" for page in pages.values() for line in page.splitlines())
 
 
 def test_docstrings_become_markdown():
     text = to_markdown(tw.Method.__doc__)
     assert "- `space`: the coordinates that clients train" in text
-    found = to_markdown("One *a*.\n\n    y = x_1\n\n      more\n\nArgs:\n    x: is\n        long.\n    **y: rest.\n\n>>> 1\n1\n")
-    assert found == (
-        "One \\*a\\*.\n\n```text\ny = x_1\n\n  more\n```\n\n- `x`: is\n  long.\n- `**y`: rest.\n\n```pycon\n>>> 1\n1\n```"
+    found = to_markdown(
+        "One *a*.\n\n    y = x_1\n\n      more\n\nArgs:\n    x: is\n        long.\n    **y: rest.\n\n>>> 1\n1\n"
     )
+    lines = ["One \\*a\\*.", "```text\ny = x_1\n\n  more\n```", "- `x`: is\n  long.\n- `**y`: rest."]
+    assert found.split("\n\n```pycon\n") == ["\n\n".join(lines), ">>> 1\n1\n```"]
     assert signature("f", lambda a, *, b=1: a) == "f(a, *, b=1)"
