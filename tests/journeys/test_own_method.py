@@ -41,7 +41,8 @@ def test_a_method_and_a_codec_of_ones_own_from_the_page_to_the_comparison(tmp_pa
     lines = "".join(blocks).splitlines()
     assert len(lines) == 6
     assert all(line.startswith("PYTHONPATH=. ") for line in lines)
-    smaller = [f"{line} --rounds 2" if re.search(r"thinwire (run|compare) ", line) else line for line in lines]
+    few = "--rounds 1 --clients 4 --cohort 2 --set local.epochs=1"
+    smaller = [f"{line} {few}" if re.search(r"thinwire (run|compare) ", line) else line for line in lines]
     environment = {**os.environ, "PYTHONPATH": f".{os.pathsep}{ROOT}", "THINWIRE_PROBE": "off", "COLUMNS": "150"}
     command = [sys.executable, "-c", RUN_ALL]
     done = subprocess.run(
