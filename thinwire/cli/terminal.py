@@ -48,6 +48,12 @@ def print_run(progress: Progress, quiet: bool = False) -> None:
     err.print(visible(f"{progress.done}/{progress.todo} {progress.name} {result}{left}"), soft_wrap=True)
 
 
+def print_start(run: Path, done: int, rounds: int) -> None:
+    """Print the round from which a run goes on."""
+    text = f"goes on after round {done} of {rounds}" if done else f"has no checkpoint yet: from round 1 of {rounds}"
+    print(visible(f"{run} {text}"), file=sys.stderr)
+
+
 def print_written(file: Path) -> None:
     """Print the name of a file that was written."""
     print(visible(f"wrote {file}"), file=sys.stderr)

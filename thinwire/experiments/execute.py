@@ -34,6 +34,7 @@ def execute(
     on_round: OnRound | None = None,
     prepare: Callable[[], Runner] | None = None,
     on_message: OnMessage | None = None,
+    on_continue: Callable[[int], None] | None = None,
 ) -> Summary:
     """Run an experiment and return its totals. Nothing is written before the experiment has been checked.
 
@@ -47,6 +48,7 @@ def execute(
             round that the run went back to and those after it.
         prepare: makes the simulation, if not the experiment's engine.
         on_message: is called with every message, as it is sent.
+        on_continue: is called with the number of rounds that are done, before the others are trained.
     """
     plan = Plan.of(experiment, data_dir, prepare)
     folder = RunFolder(path, experiment)
@@ -59,7 +61,7 @@ def execute(
                 return {**done, **byte_totals(*sizes, experiment.accounting, done.get("bytes_abandoned", 0))}
         elif not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    watchers = Watchers(on_round, on_message)
+    watchers = Watchers(on_round, on_message, on_continue=on_continue)
     return run_plan(plan, folder, watchers, resume=resume, again=again).summary
 
 

@@ -154,6 +154,8 @@ class _Execution:
 
     def run(self, simulation: Runner, state: RunState, watchers: Watchers) -> Finished:
         """Train the rounds that are left, and write the results."""
+        if watchers.on_continue:
+            watchers.on_continue(state.round)
         for record in list(self.records):
             watchers.show(record)
         try:

@@ -12,6 +12,7 @@ from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.experiments.records import BEST, Recorded, read_run, verify
 from thinwire.experiments.run_directory import RunFolder, records_of
+from thinwire.experiments.watch import how_to_resume
 from thinwire.runtime.job import RoundRecord
 
 
@@ -69,11 +70,7 @@ def read_results(path: Path) -> Results:
     """The results of a finished run, whose files are verified."""
     run = read_run(path)
     if run.summary is None:
-        how = (
-            "run its script again with resume=True"
-            if "script" in run.table
-            else f"`thinwire resume {path}` continues it"
-        )
+        how = how_to_resume(path, run.table)
         raise CheckpointError(f"{path} is not finished ({len(run.records)} of {run.rounds} rounds); {how}")
     verify(path)
     final, best = path / "model.safetensors", path / BEST

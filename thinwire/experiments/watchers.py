@@ -36,12 +36,14 @@ class Watchers:
         on_message: is called with every message.
         callbacks: functions and objects; their errors are raised as one line with their name.
         stop: ends the run; see `as_stop`.
+        on_continue: is called with the number of rounds that are done, before the others are trained.
     """
 
     on_round: OnRound | None = None
     on_message: OnMessage | None = None
     callbacks: Sequence[Any] = ()
     stop: StopFunction | None = None
+    on_continue: Callable[[int], None] | None = None
 
     @classmethod
     def of(
