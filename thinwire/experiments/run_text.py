@@ -40,7 +40,7 @@ class Facts(NamedTuple):
         >>> for line in Facts(totals, [record], 20, Objective(), (record, Objective())).lines():
         ...     print(*line)
         mapo on digits 1 of 20 rounds, ended by patience
-        test accuracy 90.00 %, the best in round 1; training loss 0.5000
+        test accuracy 90.00 % (best 90.00 % in round 1); training loss 0.5000
         sent 2 kB: 1 kB up, 1 kB down, 0 B catch-up
         """
         found = self.summary
@@ -58,8 +58,9 @@ class Facts(NamedTuple):
             human_bytes(sum(getattr(record, f"bytes_{way}") for record in self.records))
             for way in ("up", "down", "catchup")
         )
-        total = human_bytes(found.get("bytes_total_honest", 0))
-        lines.append(("sent", f"{total}: {up} up, {down} down, {catchup} catch-up"))
+        total, lost = human_bytes(found.get("bytes_total_honest", 0)), found.get("bytes_abandoned", 0)
+        abandoned = f", {human_bytes(lost)} abandoned" if lost else ""
+        lines.append(("sent", f"{total}: {up} up, {down} down, {catchup} catch-up{abandoned}"))
         return [*lines, *([("directory", str(self.path))] if self.path else [])]
 
     def _quality(self) -> str:
@@ -69,13 +70,10 @@ class Facts(NamedTuple):
         best, by = self.best
         if best is None:
             return self.objective.text(final)
-        value, of = self.objective.value(best._asdict()), "" if by == self.objective else f", by {by.label}"
-        same = value == final and best.round == self.records[-1].round
-        return (
-            f"{self.objective.text(final)}, the best in round {best.round}{of}"
-            if same
-            else (f"{self.objective.text(final)} (best {self.objective.text(value)} in round {best.round}{of})")
-        )
+        value = self.objective.text(self.objective.value(best._asdict()))
+        if by != self.objective:
+            return f"{self.objective.text(final)}; {value} in round {best.round}, the best by {by.label}"
+        return f"{self.objective.text(final)} (best {value} in round {best.round})"
 
 
 def as_text(facts: Facts) -> str:
