@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import thinwire as tw
 from tests.bad_input.test_file_system import files_of_at_most
 from thinwire.experiments.best import BestModel
 from thinwire.experiments.config import resolve, to_table
+from thinwire.experiments.execute import execute
 from thinwire.experiments.progress import shown, style_of
 from thinwire.experiments.records import SUMS
 from thinwire.metrics.objective import Objective
@@ -251,6 +253,12 @@ def test_the_best_model_of_an_abandoned_round_is_forgotten(tmp_path, disk):
     best.go_back(records[:2])
     assert (best.lead.round, float(best.weights["w"])) == (1, 0.5)
     if disk:
+        again = [*records[:2], record(3, 0.8)]  # the same round, trained another time
+        best.after(again, lambda: {"w": torch.tensor(0.75)})
+        best.write()
+        best = BestModel(Objective(), tmp_path)
+        best.go_back(again)
+        assert float(best.weights["w"]) == 0.75
         (tmp_path / "best/round-000001.safetensors").write_bytes(b"damaged")
         with pytest.raises(tw.CheckpointError, match="damaged"):
             BestModel(Objective(), tmp_path).go_back(records[:2])
@@ -432,6 +440,14 @@ def test_new_settings_do_not_change_digests():
     table = to_table(resolve("fedavg", "digits"))
     assert set(table["eval"]) == {"every", "target_accuracy", "metrics"}
     assert set(table["checkpoint"]) == {"every"}
+
+
+def test_resume_says_where_it_goes_on(thinwire):
+    experiment = resolve("fedavg", "digits", {"rounds": 4, "local.epochs": 1, "checkpoint.every": 2})
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, Path("run"), on_round=interrupted(3, KeyboardInterrupt()))
+    code, _, err = thinwire("resume", "run")
+    assert (code, err.splitlines()[0]) == (0, "run goes on after round 3 of 4")
 
 
 def test_options_of_the_command_line(thinwire, tmp_path):

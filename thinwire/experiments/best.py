@@ -43,9 +43,10 @@ class BestModel:
         return self.kept.get(self.lead.round)
 
     def go_back(self, records: Sequence[RoundRecord]) -> None:
-        """Continue after these records."""
+        """Continue after these records; models of later rounds are removed, since those rounds may differ this time."""
         self.lead = Lead(self.lead.objective).along(record._asdict() for record in records)
         self.kept = {number: model for number, model in self.kept.items() if number <= len(records)}
+        self._remove(number for number in self._on_disk() if number > len(records))
         if self.lead.round and self.lead.round not in self.kept:
             self.kept[self.lead.round] = self._read(self.lead.round)
 
@@ -81,13 +82,8 @@ class BestModel:
             records: the records so far.
             points: the rounds after which the run may continue.
         """
-        if self.path is None:
-            return
         needed = {self.lead.round, *self._needed(records, points)}
-        for number in rounds_in(self.path / "best"):
-            if number not in needed:
-                self._file(number).unlink(missing_ok=True)
-                self._file(number).with_suffix(".safetensors").unlink(missing_ok=True)
+        self._remove(number for number in self._on_disk() if number not in needed)
 
     def _needed(self, records: Sequence[RoundRecord], points: Iterable[int]) -> set[int]:
         """The best round as of each of these rounds."""
@@ -99,6 +95,14 @@ class BestModel:
         blocks = {name: block.detach().cpu().contiguous().clone() for name, block in (self.weights or {}).items()}
         # one key: the order of several is random, and the bytes with it
         return bytes(save(blocks, metadata={"round": str(self.lead.round)}))
+
+    def _on_disk(self) -> list[int]:
+        return [] if self.path is None else rounds_in(self.path / "best")
+
+    def _remove(self, rounds: Iterable[int]) -> None:
+        for number in rounds:
+            self._file(number).unlink(missing_ok=True)
+            self._file(number).with_suffix(".safetensors").unlink(missing_ok=True)
 
     def _file(self, number: int) -> Path:
         assert self.path is not None

@@ -41,7 +41,7 @@ def in_notebook() -> bool:
         return False
     from IPython import get_ipython  # type: ignore
 
-    return type(get_ipython()).__name__ == "ZMQInteractiveShell"
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(get_ipython()).__mro__)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Facts(NamedTuple):
         """At most four pairs of a name and its value.
 
         >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 1000, 1000, 0, 1, 0.1)
-        >>> totals = {"method": "mapo", "task": "digits", "ended_by": "patience", "bytes_total_honest": 2000}
+        >>> totals = {"method": "mapo", "task": "digits", "ended_by": "patience"}
         >>> for line in Facts(totals, [record], 20, Objective(), (record, Objective())).lines():
         ...     print(*line)
         mapo on digits 1 of 20 rounds, ended by patience
@@ -54,13 +54,11 @@ class Facts(NamedTuple):
         lines = [(head, f"{len(self.records)} of {self.planned} rounds, {why}")]
         if self.records:
             lines.append((self.objective.label, f"{self._quality()}; training loss {self.records[-1].loss:.4f}"))
-        up, down, catchup = (
-            human_bytes(sum(getattr(record, f"bytes_{way}") for record in self.records))
-            for way in ("up", "down", "catchup")
-        )
-        total, lost = human_bytes(found.get("bytes_total_honest", 0)), found.get("bytes_abandoned", 0)
-        abandoned = f", {human_bytes(lost)} abandoned" if lost else ""
-        lines.append(("sent", f"{total}: {up} up, {down} down, {catchup} catch-up{abandoned}"))
+        sizes = [sum(getattr(record, f"bytes_{way}") for record in self.records) for way in ("up", "down", "catchup")]
+        lost = found.get("bytes_abandoned", 0)
+        parts = [f"{human_bytes(size)} {way}" for size, way in zip(sizes, ("up", "down", "catch-up"), strict=True)]
+        parts += [f"{human_bytes(lost)} abandoned"] if lost else []
+        lines.append(("sent", f"{human_bytes(sum(sizes) + lost)}: {', '.join(parts)}"))
         return [*lines, *([("directory", str(self.path))] if self.path else [])]
 
     def _quality(self) -> str:

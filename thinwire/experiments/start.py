@@ -156,7 +156,7 @@ def _one_line(destination: Destination) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if path is None or not str(error.filename or "").startswith(str(path)):
+        if path is None or not _about(error, path):
             raise
         left = f"; resume=True continues it from {path}" if (path / "config.toml").is_file() else ""
         raise CheckpointError(f"{message_of(error)}{left}") from error
@@ -168,6 +168,12 @@ def _one_line(destination: Destination) -> Iterator[None]:
         if destination.style != "nothing":
             print(visible(_stopped(path)), file=sys.stderr)
         raise
+
+
+def _about(error: OSError, path: Path) -> bool:
+    """Whether an error of the system is about a file in a run directory, or a folder above it."""
+    file = Path(str(error.filename or "/"))
+    return file.is_relative_to(path) or path.is_relative_to(file)
 
 
 def _stopped(path: Path | None) -> str:
