@@ -27,6 +27,7 @@ from thinwire.experiments.config import Checkpointing, Experiment, from_table
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.records import rounds_in
+from thinwire.experiments.task_files import OWN
 from thinwire.experiments.toml import read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
@@ -51,6 +52,11 @@ def deployable(experiment: Experiment) -> Experiment:
     if experiment.checkpoint.on_divergence == "retry":
         raise ConfigError(
             "on_divergence = 'retry' is for simulations: clients of a deployment cannot go back; write 'stop'"
+        )
+    if experiment.task.kind.startswith(OWN):
+        raise ConfigError(
+            f"the task {experiment.task.label!r} is an object of this process, which nodes do not have; write it into a "
+            "file and name it, such as my_task.py:task"
         )
     if experiment.task.scale == "estimated":
         raise ConfigError(

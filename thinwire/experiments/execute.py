@@ -19,6 +19,8 @@ from thinwire.experiments.retry import Rescue, check_retry
 from thinwire.experiments.retry_store import FolderStore
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.summary import diverged_summary, summary_of_experiment
+from thinwire.experiments.task_files import folder_name
+from thinwire.experiments.task_record import check_task, keep_task, settled
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.runtime.runner import Runner
@@ -28,7 +30,8 @@ OnRound = Callable[[RoundRecord], None]
 
 def default_folder(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The default run directory: named after method, task, seed and a digest of the whole configuration."""
-    return parent / f"{experiment.name}-{experiment.task.kind}-s{experiment.seed}-{experiment.digest()[:6]}"
+    task = folder_name(experiment.task.label)
+    return parent / f"{experiment.name}-{task}-s{experiment.seed}-{experiment.digest()[:6]}"
 
 
 def execute(
@@ -61,6 +64,12 @@ def execute(
         check_retry(experiment.method, experiment.engine)
         if prepare:
             raise ConfigError("on_divergence = 'retry' is for simulations; write on_divergence = 'stop'")
+    job = None
+    if experiment.task.is_own and prepare is None:  # a finished run is used again for the same data only
+        job = build_job(experiment, data_dir)
+        experiment = settled(experiment, job)
+        if not again:
+            check_task(path, job.task)
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
@@ -72,11 +81,13 @@ def execute(
                 return {**done, **byte_totals(*sizes, experiment.accounting, done.get("bytes_abandoned", 0))}
         elif not resume:
             raise CheckpointError(f"{path} holds an unfinished run; `thinwire resume {path}` continues it")
-    simulation = prepare() if prepare else experiment.engine.prepare(build_job(experiment, data_dir))
+    simulation = prepare() if prepare else experiment.engine.prepare(job or build_job(experiment, data_dir))
     with folder.locked():
         if again:
             folder.clear()
         folder.create()
+        if experiment.task.is_own:
+            keep_task(path, experiment.task.kind, simulation.job.task)
         store = FolderStore(folder, experiment.engine.device)
         rescue = Rescue(experiment.engine.prepare, simulation.job, store, experiment.checkpoint.every, str(path), retry)
         simulation = rescue.runner(simulation)

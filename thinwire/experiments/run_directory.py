@@ -7,6 +7,7 @@ metrics.jsonl      one line a round
 summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
 SHA256SUMS         of these three, when there are totals: `sha256sum --check SHA256SUMS`
+task.json          of a task of one's own: its fingerprint (`task_record.py`)
 checkpoints/       see `checkpoint.py`
 good/              the last good state, with on_divergence = "retry"
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
@@ -44,6 +45,7 @@ from thinwire.experiments.records import (
     sums_of,
     verify,
 )
+from thinwire.experiments.task_files import names_new_code
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.inputs import Backend
@@ -78,12 +80,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The run directory at a path that holds one."""
+        """The run directory at a path that holds one; code that it names is not imported."""
         file = path / "config.toml"
         if not file.is_file():
             raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
         table = read_toml(file)
-        return cls(path, table if "script" in table else from_table(table))
+        return cls(path, table if "script" in table or names_new_code(table) else from_table(table))
 
     @property
     def exists(self) -> bool:
@@ -111,7 +113,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, "diverged.json", "retries.json"):
+        for file in (*written, "diverged.json", "retries.json", "task.json"):
             (self.path / file).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.path / "good"):
             for old in folder.iterdir() if folder.is_dir() else ():

@@ -30,7 +30,7 @@ def summary_of_experiment(
     retries: Sequence[Retry],
 ) -> Summary:
     """The totals of an experiment after some rounds."""
-    names = experiment.name, experiment.task.kind
+    names = experiment.name, experiment.task.label
     totalled = summarize(*names, simulation, records, state.sync_counts, experiment.accounting, retries)
     dead = _dead_adapters(simulation, state)
     return {**totalled, **({"dead_adapters": list(dead)} if dead else {})}

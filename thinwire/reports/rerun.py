@@ -9,6 +9,8 @@ from thinwire.errors import ThinwireError
 from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
 from thinwire.experiments.presets import presets
 from thinwire.experiments.recipe import DEFAULT
+from thinwire.experiments.task_files import OWN, names_new_code
+from thinwire.experiments.task_record import script_of
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
 
@@ -36,7 +38,11 @@ def rerun(table: TomlTable, path: Path) -> str:
     """
     if "script" in table:
         return shlex.join(["python", str(table["script"])])
+    if str(table.get("task", {}).get("kind", "")).startswith(OWN):
+        return shlex.join(["python", script_of(path)])
     from_file = shlex.join(["thinwire", "run", str(path / "config.toml"), "--out", f"{path}-again"])
+    if names_new_code(table):  # a page does not import the files of a run
+        return from_file
     try:
         wanted = to_table(from_table(table))
         imports = wanted.pop("import", [])
