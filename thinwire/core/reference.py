@@ -42,16 +42,16 @@ def is_file(text: str) -> bool:
 
 def in_folder(reference: str, folder: Path) -> str:
     """A reference, or the path of a file, with an absolute path; a relative one is relative to the folder."""
-    where, name = (reference, "") if is_file(reference) else _parts(reference)
+    where = reference if is_file(reference) else _parts(reference)[0]
     if not is_file(where):
         return reference
-    return f"{_absolute(folder / Path(where).expanduser())}{':' if name else ''}{name}"
+    return f"{_absolute(folder / Path(where).expanduser())}{reference.removeprefix(where)}"
 
 
 def short_name(reference: str) -> str:
     """A reference without the folder of its file, for readers."""
-    where, name = (reference, "") if is_file(reference) else _parts(reference)
-    return (Path(where).name + (f":{name}" if name else "")) if is_file(where) else reference
+    where = reference if is_file(reference) else _parts(reference)[0]
+    return f"{Path(where).name}{reference.removeprefix(where)}" if is_file(where) else reference
 
 
 def needs_import(reference: str) -> bool:
@@ -69,12 +69,10 @@ def load_reference(reference: str) -> Any:
     where, name = _parts(reference)
     found: Any = load_file(where) if is_file(where) else _load_module(where)
     for part in name.split("."):
-        known = [key for key in dir(found) if not key.startswith("_")]
-        if not part:
-            raise ConfigError(f"{where} is no reference: add the name of an object in it, such as {where}:task")
         if not hasattr(found, part):
+            known = [key for key in dir(found) if not key.startswith("_")]
             own = [key for key in known if not isinstance(getattr(found, key, None), ModuleType)]
-            raise UnknownName(f"name in {where}", part, own)
+            raise UnknownName(f"name in {visible(where, 300)}", part, own)
         found = getattr(found, part)
     return found
 
@@ -99,7 +97,8 @@ def load_file(file: str | Path) -> ModuleType:
         _files[path] = known
         return known
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the suffix is .py
+    if spec is None or spec.loader is None:  # not for the suffix .py
+        raise ConfigError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -20,11 +20,10 @@ from thinwire.deployment.apps import FAILED, deployable
 from thinwire.deployment.certificates import make_certificate, make_key
 from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
 from thinwire.errors import ConfigError
-from thinwire.experiments.build import build_job
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import OnRound, refuse_diverged
 from thinwire.experiments.run_directory import RunFolder, Summary
-from thinwire.experiments.task_record import check_task, settled
+from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
 
 CONNECTION = "thinwire"
@@ -71,9 +70,9 @@ def deploy(
     need_flower()
     clients = experiment.task.participating_clients or experiment.task.clients
     if experiment.task.is_own:
-        job = build_job(experiment, data_dir)
-        check_task(path, job.task)
-        experiment, clients = settled(experiment, job), len(job.task.clients)
+        experiment, job = settled(experiment, data_dir)
+        clients = len(job.task.clients)
+        refuse_other_task(path, experiment)
     if not 1 <= nodes <= clients:
         raise ConfigError(f"--nodes must be from 1 to the number of clients, {clients}, not {nodes}")
     path = path.resolve()

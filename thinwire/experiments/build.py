@@ -1,4 +1,4 @@
-"""Build the job of an experiment: load the dataset, partition it into clients, make the model; or make one's own task."""
+"""Build the job of an experiment: load the dataset, partition it, make the model; or make the task of one's own."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def _partitioned(choice: TaskChoice, source: Source, key: Key) -> Assignment:
     labels = source.train.targets
     if labels.dim() != 1:
         labels = labels.reshape(len(labels), -1)[:, 0]
-    partition = choice.partition or (IID() if users is None else Natural())
-    clients = choice.clients
-    if not clients and users is not None and isinstance(partition, Natural):
-        clients = len(set(users.tolist()))
-    return partition.assign(labels.numpy(), clients or MOST_BY_DEFAULT, key.fold("split"), users)
+    partition, clients = choice.partition, choice.clients
+    if partition is None:
+        partition = IID() if users is None else Natural()
+        clients = clients or (MOST_BY_DEFAULT if users is None else len(set(users.tolist())))
+    return partition.assign(labels.numpy(), clients, key.fold("split"), users)
 
 
 def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[Examples, Examples, Exchange]:
@@ -136,8 +136,8 @@ def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
     """The model, with one output for each class of the dataset, initialized from the seed."""
     if choice.model is None:
         raise ConfigError(
-            f"{choice.label} returns a Source, which has no model; write --set task.model=mlp, or the class of your own "
-            "one, --set task.model=FILE.py:NAME"
+            f"{choice.label} returns a Source, which has no model; write --set task.model=mlp, or a class of your own, "
+            "--set task.model=FILE.py:NAME"
         )
     kind, make = choice.model.kind, lookup("model", choice.model.kind).make
     if isinstance(make, nn.Module):  # a reference to a module that is built already; training copies it
@@ -154,8 +154,8 @@ def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
     own = is_reference(kind)
     if own and (name := missing_argument(make, options)):
         raise ConfigError(
-            f"{short_name(kind)} has a parameter {name!r} without a default, which {choice.label} does not state; write "
-            f"--set task.model.{name}=VALUE"
+            f"{short_name(kind)} has a parameter {name!r} without a default, and {choice.label} does not state it; "
+            f"write --set task.model.{name}=VALUE"
         )
     try:
         with seeded(key.fold("model")):

@@ -20,7 +20,7 @@ from thinwire.experiments.retry_store import FolderStore
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.summary import diverged_summary, summary_of_experiment
 from thinwire.experiments.task_files import folder_name
-from thinwire.experiments.task_record import check_task, keep_task, settled
+from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.runtime.runner import Runner
@@ -66,10 +66,9 @@ def execute(
             raise ConfigError("on_divergence = 'retry' is for simulations; write on_divergence = 'stop'")
     job = None
     if experiment.task.is_own and prepare is None:  # a finished run is used again for the same data only
-        job = build_job(experiment, data_dir)
-        experiment = settled(experiment, job)
+        experiment, job = settled(experiment, data_dir)
         if not again:
-            check_task(path, job.task)
+            refuse_other_task(path, experiment)
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():
@@ -86,8 +85,6 @@ def execute(
         if again:
             folder.clear()
         folder.create()
-        if experiment.task.is_own:
-            keep_task(path, experiment.task.kind, simulation.job.task)
         store = FolderStore(folder, experiment.engine.device)
         rescue = Rescue(experiment.engine.prepare, simulation.job, store, experiment.checkpoint.every, str(path), retry)
         simulation = rescue.runner(simulation)

@@ -161,6 +161,7 @@ class Experiment:
         accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
+        fingerprint: of a task of one's own, as it is when the run starts (`task_record.py`); "" before that.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Experiment:
     rounds: int = 10
     accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         if self.accounting not in get_args(Accounting):
@@ -222,6 +224,7 @@ def to_table(experiment: Experiment) -> Table:
     return {
         **{key: getattr(experiment, key) for key in TOP},
         **({"import": list(experiment.imports)} if experiment.imports else {}),
+        **({"fingerprint": experiment.fingerprint} if experiment.fingerprint else {}),
         "task": {
             "kind": task.kind,
             **({"clients": task.clients} if task.clients else {}),

@@ -52,14 +52,14 @@ def from_table(table: Table) -> Experiment:
 
 def values_from(table: Table) -> dict[str, Any]:
     """The fields of `Experiment` that a table states; the others are left out."""
-    known = [*TOP, "import", "task", "method", *SECTIONS]
+    known = [*TOP, "import", "fingerprint", "task", "method", *SECTIONS]
     for key in table:
         if key not in known:
             raise unknown_key("", key, known)
     out: dict[str, Any] = {}
     if "import" in table:
         out["imports"] = read_imports(table["import"])  # first: the other keys may name parts of these modules
-    out |= arguments(Experiment, {key: table[key] for key in TOP if key in table}, "the experiment")
+    out |= arguments(Experiment, {key: table[key] for key in (*TOP, "fingerprint") if key in table}, "the experiment")
     for key, make in SECTIONS.items():
         if key in table:
             out[key] = make(**arguments(make, section(table, key), key))
@@ -108,12 +108,9 @@ def task_from(table: Table) -> TaskChoice:
         table = {key: value for key, value in table.items() if key not in options}
     elif "model" not in table:
         raise ConfigError("task.model is missing; `thinwire show fedavg` prints a complete experiment")
-    clients = coerce(table.get("clients", 0), int, "task.clients")
-    if "clients" in table and clients < 1:
-        raise ConfigError(f"task.clients must be 1 or more, not {clients}")
     return TaskChoice(
         kind,
-        clients,
+        coerce(table.get("clients", 0), int, "task.clients"),
         build("partition", table["partition"], "task.partition") if "partition" in table else None,
         model_from(table["model"]) if "model" in table else None,
         coerce(table.get("validation_fraction", 0.0), float, "task.validation_fraction"),

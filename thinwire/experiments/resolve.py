@@ -55,6 +55,7 @@ def read_stated(what: str) -> Stated:
     if not path.is_file():
         raise ConfigError(f"no such experiment file: {what}")
     table = anchored(read_toml(path), path.parent)
+    table.pop("fingerprint", None)  # of the run whose configuration it is
     read_imports(table.get("import", []))
     method = table.get("method", {})
     method = {"kind": method} if isinstance(method, str) else section(table, "method")

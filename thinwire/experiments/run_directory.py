@@ -7,7 +7,6 @@ metrics.jsonl      one line a round
 summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
 SHA256SUMS         of these three, when there are totals: `sha256sum --check SHA256SUMS`
-task.json          of a task of one's own: its fingerprint (`task_record.py`)
 checkpoints/       see `checkpoint.py`
 good/              the last good state, with on_divergence = "retry"
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
@@ -113,7 +112,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, "diverged.json", "retries.json", "task.json"):
+        for file in (*written, "diverged.json", "retries.json"):
             (self.path / file).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.path / "good"):
             for old in folder.iterdir() if folder.is_dir() else ():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.reference import in_folder, is_file, is_reference, needs_import, short_name
-from thinwire.experiments.toml import Table
+from thinwire.experiments.toml import DEEPEST, Table
 
 OWN = "own:"  # kinds of tasks that are objects of this process (`own_task.py`)
 PATH_OPTIONS = ("file", "folder", "path", "test_file", "test_folder")  # of the loader of a dataset
@@ -75,12 +75,14 @@ def folder_name(label: str) -> str:
 def _changed(table: Table, reference: Callable[[str], str], path: Callable[[str], str]) -> Table:
     """The table with other references and paths."""
 
-    def change(value: Any) -> Any:
+    def change(value: Any, depth: int = 0) -> Any:
         if isinstance(value, str):
             return reference(value) if is_reference(value) and is_file(value.rpartition(":")[0]) else value
+        if depth > DEEPEST:  # it is refused when it is read
+            return value
         if isinstance(value, dict):
-            return {key: change(one) for key, one in value.items()}
-        return [change(one) for one in value] if isinstance(value, list) else value
+            return {key: change(one, depth + 1) for key, one in value.items()}
+        return [change(one, depth + 1) for one in value] if isinstance(value, list) else value
 
     out: Table = change(table)
     if isinstance(modules := out.get("import"), list):

@@ -1,4 +1,4 @@
-"""The record of a task of one's own in a run directory: `task.json`, with its fingerprint.
+"""The record of a task of one's own in a run directory: its fingerprint and its number of clients, in `config.toml`.
 
 The name of such a task does not define its data: the file or the data may change. A run is continued, and a finished
 run is used again, only if model and data have the fingerprint (`data/fingerprint.py`) that they had at its start.
@@ -6,64 +6,42 @@ run is used again, only if model and data have the fingerprint (`data/fingerprin
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from thinwire.data.fingerprint import fingerprint
-from thinwire.data.task import Task
 from thinwire.errors import CheckpointError
+from thinwire.experiments.build import build_job
 from thinwire.experiments.experiment import Cohort, Experiment
-from thinwire.experiments.files import read_json, write_atomically
-from thinwire.experiments.task_files import OWN
+from thinwire.experiments.toml import read_toml
 from thinwire.runtime.job import Job
 
-RECORD = "task.json"
 
+def settled(experiment: Experiment, data_dir: Path | None = None) -> tuple[Experiment, Job]:
+    """An experiment with a task of one's own, with its fingerprint and the numbers of clients that it does not state.
 
-def settled(experiment: Experiment, job: Job) -> Experiment:
-    """The experiment with the numbers of clients of its task, where it states none: for readers of its results."""
-    task = experiment.task
+    Raises:
+        CheckpointError: if the experiment, as that of a run directory, has a fingerprint and the task another one.
+    """
+    job = build_job(experiment, data_dir)
+    now, task = fingerprint(job.task), experiment.task
+    if experiment.fingerprint not in ("", now):
+        raise CheckpointError(_other(f"the run on {task.label} began", experiment.fingerprint, now))
     if not task.clients and not task.participating_clients and "clients" not in dict(task.options):
         task = replace(task, clients=len(job.task.clients))
-    return replace(experiment, task=task, cohort=Cohort(job.cohort))
+    return replace(experiment, task=task, cohort=Cohort(job.cohort), fingerprint=now), job
 
 
-def check_task(path: Path, task: Task) -> None:
-    """Refuse a run directory whose run began with another model or other data."""
-    known, now = _read(path).get("fingerprint"), fingerprint(task)
-    if known is not None and known != now:
-        raise CheckpointError(
-            f"{path} holds a run with another model or other data (fingerprint {known}, now {now}); restore them, or "
-            "name another directory with --out"
-        )
+def refuse_other_task(path: Path, experiment: Experiment) -> None:
+    """Refuse a run directory whose run began with another model or other data than a settled experiment."""
+    file = path / "config.toml"
+    known = str(read_toml(file).get("fingerprint", "")) if file.is_file() else ""
+    if known not in ("", experiment.fingerprint):
+        raise CheckpointError(_other(f"{path} holds a run that began", known, experiment.fingerprint))
 
 
-def keep_task(path: Path, kind: str, task: Task) -> None:
-    """Write the record of a task; refuses a directory with that of another one.
-
-    Args:
-        path: the run directory.
-        kind: the name of the task; that of an object of Python has a script.
-        task: the task.
-    """
-    check_task(path, task)
-    record = {"fingerprint": fingerprint(task), "model": type(task.model).__name__}
-    record |= {"script": sys.argv[0]} if kind.startswith(OWN) else {}
-    if not (path / RECORD).is_file():
-        write_atomically(path / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-
-
-def script_of(path: Path) -> str:
-    """The script that made a run."""
-    return str(_read(path).get("script") or "your_script.py")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    file = path / RECORD
-    if not file.is_file():
-        return {}
-    found = read_json(file)
-    return found if isinstance(found, dict) else {}
+def _other(what: str, known: str, now: str) -> str:
+    return (
+        f"{what} with another model or other data (fingerprint {known[:40]}, now {now}); restore them, or name another "
+        "directory with --out"
+    )

@@ -10,7 +10,6 @@ from thinwire.experiments.config import digest, from_table, parse_overrides, res
 from thinwire.experiments.presets import presets
 from thinwire.experiments.recipe import DEFAULT
 from thinwire.experiments.task_files import OWN, names_new_code
-from thinwire.experiments.task_record import script_of
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
 
@@ -39,13 +38,14 @@ def rerun(table: TomlTable, path: Path) -> str:
     if "script" in table:
         return shlex.join(["python", str(table["script"])])
     if str(table.get("task", {}).get("kind", "")).startswith(OWN):
-        return shlex.join(["python", script_of(path)])
+        return "python your_script.py"
     from_file = shlex.join(["thinwire", "run", str(path / "config.toml"), "--out", f"{path}-again"])
     if names_new_code(table):  # a page does not import the files of a run
         return from_file
     try:
         wanted = to_table(from_table(table))
         imports = wanted.pop("import", [])
+        wanted.pop("fingerprint", None)
         found = [words for recipe in presets("recipes") if (words := _command(wanted, recipe))]
     except ThinwireError:
         return from_file
