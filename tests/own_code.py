@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from thinwire.core import plugins, reference, registry
 from thinwire.experiments import own_task
@@ -73,21 +75,29 @@ def write_project(folder: Path) -> Path:
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Forget the code and the parts that are imported in this block, as a new process does."""
-    kept = [(reference, "_files"), (registry, "_REFERENCES"), (own_task, "_kept")]
-    before = [(module, name, dict(getattr(module, name))) for module, name in kept]
-    lists = [(module, name, list(getattr(module, name))) for module, name in LISTS]
-    parts, modules, path = registry.foreign(), set(sys.modules), list(sys.path)
+    """A state as in a new process, without the code of the user that was imported before; undone at the end."""
+    state = [(reference, "_files"), (registry, "_REFERENCES"), (own_task, "_kept")]
+    state += [(plugins, "_imported"), (experiment_plugins, "_loaded")]
+    before = [getattr(module, name) for module, name in state]
+    path, modules, parts, writes = list(sys.path), _modules(), registry.foreign(), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # a file that is changed within a second is compiled again
+    for module, name in state:
+        setattr(module, name, type(getattr(module, name))())
+    for name in modules:
+        del sys.modules[name]
     yield
-    for module, name, value in (*before, *lists):
-        setattr(module, name, value)
-    registry.unregister(registry.foreign() - parts)
-    folders = [Path(one).resolve() for one in sys.path if one not in path]
+    sys.dont_write_bytecode = writes
+    for name in _modules():
+        del sys.modules[name]
+    sys.modules.update(modules)
     sys.path[:] = path
-    for name in set(sys.modules) - modules:  # only files of the user: other modules must not be imported twice
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and Path(file).resolve().parent in folders:
-            del sys.modules[name]
+    registry.unregister(registry.foreign() - parts)
+    for (module, name), value in zip(state, before, strict=True):
+        setattr(module, name, value)
 
 
-LISTS = [(plugins, "_imported"), (experiment_plugins, "_loaded")]
+def _modules() -> dict[str, ModuleType]:
+    """The modules of the folders from which files were imported."""
+    folders = {str(file.parent) for file in reference._files}
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return {name: sys.modules[name] for name, file in files.items() if file and os.path.dirname(file) in folders}

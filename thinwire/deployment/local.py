@@ -72,7 +72,7 @@ def deploy(
     if experiment.task.is_own:
         experiment, job = settled(experiment, data_dir)
         clients = len(job.task.clients)
-        refuse_other_task(path, experiment)
+        refuse_other_task(path, experiment.fingerprint)
     if not 1 <= nodes <= clients:
         raise ConfigError(f"--nodes must be from 1 to the number of clients, {clients}, not {nodes}")
     path = path.resolve()

@@ -68,7 +68,7 @@ def execute(
     if experiment.task.is_own and prepare is None:  # a finished run is used again for the same data only
         experiment, job = settled(experiment, data_dir)
         if not again:
-            refuse_other_task(path, experiment)
+            refuse_other_task(path, experiment.fingerprint)
     folder = RunFolder(path, experiment)
     if folder.exists and not again:
         if done := folder.summary():

@@ -161,7 +161,7 @@ class Experiment:
         accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
-        fingerprint: of a task of one's own, as it is when the run starts (`task_record.py`); "" before that.
+        fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
     """
 
     name: str
@@ -208,8 +208,12 @@ _NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
 
 
 def digest(table: Table) -> str:
-    """A short hash of a resolved configuration; two runs with one digest are equal."""
-    kept = portable({key: value for key, value in table.items() if key not in _NOT_IN_DIGEST})
+    """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
+
+    The fingerprint of own data is checked apart (`task_record.py`), so that a run can be replaced (`--again`).
+    """
+    left_out = _NOT_IN_DIGEST if "script" in table else (*_NOT_IN_DIGEST, "fingerprint")
+    kept = portable({key: value for key, value in table.items() if key not in left_out})
     return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
 
 

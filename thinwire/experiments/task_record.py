@@ -32,12 +32,17 @@ def settled(experiment: Experiment, data_dir: Path | None = None) -> tuple[Exper
     return replace(experiment, task=task, cohort=Cohort(job.cohort), fingerprint=now), job
 
 
-def refuse_other_task(path: Path, experiment: Experiment) -> None:
-    """Refuse a run directory whose run began with another model or other data than a settled experiment."""
+def refuse_other_task(path: Path, now: str) -> None:
+    """Refuse a run directory whose run began with another model or other data.
+
+    Args:
+        path: the run directory.
+        now: the fingerprint of the task.
+    """
     file = path / "config.toml"
     known = str(read_toml(file).get("fingerprint", "")) if file.is_file() else ""
-    if known not in ("", experiment.fingerprint):
-        raise CheckpointError(_other(f"{path} holds a run that began", known, experiment.fingerprint))
+    if known not in ("", now):
+        raise CheckpointError(_other(f"{path} holds a run that began", known, now))
 
 
 def _other(what: str, known: str, now: str) -> str:
