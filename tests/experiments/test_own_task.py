@@ -19,7 +19,7 @@ from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.build import build_job, build_task
 from thinwire.experiments.config import from_table, resolve, to_table
 from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.own_task import task_name
+from thinwire.experiments.own_task import make_own, task_name
 from thinwire.experiments.records import read_run
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.reports.rerun import rerun
@@ -102,6 +102,8 @@ def test_validation_examples_and_fewer_clients():
 
 
 def test_a_source_is_partitioned_and_gets_a_model_of_ones_own(tmp_path):
+    made = make_own(on("my_task.py:by_user").task.kind, {}, tw.Key(3), Path("data"))
+    assert made.model["note"] == "3 data", "seed and data_dir are filled"
     natural = build_job(on("my_task.py:by_user", task__model="my_net.py:Net")).task
     assert natural.clients.sizes().tolist() == [10] * 6
     table = {"kind": "my_net.py:Net", "hidden": 3}
@@ -329,7 +331,7 @@ def test_a_comparison_names_the_file_and_averages_its_seeds(tmp_path, thinwire, 
     rows = json.loads(out)
     assert [(row["method"], row["seeds"]) for row in rows] == [("fedavg", 2), ("fedsgd", 2)]
     page = Path("runs/compare.html").read_text()
-    assert "my_task.py:task" in page
+    assert "thinwire run fedavg --on my_task.py:task --rounds 2" in page
     assert "5 clients, 5 sampled per round" in page
     assert "2 seeds" in page
     assert "my_task" in sys.modules

@@ -54,6 +54,18 @@ def short_name(reference: str) -> str:
     return f"{Path(where).name}{reference.removeprefix(where)}" if is_file(where) else reference
 
 
+def from_here(reference: str) -> str:
+    """A reference with a path relative to the current folder, if the file is below it: for commands to copy.
+
+    >>> from_here(in_folder("my_task.py:task", Path.cwd())), from_here("digits")
+    ('my_task.py:task', 'digits')
+    """
+    where, here = _parts(reference)[0], Path.cwd().resolve()
+    if not is_file(where) or here not in Path(where).parents:
+        return reference
+    return f"{Path(where).relative_to(here)}{reference.removeprefix(where)}"
+
+
 def needs_import(reference: str) -> bool:
     """Whether a reference, or the path of a file, names code that this process has not imported."""
     where = reference if is_file(reference) else _parts(reference)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from thinwire.core.reference import from_here
 from thinwire.errors import ThinwireError
 from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
 from thinwire.experiments.presets import presets
@@ -61,7 +62,7 @@ def _command(wanted: TomlTable, recipe: str) -> list[str] | None:
     settings = parse_overrides([f"{key}={value}" for key, value in changes.items()])
     if resolve(name, task, settings, recipe).digest() != digest(wanted):
         return None
-    words = ["thinwire", "run", name, "--on", task, *(("--recipe", recipe) if recipe != DEFAULT else ())]
+    words = ["thinwire", "run", name, "--on", from_here(task), *(("--recipe", recipe) if recipe != DEFAULT else ())]
     for key, value in changes.items():
         words += [_OPTIONS[key], value.strip('"')] if key in _OPTIONS else ["--set", f"{key}={value}"]
     return words
