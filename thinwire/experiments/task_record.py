@@ -37,11 +37,11 @@ def refuse_other_task(path: Path, now: str) -> None:
 
     Args:
         path: the run directory.
-        now: the fingerprint of the task.
+        now: the fingerprint of the task; "" for a task by name, which has none.
     """
     file = path / "config.toml"
     known = str(read_toml(file).get("fingerprint", "")) if file.is_file() else ""
-    if known not in ("", now):
+    if now and known not in ("", now):
         raise CheckpointError(_other(f"{path} holds a run that began", known, now))
 
 
