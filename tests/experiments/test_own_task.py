@@ -116,6 +116,10 @@ def test_a_source_is_partitioned_and_gets_a_model_of_ones_own(tmp_path):
         weights(experiment),
         weights(tw.resolve("fedavg", "my_task.py:by_user", {**QUICK, "seed": 1, "task.model": table})),
     )
+    Path("wide.py").write_text(
+        "from my_net import Net\ndef net(in_features, classes): return Net(in_features, classes)\n"
+    )
+    assert build_job(on("my_task.py:by_user", task__model="wide.py:net")).task.model.layers[0].in_features == 4
     with pytest.raises(ConfigError, match=r"by_user returns a Source, which has no model; write --set task.model=mlp"):
         build_job(on("my_task.py:by_user"))
     with pytest.raises(ConfigError, match=r"task.model.hidden must be of type int"):

@@ -27,6 +27,8 @@ from thinwire.runtime.job import Job
 
 MOST_BY_DEFAULT = 10  # clients of a round, and of a dataset without users, where nothing states them
 
+_WIDTH = ("inputs", "features", "in_features")  # names of one parameter: the number of values of an example
+
 
 def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
     """The job of an experiment; reads the dataset."""
@@ -143,15 +145,19 @@ def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
     if isinstance(make, nn.Module):  # a reference to a module that is built already; training copies it
         return make
     options = dict(choice.model.options)
+    own = is_reference(kind)
     known = inspect.signature(make).parameters
-    for name, value in source.model.items():
+    stated = dict(source.model)
+    width = next((stated[name] for name in _WIDTH if name in stated), None)
+    if own and width is not None:
+        stated = {**dict.fromkeys(_WIDTH, width), **stated}
+    for name, value in stated.items():
         if name in known:
             options.setdefault(name, value)
     if "classes" in known:
         given = options.setdefault("classes", source.classes)
         if given < source.classes:
             raise ConfigError(f"task.model.classes is {given}, but {choice.label} has {source.classes} classes")
-    own = is_reference(kind)
     if own and (name := missing_argument(make, options)):
         raise ConfigError(
             f"{short_name(kind)} has a parameter {name!r} without a default, and {choice.label} does not state it; "
