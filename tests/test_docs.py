@@ -168,6 +168,7 @@ def commands(page):
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_of_a_page_are_valid(page, tmp_path, monkeypatch):
     """Options exist; methods, tasks and settings are known. Nothing is run."""
+    monkeypatch.chdir(tmp_path)
     import_plugins(page, tmp_path, monkeypatch)
     for verb, *words in commands(page):
         given = get_command(app).commands[verb].make_context(verb, list(words)).params

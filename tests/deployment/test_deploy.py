@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from tests.own_code import forgotten, write_project
 from thinwire.deployment.apps import deployable
 from thinwire.deployment.certificates import make_certificate, make_key
 from thinwire.deployment.local import deploy
@@ -146,3 +147,13 @@ def test_node_with_unknown_key_or_wrong_certificate_is_rejected(tmp_path):
     for name, refusal in refusals.items():
         assert refusal in (tmp_path / f"{name}.log").read_text(), name
     assert not flower_processes(tmp_path)
+
+
+def test_a_task_of_ones_own_is_found_by_the_nodes(tmp_path):
+    with forgotten():
+        file = write_project(tmp_path / "project") / "my_task.py"
+        quick = {"rounds": 2, "task.members": 2}
+        deploy(resolve("fedavg", f"{file}:task", quick), tmp_path / "deployed", nodes=2)
+        execute(deployable(resolve("fedavg", f"{file}:task", quick)), tmp_path / "simulated")
+    equal_runs(tmp_path / "deployed", tmp_path / "simulated")
+    assert (tmp_path / "deployed/config.toml").read_text() == (tmp_path / "simulated/config.toml").read_text()

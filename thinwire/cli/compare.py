@@ -147,9 +147,10 @@ def compare(
         found = {name: {"search": record._asdict()} for name, record in searches.items()}
         print_json([{**row, **found.get(row["method"], {})} for row in plain_rows(rows)])
     else:
-        task = experiments[0].task
-        size = f"{task.clients} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-        show_comparison(rows, f"{task.kind}: {size}")
+        first_run = read_run(Path(next(iter(summaries))))  # an own task has no number of clients before it is built
+        number = first_run.table["task"].get("clients", "own")
+        size = f"{number} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+        show_comparison(rows, f"{first_run.task}: {size}")
         if searches:
             show_searches(searches, rows)
     page = html or out / "compare.html"

@@ -61,9 +61,10 @@ def deploy(
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import default_folder
 
-    clients = nodes if clients is None else clients
-    if cohort is None:
-        cohort = min(clients, resolve(what, on, recipe=recipe).cohort.size)
+    preset = resolve(what, on, recipe=recipe)
+    if preset.task.clients:  # a task of one's own has its clients
+        clients = nodes if clients is None else clients
+        cohort = min(clients, preset.cohort.size) if cohort is None else cohort
     experiment = resolve_experiment(
         what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
     )

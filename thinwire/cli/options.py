@@ -25,10 +25,10 @@ Imports = Annotated[
     list[str] | None,
     typer.Option(
         "--import",
-        metavar="MODULE",
+        metavar="MODULE|FILE.py",
         callback=import_modules,
         is_eager=True,
-        help="Import a Python module that registers methods, codecs, datasets or other parts; may be repeated.",
+        help="Import a Python module or file that registers methods, codecs or other parts; may be repeated.",
     ),
 ]
 Method = Annotated[
@@ -37,7 +37,14 @@ Method = Annotated[
         metavar="METHOD_OR_FILE", help="A method (`thinwire list`), several methods joined by +, or a .toml file."
     ),
 ]
-Task = Annotated[str | None, typer.Option("--on", metavar="TASK", help="The task (`thinwire list tasks`).")]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="TASK",
+        help="The task (`thinwire list tasks`), or your own: my_task.py:task, task.toml, data.csv.",
+    ),
+]
 Recipe = Annotated[
     str | None,
     typer.Option(

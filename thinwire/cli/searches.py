@@ -53,7 +53,7 @@ def search_rate(
         out=out,
         data_dir=data_dir,
         on_trial=_trial_printer(f"{experiment.name} {name}", quiet),
-        on_rung=_rung_printer(f"{experiment.name} on {experiment.task.kind}, {name}", show_rungs),
+        on_rung=_rung_printer(f"{experiment.name} on {experiment.task.label}, {name}", show_rungs),
     )
     if found.found.rate is None:
         print(visible(f"thinwire: {_why_nothing(experiment, found)}", 1000), file=sys.stderr)
@@ -68,7 +68,7 @@ def _why_nothing(experiment: Experiment, found: RateFound) -> str:
     rates = found.found.rates
     longest = found.found.rungs[-1].rounds
     return (
-        f"no {found.key} from {rates[0]:g} to {rates[-1]:g} trains {experiment.name} on {experiment.task.kind} in "
+        f"no {found.key} from {rates[0]:g} to {rates[-1]:g} trains {experiment.name} on {experiment.task.label} in "
         f"{longest} rounds ({causes}); train more rounds, or start from another rate: --set {found.key}=..."
     )
 

@@ -4,7 +4,7 @@
     my_parts = "my_package.parts"                  a module whose import calls thinwire.register
 
 Installed plugins are imported once, when a name is first looked up or listed. A plugin that fails to import is left out
-with a warning; its registrations are undone. Modules without an entry point: `load`.
+with a warning; its registrations are undone. Modules and files without an entry point: `load`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from thinwire.core import registry
+from thinwire.core.reference import is_file, load_file
 from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
@@ -28,7 +29,7 @@ def load(modules: Sequence[str]) -> None:
     """Import modules that register parts; a module that was imported before is not imported again.
 
     Args:
-        modules: names of modules, as in an import statement.
+        modules: names of modules, as in an import statement, or paths of Python files.
 
     Raises:
         ConfigError: if a module cannot be imported, or registers a name that is taken.
@@ -37,7 +38,8 @@ def load(modules: Sequence[str]) -> None:
         if module in _imported:
             continue
         if why := _import(module):
-            raise ConfigError(f"module {visible(module, 200)!r} cannot be imported as a plugin: {why}")
+            what = "file" if is_file(module) else "module"
+            raise ConfigError(f"{what} {visible(module, 200)!r} cannot be imported as a plugin: {why}")
         _imported.append(module)
 
 
@@ -59,7 +61,7 @@ def _import(module: str) -> str:
     """Import a module; returns why it failed, on one line, or ""."""
     before = registry.foreign()
     try:
-        importlib.import_module(module)
+        load_file(module) if is_file(module) else importlib.import_module(module)
     except Exception as error:  # a plugin may raise anything
         registry.unregister(registry.foreign() - before)
         return _reason(module, error)

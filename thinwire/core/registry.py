@@ -1,7 +1,8 @@
 """The registry: a name for every part, so that a file can write `kind = "mapo"`.
 
 A part is registered where it is defined, by one decorator. `KINDS` is the only list of kinds: configuration files, the
-command line, `thinwire list` and the tests derive theirs from it. Parts of other packages: `plugins.py`.
+command line, `thinwire list` and the tests derive theirs from it. Parts of other packages: `plugins.py`. In place of a
+name, `FILE.py:NAME` or `package.module:NAME` is the object itself (`reference.py`).
 
 >>> @register("codec", "doctest-codec", doc="Only for this example.")
 ... class Example: ...
@@ -17,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from thinwire.errors import UnknownName
+from thinwire.core.reference import is_reference, load_reference
+from thinwire.errors import ConfigError, UnknownName
 
 before_lookup: list[Callable[[], None]] = []  # called before names are looked up; `plugins` adds itself
 
@@ -129,6 +131,7 @@ class Entry:
 
 
 _TABLE: dict[str, dict[str, Entry]] = {}
+_REFERENCES: dict[tuple[str, str], Entry] = {}  # entries of references, by kind and reference
 
 
 def register(
@@ -172,7 +175,9 @@ def entries(kind: str) -> dict[str, Entry]:
 
 
 def lookup(kind: str, name: str) -> Entry:
-    """The part of that kind and name, or an error that lists similar names."""
+    """The part of that kind and name or reference, or an error that lists similar names."""
+    if is_reference(name):
+        return _by_reference(kind, name)
     table = entries(kind)
     if name not in table:
         raise UnknownName(kind, name, table)
@@ -180,11 +185,11 @@ def lookup(kind: str, name: str) -> Entry:
 
 
 def name_of(kind: str, part: object) -> str | None:
-    """The registered name of a part's class; None if it has none."""
+    """The registered name of a part's class, or the reference that it was looked up by; None if it has neither."""
     for name, entry in entries(kind).items():
         if entry.make is type(part):
             return name
-    return None
+    return next((at for (of, at), entry in _REFERENCES.items() if of == kind and entry.make is type(part)), None)
 
 
 def registered(kind: str) -> list[Entry]:
@@ -203,6 +208,17 @@ def unregister(names: Iterable[tuple[str, str]]) -> None:
     """Remove parts by kind and name."""
     for kind, name in names:
         del _TABLE[kind][name]
+
+
+def _by_reference(kind: str, reference: str) -> Entry:
+    """The entry of an object that is named by a reference; its name is that of the object."""
+    if (kind, reference) not in _REFERENCES:
+        found = load_reference(reference)
+        if not callable(found):
+            raise ConfigError(f"{reference} is of type {type(found).__name__}; a {kind} is a class or a function")
+        doc = (found.__doc__ or "").strip().split("\n", 1)[0]
+        _REFERENCES[kind, reference] = Entry(kind, reference.rpartition(":")[2], found, doc)
+    return _REFERENCES[kind, reference]
 
 
 def _import_builtin(kind: str) -> None:

@@ -24,12 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.data.examples import Source
 from thinwire.data.task import Task
 
 
-def fingerprint(task: Task) -> str:
-    """The fingerprint of a task, 16 hexadecimal digits."""
+def fingerprint(task: Task | Source) -> str:
+    """The fingerprint of a task, or of a dataset that has no clients and no model yet: 16 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=8)
+    if isinstance(task, Source):
+        _add(digest, task)
+        return digest.hexdigest()
     model = task.model.state_dict()
     for part in (model, task.train, task.clients, task.test, task.client_tests, task.loss):
         _add(digest, part)

@@ -97,8 +97,8 @@ def write_app(experiment: Experiment, folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty; name another folder")
     experiment = deployable(experiment)
-    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{experiment.task.kind}".lower()).strip("-")
-    title = f"{experiment.name} on {experiment.task.kind}"
+    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{experiment.task.label}".lower()).strip("-")
+    title = f"{experiment.name} on {experiment.task.label}"
     quoted = dumps({"x": title}).removeprefix("x = ").strip()  # a name may contain quotes
     fields = {"name": name, "quoted": quoted, "package": PACKAGE}
     texts = {

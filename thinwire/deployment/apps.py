@@ -27,6 +27,8 @@ from thinwire.experiments.config import Checkpointing, Experiment, from_table
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.records import rounds_in
+from thinwire.experiments.task_files import OWN
+from thinwire.experiments.task_record import settled
 from thinwire.experiments.toml import read_toml
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
@@ -52,6 +54,11 @@ def deployable(experiment: Experiment) -> Experiment:
         raise ConfigError(
             "on_divergence = 'retry' is for simulations: clients of a deployment cannot go back; write 'stop'"
         )
+    if experiment.task.kind.startswith(OWN):
+        raise ConfigError(
+            f"the task {experiment.task.label!r} is an object of this process, which nodes do not have; write it into "
+            "a file and name it, such as my_task.py:task"
+        )
     if experiment.task.scale == "estimated":
         raise ConfigError(
             "task.scale = 'estimated' exchanges sums before the first round, which a deployment does not do yet; write "
@@ -74,7 +81,7 @@ def job_of(experiment: Experiment, node_config: Mapping[str, Any] | None) -> Job
 
 @lru_cache(1)  # Flower's simulation runs many nodes in one process
 def _job_from(experiment: Experiment, folder: Path | None) -> Job:
-    return build_job(experiment, folder)
+    return settled(experiment, folder)[1] if experiment.fingerprint else build_job(experiment, folder)
 
 
 def clients_of_node(node_config: Mapping[str, Any], clients: int) -> list[int]:

@@ -23,6 +23,7 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import OnRound, refuse_diverged
 from thinwire.experiments.run_directory import RunFolder, Summary
+from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
 
 CONNECTION = "thinwire"
@@ -68,6 +69,10 @@ def deploy(
     experiment = deployable(experiment)
     need_flower()
     clients = experiment.task.participating_clients or experiment.task.clients
+    if experiment.task.is_own:
+        experiment, job = settled(experiment, data_dir)
+        clients = len(job.task.clients)
+        refuse_other_task(path, experiment.fingerprint)
     if not 1 <= nodes <= clients:
         raise ConfigError(f"--nodes must be from 1 to the number of clients, {clients}, not {nodes}")
     path = path.resolve()

@@ -50,7 +50,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     copies = 4 * contract.weights.nbytes  # weights, gradient, delta, optimizer state
     return {
         "method": experiment.name,
-        "task": experiment.task.kind,
+        "task": experiment.task.label,
         "clients": len(job.task.clients),
         "cohort": cohort,
         "examples_per_client": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},

@@ -13,6 +13,8 @@ from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.plan import Plan
 from thinwire.experiments.records import byte_totals
 from thinwire.experiments.run_directory import RunFolder, Summary
+from thinwire.experiments.task_files import folder_name
+from thinwire.experiments.task_record import refuse_other_task
 from thinwire.experiments.watchers import OnRound as OnRound
 from thinwire.experiments.watchers import Watchers
 from thinwire.runtime.federation import OnMessage
@@ -21,7 +23,8 @@ from thinwire.runtime.runner import Runner
 
 def default_folder(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The default run directory: named after method, task, seed and a digest of the whole configuration."""
-    return parent / f"{experiment.name}-{experiment.task.kind}-s{experiment.seed}-{experiment.digest()[:6]}"
+    task = folder_name(experiment.task.label)
+    return parent / f"{experiment.name}-{task}-s{experiment.seed}-{experiment.digest()[:6]}"
 
 
 def execute(
@@ -51,7 +54,9 @@ def execute(
         on_continue: is called with the number of rounds that are done, before the others are trained.
     """
     plan = Plan.of(experiment, data_dir, prepare)
-    folder = RunFolder(path, experiment)
+    if not again:
+        refuse_other_task(path, plan.table.get("fingerprint", ""))
+    folder = RunFolder(path, plan.table)
     if folder.exists and not again:
         if done := folder.summary():
             again = must_repeat(plan, folder, done, "write --on-divergence retry, or --again to run it without")

@@ -16,6 +16,7 @@ from thinwire.data.partitions.base import Partition
 from thinwire.errors import ConfigError
 from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.records import Accounting
+from thinwire.experiments.task_files import own_kind, portable, task_label
 from thinwire.experiments.toml import Table, dumps
 from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
 from thinwire.simulation.engine import LocalEngine
@@ -31,7 +32,7 @@ OnDivergence = Literal["stop", "retry"]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A registered model and the options to build it with."""
+    """A registered model, or a reference to a class or function, and the options to build it with."""
 
     kind: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -42,10 +43,10 @@ class TaskChoice:
     """A dataset, its partition into clients, and the model.
 
     Args:
-        kind: the name of the dataset.
-        clients: number of clients.
-        partition: assigns examples to clients.
-        model: the network.
+        kind: the name of the dataset, or a task of one's own (`own_task.py`).
+        clients: number of clients; 0 for those that the task has, for one per user, or for 10.
+        partition: assigns examples to clients; None for the clients of the task, for natural, or for iid.
+        model: the network; None for that of the task.
         validation_fraction: fraction of each client's examples that is kept from training and used to measure the
             client accuracy; 0 for none.
         participating_clients: only the first so many clients take part, the examples of the others are not used; 0
@@ -59,9 +60,9 @@ class TaskChoice:
     """
 
     kind: str
-    clients: int
-    partition: Partition
-    model: ModelChoice
+    clients: int = 0
+    partition: Partition | None = None
+    model: ModelChoice | None = None
     validation_fraction: float = 0.0
     participating_clients: int = 0
     scale: Scale = "unit"
@@ -74,16 +75,27 @@ class TaskChoice:
                 raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
         if self.clients < 0:
             raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
-        if not 0 <= self.participating_clients <= self.clients:
+        if not 0 <= self.participating_clients <= (self.clients or self.participating_clients):
             raise ConfigError(
                 f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, "
                 f"not {self.participating_clients}"
             )
 
+    @property
+    def label(self) -> str:
+        """Its name for readers: of a task of one's own, that of its file."""
+        return task_label({"kind": self.kind, **dict(self.options)})
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has data or a model of one's own, so that its name does not define what is trained on."""
+        named = own_kind(self.kind) or (self.model is not None and own_kind(self.model.kind))
+        return named or self.label != self.kind or not self.clients
+
 
 @dataclass(frozen=True)
 class Cohort:
-    """Number of clients that take part in a round."""
+    """Number of clients that take part in a round; 0 for 10 or all, whichever is less."""
 
     size: int = 10
 
@@ -155,7 +167,8 @@ class Experiment:
         rounds: number of rounds.
         accounting: which bytes count in totals: all that were sent (`honest`), or, as in many papers, without those
             with which returning clients catch up (`ideal`). It does not change the run.
-        imports: modules to import before the names of parts are looked up (plugins).
+        imports: modules and files to import before the names of parts are looked up (plugins).
+        fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
     """
 
     name: str
@@ -170,6 +183,7 @@ class Experiment:
     rounds: int = 10
     accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         if self.accounting not in get_args(Accounting):
@@ -201,8 +215,12 @@ _NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
 
 
 def digest(table: Table) -> str:
-    """A short hash of a resolved configuration; two runs with one digest are equal."""
-    kept = {key: value for key, value in table.items() if key not in _NOT_IN_DIGEST}
+    """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
+
+    The fingerprint of own data is checked apart (`task_record.py`), so that a run can be replaced (`--again`).
+    """
+    left_out = _NOT_IN_DIGEST if "script" in table else (*_NOT_IN_DIGEST, "fingerprint")
+    kept = portable({key: value for key, value in table.items() if key not in left_out})
     return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
 
 
@@ -217,11 +235,12 @@ def to_table(experiment: Experiment) -> Table:
     return {
         **{key: getattr(experiment, key) for key in TOP},
         **({"import": list(experiment.imports)} if experiment.imports else {}),
+        **({"fingerprint": experiment.fingerprint} if experiment.fingerprint else {}),
         "task": {
             "kind": task.kind,
-            "clients": task.clients,
-            "partition": describe("partition", task.partition),
-            "model": {"kind": task.model.kind, **dict(task.model.options)},
+            **({"clients": task.clients} if task.clients else {}),
+            **({"partition": describe("partition", task.partition)} if task.partition else {}),
+            **({"model": {"kind": task.model.kind, **dict(task.model.options)}} if task.model else {}),
             "validation_fraction": task.validation_fraction,
             "participating_clients": task.participating_clients,
             "scale": task.scale,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from torch import nn
+
 from thinwire.core.registry import SLOTS, lookup
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import SECTIONS, TOP, Experiment, ModelChoice, TaskChoice
+from thinwire.experiments.own_task import checked_arguments, checked_options, own_options
 from thinwire.experiments.parts import arguments, build, coerce, named
 from thinwire.experiments.plugins import read_imports
 from thinwire.experiments.renamed import check_value, unknown_key
+from thinwire.experiments.task_files import own_kind
 from thinwire.experiments.toml import Table
 from thinwire.protocol.budget import Budget
 from thinwire.protocol.method import Method
@@ -48,14 +52,14 @@ def from_table(table: Table) -> Experiment:
 
 def values_from(table: Table) -> dict[str, Any]:
     """The fields of `Experiment` that a table states; the others are left out."""
-    known = [*TOP, "import", "task", "method", *SECTIONS]
+    known = [*TOP, "import", "fingerprint", "task", "method", *SECTIONS]
     for key in table:
         if key not in known:
             raise unknown_key("", key, known)
     out: dict[str, Any] = {}
     if "import" in table:
         out["imports"] = read_imports(table["import"])  # first: the other keys may name parts of these modules
-    out |= arguments(Experiment, {key: table[key] for key in TOP if key in table}, "the experiment")
+    out |= arguments(Experiment, {key: table[key] for key in (*TOP, "fingerprint") if key in table}, "the experiment")
     for key, make in SECTIONS.items():
         if key in table:
             out[key] = make(**arguments(make, section(table, key), key))
@@ -86,30 +90,44 @@ def method_from(table: Table) -> Method:
 
 
 def task_from(table: Table) -> TaskChoice:
-    """A task from its table; keys that are no setting of tasks are arguments of the dataset's loader."""
+    """A task from its table; keys that are no setting of tasks are arguments of the dataset's loader.
+
+    An own task may have arguments with the name of a setting: `task.clients` is then an argument of its function.
+    """
     kind = coerce(table.get("kind", DEFAULT_TASK), str, "task.kind")
-    loader = lookup("dataset", kind).make
-    options = [name for name in inspect.signature(loader).parameters if name != "data_dir"]
+    own = own_kind(kind)
+    loader = None if own else lookup("dataset", kind).make
+    options = own_options(kind) if loader is None else [*inspect.signature(loader).parameters]
+    options = [name for name in options if name != "data_dir"]
     for key in table:
         if key not in (*_TASK_KEYS, *options):
             raise unknown_key("task", key, (*_TASK_KEYS, *options))
-    loading = arguments(loader, {key: table[key] for key in options if key in table}, "task")
-    for key in ("clients", "partition", "model"):
-        if key not in table:
-            raise ConfigError(f"task.{key} is missing; `thinwire show fedavg` prints a complete experiment")
-    model, model_options = named(table["model"], "task.model")
-    checked = arguments(lookup("model", model).make, model_options, "task.model")
+    given = {key: table[key] for key in options if key in table}
+    loading = checked_options(kind, given) if loader is None else arguments(loader, given, "task")
+    if own:
+        table = {key: value for key, value in table.items() if key not in options}
+    elif "model" not in table:
+        raise ConfigError("task.model is missing; `thinwire show fedavg` prints a complete experiment")
     return TaskChoice(
         kind,
-        coerce(table["clients"], int, "task.clients"),
-        build("partition", table["partition"], "task.partition"),
-        ModelChoice(model, tuple(checked.items())),
+        coerce(table.get("clients", 0), int, "task.clients"),
+        build("partition", table["partition"], "task.partition") if "partition" in table else None,
+        model_from(table["model"]) if "model" in table else None,
         coerce(table.get("validation_fraction", 0.0), float, "task.validation_fraction"),
         coerce(table.get("participating_clients", 0), int, "task.participating_clients"),
         coerce(table.get("scale", "unit"), str, "task.scale"),
         coerce(table.get("augment", "none"), str, "task.augment"),
         tuple(loading.items()),
     )
+
+
+def model_from(value: Any) -> ModelChoice:
+    """A model from its name or reference, or its table with options."""
+    kind, options = named(value, "task.model")
+    make = lookup("model", kind).make
+    if isinstance(make, nn.Module) and options:
+        raise ConfigError(f"task.model = {kind!r} is a module that is already built; write its class to set options")
+    return ModelChoice(kind, tuple((checked_arguments(make, options, "task.model") if options else {}).items()))
 
 
 def section(table: Table, key: str, under: str = "") -> Table:

@@ -16,9 +16,11 @@ from thinwire.experiments.experiment import Checkpointing, Evaluation, Experimen
 from thinwire.experiments.loop import Stop
 from thinwire.experiments.records import Accounting
 from thinwire.experiments.retry import check_retry
+from thinwire.experiments.task_record import settled
 from thinwire.experiments.toml import Table
 from thinwire.experiments.watchers import StopFunction
 from thinwire.protocol.method import Method
+from thinwire.runtime.job import Job
 from thinwire.runtime.runner import Runner
 from thinwire.simulation.engine import LocalEngine
 
@@ -53,7 +55,10 @@ class Plan:
 
     @classmethod
     def of(
-        cls, experiment: Experiment, data_dir: Path | None = None, prepare: Callable[[], Runner] | None = None
+        cls,
+        experiment: Experiment,
+        data_dir: Path | None = None,
+        prepare: Callable[[], Runner] | None = None,
     ) -> Plan:
         """The plan of an experiment.
 
@@ -65,16 +70,19 @@ class Plan:
         plugins.load(experiment.imports)  # in a worker process they are not imported yet
         if prepare and experiment.checkpoint.on_divergence == "retry":
             raise ConfigError("on_divergence = 'retry' is for simulations; write on_divergence = 'stop'")
+        job: Job | None = None
+        if experiment.task.is_own and prepare is None:  # a finished run is used again for the same data only
+            experiment, job = settled(experiment, data_dir)
         return cls(
             experiment.name,
-            experiment.task.kind,
+            experiment.task.label,
             to_table(experiment),
             experiment.method,
             experiment.engine,
             experiment.eval,
             experiment.checkpoint,
             experiment.rounds,
-            prepare or (lambda: experiment.engine.prepare(build_job(experiment, data_dir))),
+            prepare or (lambda: experiment.engine.prepare(job or build_job(experiment, data_dir))),
             experiment.accounting,
         )
 

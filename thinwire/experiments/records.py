@@ -20,6 +20,7 @@ from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
 from thinwire.experiments.collapse import Chance, Verdict, judge, known_chance, known_verdict
 from thinwire.experiments.files import LONGEST_JSON, read_checked, read_json
+from thinwire.experiments.task_files import task_label
 from thinwire.experiments.toml import Table, read_toml
 
 Record = dict[str, Any]  # a line of metrics.jsonl
@@ -51,7 +52,7 @@ class Recorded(NamedTuple):
     def task(self) -> str:
         """The name of its task."""
         task = self.table.get("task")
-        return visible(str(task.get("kind", "?")), 200) if isinstance(task, dict) else "?"
+        return visible(task_label(task), 200) if isinstance(task, dict) else "?"
 
     @property
     def rounds(self) -> int:

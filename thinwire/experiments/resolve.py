@@ -1,6 +1,6 @@
 """From a name or a file to an experiment, layer by layer; a later layer wins.
 
-    defaults  <-  recipe  <-  task preset  <-  method presets (`mapo+int8`, `combine.py`)  <-  file  <-  command line
+    defaults  <-  recipe  <-  task (`task_settings.py`)  <-  method presets (`mapo+int8`)  <-  file  <-  command line
 
 A file builds on methods by `method = "mapo+int8"`, or by `kind` in `[method]`, whose other keys are then put on top.
 Its `recipe = "paper"` names another recipe than the default one (`recipe.py`).
@@ -14,8 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.core.registry import entries
-from thinwire.errors import ConfigError, UnknownName
+from thinwire.errors import ConfigError
 from thinwire.experiments.combine import join
 from thinwire.experiments.combine import named as named_methods
 from thinwire.experiments.experiment import Experiment, to_table
@@ -25,6 +24,8 @@ from thinwire.experiments.parts import coerce
 from thinwire.experiments.plugins import loaded, read_imports
 from thinwire.experiments.presets import layer, preset
 from thinwire.experiments.recipe import DEFAULT, keep, under
+from thinwire.experiments.task_files import anchored, own_kind
+from thinwire.experiments.task_settings import task_settings
 from thinwire.experiments.toml import Table, read_toml
 
 
@@ -53,7 +54,8 @@ def read_stated(what: str) -> Stated:
     path = Path(what)
     if not path.is_file():
         raise ConfigError(f"no such experiment file: {what}")
-    table = read_toml(path)
+    table = anchored(read_toml(path), path.parent)
+    table.pop("fingerprint", None)  # of the run whose configuration it is
     read_imports(table.get("import", []))
     method = table.get("method", {})
     method = {"kind": method} if isinstance(method, str) else section(table, "method")
@@ -68,7 +70,8 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None, re
 
     Args:
         what: the name of a method, several joined by `+`, or the path of an experiment file ending in `.toml`.
-        on: the name of a task; with a file, it replaces the file's task.
+        on: the name of a task, a task of one's own (`my_task.py:task`), or a file (`task_settings.py`); with an
+            experiment file, it replaces the file's task.
         overrides: values by dotted path, for example `{"method.client_opt.lr": 0.05}`.
         recipe: the name of a recipe; by default that of the file, or `default`.
     """
@@ -79,21 +82,23 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None, re
         own = {key: value for key, value in own.items() if key != "task"}
     on_task = section(section(own, "on"), task, "on.")  # the file's own settings for this task
     own = {key: value for key, value in own.items() if key != "on"}
-    table = layer(task_preset(task), {"task": chosen.get("task", {})})
+    settings = task_settings(task)
+    kind = settings["task"]["kind"]
+    table = layer(settings, {"task": {} if own_kind(kind) else chosen.get("task", {})})
     for above in (join(named_methods(methods), task) if methods else {}, own, on_task):
         table = layer(table, above)
     table = under(chosen, table, layer(own, on_task))
     table.setdefault("name", name.replace(" ", ""))
     if modules := list(dict.fromkeys([*loaded(), *table.get("import", [])])):
         table["import"] = modules
-    experiment = from_table(table)
+    experiment = from_table(anchored(table, Path.cwd()))
     if overrides:
         table = to_table(experiment)  # with every default written out, so that any key can be set
         before = to_table(experiment)
         for key, value in overrides.items():
             put(table, key, value)
         keep(chosen, before, table)
-        experiment = from_table(table)
+        experiment = from_table(anchored(table, Path.cwd()))
     return experiment
 
 
@@ -104,14 +109,3 @@ def stated_settings(what: str, recipe: str | None = None) -> tuple[str, Table]:
     own = {key: value for key, value in own.items() if key not in ("task", "on")}
     label = coerce(own.pop("name", name), str, "name")
     return label, under(chosen, layer(join(named_methods(methods)) if methods else {}, own), own)
-
-
-def task_preset(task: str) -> Table:
-    """The settings of a task: a preset of ours, or the `preset` with which a plugin registered its dataset."""
-    try:
-        return preset("tasks", task).table
-    except UnknownName:
-        entry = entries("dataset").get(task)
-        if entry is None:
-            raise
-        return layer({"task": {"kind": task}}, dict(entry.preset))

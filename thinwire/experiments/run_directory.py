@@ -49,6 +49,7 @@ from thinwire.experiments.records import (
     sums_of,
     verify,
 )
+from thinwire.experiments.task_files import names_new_code
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.inputs import Backend
@@ -83,12 +84,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The run directory at a path that holds one."""
+        """The run directory at a path that holds one; code that it names is not imported."""
         file = path / "config.toml"
         if not file.is_file():
             raise CheckpointError(f"{path} is not a run directory: it has no config.toml")
         table = read_toml(file)
-        return cls(path, table if "script" in table else from_table(table))
+        return cls(path, table if "script" in table or names_new_code(table) else from_table(table))
 
     @property
     def exists(self) -> bool:

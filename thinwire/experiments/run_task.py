@@ -16,6 +16,7 @@ from typing import Any
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, OnDivergence
 from thinwire.experiments.load import DEFAULT_TASK
+from thinwire.experiments.own_task import task_name
 from thinwire.experiments.plan import Plan
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.result import Run
@@ -60,7 +61,8 @@ def run_task(
 
     Args:
         method: the name of a method, several joined by `+`, a file (`my.toml`), or a Method, which is used as it is.
-        on: the name of a task (`thinwire list tasks`).
+        on: the name of a task (`thinwire list tasks`), a reference (`my_task.py:task`), a file, or a `Task`, or a
+            function of `seed` that returns one.
         rounds: number of rounds.
         clients: number of clients.
         cohort: clients in a round.
@@ -103,20 +105,13 @@ def run_task(
         "checkpoint.best": True,
     }
     values = {key: value for key, value in given.items() if value is not None} | dict(overrides or {})
-    experiment = _experiment(method, _task_name(on), values, recipe, name)
+    experiment = _experiment(method, task_name(on), values, recipe, name)
     if metrics:
         names = dict.fromkeys((*experiment.eval.metrics, *metrics))
         experiment = replace(experiment, eval=replace(experiment.eval, metrics=tuple(names)))
     plan = Plan.of(experiment, None if data_dir is None else Path(data_dir))
     destination = Destination.of(out, resume, overwrite, progress)
     return start(plan, destination, Watchers.of(on_round, on_message, callbacks, stop))
-
-
-def _task_name(on: Any) -> str:
-    """The name of a task; the one place where tasks of one's own are given a name."""
-    if isinstance(on, str):
-        return on
-    raise ConfigError(f"on must be the name of a task, such as 'digits', not {type(on).__name__}")
 
 
 def _experiment(

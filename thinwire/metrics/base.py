@@ -70,7 +70,7 @@ def ratio(sums: Tensor) -> float:
 
 
 def metrics_by_name(names: Iterable[str]) -> dict[str, Metric]:
-    """The registered metrics of these names.
+    """The metrics of these names or references (`FILE.py:NAME`), by name.
 
     A registered class or function without required parameters is called and returns the metric. A registered function
     of `(outputs, targets)` is the metric itself.
@@ -78,7 +78,7 @@ def metrics_by_name(names: Iterable[str]) -> dict[str, Metric]:
     >>> metrics_by_name(["accuracy"])["accuracy"](torch.eye(2), torch.tensor([0, 0]))
     0.5
     """
-    made = {name: lookup("metric", name).make for name in names}
+    made = {entry.name: entry.make for entry in (lookup("metric", name) for name in names)}
     return {name: make if _needs_arguments(make) else make() for name, make in made.items()}
 
 

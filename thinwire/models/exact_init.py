@@ -20,7 +20,8 @@ Other functions that transform random values (`trunc_normal_`, `orthogonal_`) st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -44,8 +45,10 @@ class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N
         self.key, self.calls = key, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace random values of floating-point tensors that have storage."""
+        """Replace random values of floating-point tensors that have storage; a generator that is given is used."""
         kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
         if func in _IN_PLACE and args[0].is_floating_point() and args[0].device.type != "meta":
             return self._fill(args[0], _IN_PLACE[func], *args[1:3])
         if func in _FACTORIES:
@@ -55,6 +58,17 @@ class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N
     def _fill(self, tensor: Tensor, draw: Draw, first: float = 0.0, second: float = 1.0) -> Tensor:
         self.calls += 1
         return tensor.copy_(draw(self.key.fold("fill", self.calls), tensor, first, second))
+
+
+@contextmanager
+def seeded(key: Key) -> Iterator[None]:
+    """A context in which `exact_init` is active and torch's generator is seeded, for all other random functions.
+
+    After it, torch's generator is as before.
+    """
+    with torch.random.fork_rng(devices=[]), exact_init(key):
+        torch.manual_seed(key.value)
+        yield
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from thinwire.core.reference import from_here
 from thinwire.errors import ThinwireError
 from thinwire.experiments.config import digest, from_table, parse_overrides, resolve, to_table
 from thinwire.experiments.presets import presets
 from thinwire.experiments.recipe import DEFAULT
+from thinwire.experiments.task_files import OWN, names_new_code
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
 
@@ -36,10 +38,15 @@ def rerun(table: TomlTable, path: Path) -> str:
     """
     if "script" in table:
         return shlex.join(["python", str(table["script"])])
+    if str(table.get("task", {}).get("kind", "")).startswith(OWN):
+        return "python your_script.py"
     from_file = shlex.join(["thinwire", "run", str(path / "config.toml"), "--out", f"{path}-again"])
+    if names_new_code(table):  # a page does not import the files of a run
+        return from_file
     try:
         wanted = to_table(from_table(table))
         imports = wanted.pop("import", [])
+        wanted.pop("fingerprint", None)
         found = [words for recipe in presets("recipes") if (words := _command(wanted, recipe))]
     except ThinwireError:
         return from_file
@@ -55,7 +62,7 @@ def _command(wanted: TomlTable, recipe: str) -> list[str] | None:
     settings = parse_overrides([f"{key}={value}" for key, value in changes.items()])
     if resolve(name, task, settings, recipe).digest() != digest(wanted):
         return None
-    words = ["thinwire", "run", name, "--on", task, *(("--recipe", recipe) if recipe != DEFAULT else ())]
+    words = ["thinwire", "run", name, "--on", from_here(task), *(("--recipe", recipe) if recipe != DEFAULT else ())]
     for key, value in changes.items():
         words += [_OPTIONS[key], value.strip('"')] if key in _OPTIONS else ["--set", f"{key}={value}"]
     return words
