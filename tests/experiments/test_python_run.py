@@ -134,6 +134,9 @@ def test_files_and_full_disks_are_one_line_and_the_run_continues(tmp_path, whole
     (tmp_path / "file").write_text("notes")
     with pytest.raises(tw.CheckpointError, match="is a file, not a run directory; name another folder with out="):
         simulate(out=tmp_path / "file")
+    for bad, words in ((tmp_path / "file/run", "Not a directory"), (tmp_path / ("n" * 300), "use a shorter name")):
+        with pytest.raises(tw.CheckpointError, match=words):
+            simulate(out=bad)
     with files_of_at_most(100), pytest.raises(tw.CheckpointError, match=r"config\.toml: File too large"):
         simulate(out=tmp_path / "none")
     assert not (tmp_path / "none").exists()

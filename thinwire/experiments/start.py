@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -158,7 +159,7 @@ def _one_line(destination: Destination) -> Iterator[None]:
     except OSError as error:
         if path is None or not _about(error, path):
             raise
-        left = f"; resume=True continues it from {path}" if (path / "config.toml").is_file() else ""
+        left = f"; resume=True continues it from {path}" if os.path.isfile(path / "config.toml") else ""
         raise CheckpointError(f"{message_of(error)}{left}") from error
     except CallbackFailed as error:
         if path is None:
