@@ -59,6 +59,8 @@ class Task:
         metrics: metrics of the test set besides loss and accuracy, by name.
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; by default accuracy if
             targets are class labels (`metrics/objective.py`).
+        class_names: names of classes or labels for readers, by number; empty if they have none.
+        client_names: names of clients for readers, by number; empty if they have none.
     """
 
     model: nn.Module
@@ -71,6 +73,8 @@ class Task:
     before: Exchange = Exchange()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     objective: str = ""
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.clients.sizes() == 0)

@@ -1,0 +1,188 @@
+"""A table of your own: one row for each example, a target column, perhaps a column that names the client.
+
+    thinwire run fedavg --on table --set task.file=patients.csv --set task.target=outcome --set task.client=hospital
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.core.registry import register
+from thinwire.data.columns import Columns, from_frame
+from thinwire.data.examples import Arrays, Source
+from thinwire.data.features import Features
+from thinwire.data.folder import own_path
+from thinwire.data.hold_out import held_out_rows
+from thinwire.data.reading import numbered
+from thinwire.data.table_files import read_table
+from thinwire.data.targets import TargetCode
+from thinwire.errors import ConfigError, DataError
+
+POOLED = (
+    "Statistics (means, standard deviations, categories) come from the pooled training rows; a real federation would "
+    "have to estimate them."
+)
+
+
+@register("dataset", "table", doc="A CSV or parquet file of your own: task.file, task.target, task.client.")
+def table(
+    data_dir: Path | None = None,
+    file: str = "",
+    target: str | tuple[str, ...] = "",
+    client: str = "",
+    features: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    target_kind: str = "",
+    test_fraction: float = 0.2,
+    test_file: str = "",
+    delimiter: str = "",
+    split_seed: int = 0,
+) -> Source:
+    """A table in a file; the options are those of `from_table`."""
+    path = own_path(data_dir, file, "task.file")
+    return from_table(
+        path,
+        target,
+        client=client,
+        features=features,
+        drop=drop,
+        target_kind=target_kind,
+        test_fraction=test_fraction,
+        test_file=own_path(data_dir, test_file, "task.test_file") if test_file else None,
+        delimiter=delimiter,
+        split_seed=split_seed,
+    )
+
+
+def from_table(
+    file: Any,
+    target: str | Sequence[str],
+    *,
+    client: str = "",
+    features: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    target_kind: str = "",
+    test_fraction: float = 0.2,
+    test_file: Any = None,
+    delimiter: str = "",
+    split_seed: int = 0,
+) -> Source:
+    """A dataset from a table: numbers are standardized, texts become one-hot inputs, targets get labels or a scale.
+
+    Args:
+        file: a CSV file (also .gz), a parquet file, or a pandas DataFrame.
+        target: the column to predict, or several columns: labels of 0 and 1, or numbers.
+        client: the column that names the client of a row; "" for none.
+        features: the columns that are inputs of the model; by default all others.
+        drop: columns that are not used.
+        target_kind: classification, multi-label or regression; by default derived: texts and few whole numbers are
+            classes, other numbers a regression, several columns of 0 and 1 are labels.
+        test_fraction: the fraction of rows that is held out for testing, of each client and of each class.
+        test_file: a file or DataFrame of test rows instead.
+        delimiter: of a CSV file; by default derived.
+        split_seed: of another choice of test rows; the seed of a run does not change them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "pets.csv"
+    ...     _ = file.write_text("home,grams,species\\n" + "a,900,dog\\na,410,cat\\nb,870,dog\\nb,400,cat\\n" * 5)
+    ...     source = from_table(file, "species", client="home")
+    >>> len(source.train), len(source.test), source.class_names, source.user_names, source.model
+    (16, 4, ('cat', 'dog'), ('a', 'b'), {'inputs': 1})
+    """
+    rows = _columns(file, delimiter)
+    targets = (target,) if isinstance(target, str) and target else tuple(target)
+    code = TargetCode.of(rows, targets, target_kind)
+    clients = _clients(rows, client)
+    if test_file is None:
+        test = held_out_rows(len(rows), test_fraction, _ids(clients), _ids(_label_texts(rows, code)), split_seed)
+        parts = (rows.take(np.flatnonzero(~test)), rows.take(np.flatnonzero(test)))
+        split = f"{len(parts[0]):,} rows for training, {len(parts[1]):,} for testing (drawn once, independent of the seed)."
+    else:
+        parts = (rows, _columns(test_file, delimiter))
+        split = f"{len(parts[0]):,} rows for training, {len(parts[1]):,} for testing."
+    code = code.fitted(parts[0])
+    encoding = Features.of(parts[0], _inputs(rows, targets, client, features, drop))
+    train, test_set = (Arrays(encoding.encode(part), code.encode(part)) for part in parts)
+    users, test_users, user_names = _users(*parts, client)
+    return Source(
+        train,
+        test_set,
+        code.outputs,
+        users,
+        test_users,
+        note=" ".join((split, code.note(derived=not target_kind), encoding.note(), POOLED)),
+        model={"inputs": encoding.width},
+        loss=code.loss,
+        metrics=code.metrics,
+        class_names=code.names,
+        user_names=user_names,
+    )
+
+
+def _columns(file: Any, delimiter: str) -> Columns:
+    """The columns of a file or a DataFrame."""
+    if isinstance(file, str | Path):
+        return read_table(Path(file).expanduser(), delimiter)
+    if hasattr(file, "columns") and hasattr(file, "__getitem__"):
+        found = from_frame(file)
+        if not len(found):
+            raise DataError("the data frame has no rows")
+        return found
+    raise ConfigError(f"a table is a file (.csv, .parquet) or a pandas DataFrame, not {type(file).__name__}")
+
+
+def _inputs(
+    rows: Columns, targets: Sequence[str], client: str, features: Sequence[str], drop: Sequence[str]
+) -> list[str]:
+    """The columns that are inputs."""
+    for option, names in (("task.features", features), ("task.drop", drop)):
+        for name in names:
+            if option == "task.features" or name not in rows.names:
+                rows.need(name, option)
+    taken = {*targets, client}
+    if features and (both := [name for name in features if name in taken]):
+        raise ConfigError(f"task.features has {both[0]!r}, which is the target or the client; leave it out")
+    chosen = [name for name in features or rows.names if name not in taken and name not in drop]
+    for name in chosen:
+        rows.need(name, "an input")
+    return chosen
+
+
+def _clients(rows: Columns, client: str) -> list[str] | None:
+    """The client of each row; None without a client column."""
+    if not client:
+        return None
+    rows.need(client, "task.client")
+    texts = rows.texts(client)
+    for i, text in enumerate(texts):
+        if text is None:
+            raise DataError(f"{rows.row(i)} names no client in the column {client!r}; fill it in, or delete the row")
+    return [str(text) for text in texts]
+
+
+def _label_texts(rows: Columns, code: TargetCode) -> list[str] | None:
+    """The class of each row, by which test rows are drawn; None if there are no classes."""
+    return [str(text) for text in rows.texts(code.columns[0])] if code.kind == "classification" else None
+
+
+def _ids(texts: list[str] | None) -> np.ndarray | None:
+    return None if texts is None else np.unique(np.array(texts, object), return_inverse=True)[1]
+
+
+def _users(train: Columns, test: Columns, client: str) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
+    """The client of each training and test row as numbers, and the names of clients."""
+    texts = _clients(train, client)
+    if texts is None:
+        return None, None, ()
+    other = _clients(test, client) if client in test.cells else None
+    names = numbered([*texts, *(other or ())])
+    position = {name: i for i, name in enumerate(names)}
+    first, second = (None if one is None else torch.tensor([position[name] for name in one]) for one in (texts, other))
+    return first, second, names
