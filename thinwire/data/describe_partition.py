@@ -18,6 +18,7 @@ label skew above 0. The targets of a regression are counted in ten bins with equ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -138,9 +139,7 @@ def describe_partition(task: Task) -> PartitionDescription:
         classes = known or tuple(str(k) for k in range(counts.shape[1]))
     held_out = 0 if task.client_tests is None else len(task.client_tests.order)
     unused = len(targets) - len(np.unique(clients.order)) - held_out
-    return PartitionDescription(
-        kind, clients.sizes(), validation, counts, classes, names, quantiles, max(unused, 0)
-    )
+    return PartitionDescription(kind, clients.sizes(), validation, counts, classes, names, quantiles, max(unused, 0))
 
 
 def _owners(clients: Assignment) -> np.ndarray:
@@ -174,5 +173,5 @@ def _binned(values: np.ndarray, clients: Assignment) -> tuple[np.ndarray, tuple[
     bins = len(edges) - 1
     code = np.clip(np.searchsorted(edges, used, side="right") - 1, 0, bins - 1)
     found = np.bincount(_owners(clients) * bins + code, minlength=len(clients) * bins).reshape(len(clients), bins)
-    names = tuple(f"{low:.3g} to {high:.3g}" for low, high in zip(edges[:-1], edges[1:], strict=True))
+    names = tuple(f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges))
     return found, names

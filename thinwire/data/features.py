@@ -1,4 +1,4 @@
-"""Columns of a table as inputs of a model: numbers standardized, categories one-hot. All statistics are of training rows.
+"""Columns of a table as inputs of a model: numbers standardized, categories one-hot, all by training rows.
 
     number      (x - mean) / std;  a missing number is the mean, and a second column is 1 where it was missing
     category    one column for each text of the training rows, and one for all other texts
@@ -59,7 +59,9 @@ class NumberColumn:
             mean, std = float(known.mean()), float(known.std())
         if not np.isfinite(std):
             largest = float(np.abs(known).max())
-            raise DataError(f"{rows.where}: column {name!r} has numbers as large as {largest:g}; divide them by a constant")
+            raise DataError(
+                f"{rows.where}: column {name!r} has numbers as large as {largest:g}; divide them by a constant"
+            )
         return cls(name, mean, std or 1.0, len(known) < len(values))
 
     def encode(self, rows: Columns) -> np.ndarray:
@@ -68,13 +70,15 @@ class NumberColumn:
         if values is None:
             i, cell = _first_text(rows, self.name)
             given = visible(cell, 40)
-            raise DataError(f"{rows.row(i)}: column {self.name!r} has {given!r}, expected a number as in all training rows")
+            raise DataError(
+                f"{rows.row(i)}: column {self.name!r} has {given!r}, expected a number as in all training rows"
+            )
         absent = np.isnan(values)
         scaled = (np.where(absent, self.mean, values) - self.mean) / self.std
         bad = np.flatnonzero(~(np.abs(scaled) < 1e30))
         if len(bad):
             raise DataError(
-                f"{rows.row(int(bad[0]))}: column {self.name!r} has {values[bad[0]]:g}, far outside of the training rows "
+                f"{rows.row(int(bad[0]))}: column {self.name!r} has {values[bad[0]]:g}, far from the training rows "
                 f"(mean {self.mean:g}, standard deviation {self.std:g})"
             )
         return np.stack([scaled, absent] if self.missing else [scaled], 1).astype(np.float32)
@@ -103,8 +107,8 @@ class CategoryColumn:
         found = sorted({text or "" for text in rows.texts(name)})
         if len(found) > MOST_CATEGORIES:
             raise DataError(
-                f"{rows.where}: column {name!r} has {len(found):,} different texts, such as {visible(found[1], 40)!r}; at "
-                f"most {MOST_CATEGORIES} can be categories; leave it out: task.drop = [{name!r}]"
+                f"{rows.where}: column {name!r} has {len(found):,} different texts, such as {visible(found[1], 40)!r}; "
+                f"at most {MOST_CATEGORIES} can be categories; leave it out: task.drop = [{name!r}]"
             )
         return cls(name, tuple(found))
 
@@ -150,8 +154,8 @@ class Features:
         """(rows, width) float32."""
         if self.width * len(rows) > MOST_VALUES:
             raise DataError(
-                f"{rows.where}: {len(rows):,} rows with {self.width:,} inputs each are more than {MOST_VALUES:,} numbers; "
-                "leave columns out: task.drop"
+                f"{rows.where}: {len(rows):,} rows with {self.width:,} inputs each are more than {MOST_VALUES:,} "
+                "numbers; leave columns out: task.drop"
             )
         for column in self.columns:
             rows.need(column.name, "an input of the training rows")
@@ -177,7 +181,9 @@ class Features:
 
 def _names(names: Sequence[str]) -> str:
     """A few names, for readers."""
-    return ", ".join(visible(name, 40) for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(visible(name, 40) for name in names[:5]) + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
 
 
 def _first_text(rows: Columns, name: str) -> tuple[int, str]:

@@ -37,11 +37,11 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def shape_of(first: Path, size: int | Sequence[int] = 0, channels: int = 0) -> ImageShape:
+def shape_of(first: Any, size: int | Sequence[int] = 0, channels: int = 0) -> ImageShape:
     """The shape of all images.
 
     Args:
-        first: the first image, whose shape is used where none is given.
+        first: the first image, a path or an open image, whose shape is used where none is given.
         size: height and width, or one number for both; 0 for that of the first image.
         channels: 1 for gray, 3 for color; 0 for those of the first image.
     """
@@ -50,26 +50,29 @@ def shape_of(first: Path, size: int | Sequence[int] = 0, channels: int = 0) -> I
     given = (size, size) if isinstance(size, int) else tuple(size)
     if len(given) != 2 or min(given) < 0 or given[0] * given[1] > MOST_PIXELS:
         raise ConfigError(f"task.size must be a number of pixels, or [height, width], not {size}")
-    with _opened(first) as image:
-        found = channels or (1 if image.mode in _GRAY else 3)
-        height, width = given if min(given) else (image.height, image.width)
-        return ImageShape(found, height, width, bool(min(given)))
+    image = _opened(first) if isinstance(first, Path) else first
+    found = channels or (1 if image.mode in _GRAY else 3)
+    height, width = given if min(given) else (image.height, image.width)
+    if image is not first:
+        image.close()
+    return ImageShape(found, height, width, bool(min(given)))
 
 
-def read_images(files: Sequence[Path], shape: ImageShape) -> Tensor:
-    """(n, channels, height, width) uint8: all images."""
+def read_images(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape) -> Tensor:
+    """(n, channels, height, width) uint8: all images, read one by one.
+
+    Args:
+        images: each a path or an open image, and its name for errors.
+        count: number of images.
+        shape: the shape of all.
+    """
     channels, height, width, _ = shape
-    if len(files) * channels * height * width > MOST_BYTES:
+    if count * channels * height * width > MOST_BYTES:
         raise DataError(
-            f"{files[0].parent}: {len(files):,} images of {height} x {width} are more than {MOST_BYTES >> 30} GiB; write "
-            "task.size to make them smaller"
+            f"{count:,} images of {height} x {width} are more than {MOST_BYTES >> 30} GiB; write task.size to make "
+            "them smaller"
         )
-    return _filled(((path, str(path)) for path in files), len(files), shape)
-
-
-def _filled(images: Iterable[tuple[Any, str]], count: int, shape: ImageShape) -> Tensor:
-    """Decode images one by one; each is a path or a pillow image, and its name for errors."""
-    out = np.empty((count, shape.height, shape.width, shape.channels), np.uint8)
+    out = np.empty((count, height, width, channels), np.uint8)
     for i, (given, name) in enumerate(images):
         if isinstance(given, Path):
             with _opened(given) as image:
@@ -105,7 +108,9 @@ def _pixels(image: Any, name: str, shape: ImageShape) -> np.ndarray:
             f"task.size = [{height}, {width}] to resize all images"
         )
     if channels == 1 and image.mode not in _GRAY:
-        raise DataError(f"{name}: the image is in color, but the first one is gray; write task.channels = 3 (or 1 for gray)")
+        raise DataError(
+            f"{name}: the image is in color, but the first one is gray; write task.channels = 3 (or 1 for gray)"
+        )
     try:
         if image.mode in ("I", "I;16", "F"):  # 16 bits: the upper eight
             image = image.point(lambda value: value / 256).convert("L")

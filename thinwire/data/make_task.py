@@ -25,7 +25,8 @@ from thinwire.data.examples import Examples, Source
 from thinwire.data.losses import Loss, loss_by_name
 from thinwire.data.partitions.base import Assignment, Partition
 from thinwire.data.scaling import standardized
-from thinwire.data.task import Task, validation_fraction as hold_out_validation
+from thinwire.data.task import Task
+from thinwire.data.task import validation_fraction as hold_out_validation
 from thinwire.errors import ConfigError
 from thinwire.metrics import metrics_by_name
 from thinwire.metrics.base import Metric
@@ -105,7 +106,9 @@ def client_names(source: Source, clients: Assignment) -> tuple[str, ...]:
     return tuple(source.user_names[user] for user in first.tolist())
 
 
-def fitting_options(make: Callable[..., Any], source: Source, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def fitting_options(
+    make: Callable[..., Any], source: Source, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Options of a model, completed by what the dataset states: number of classes, inputs, channels, ..."""
     known = inspect.signature(make).parameters
     stated = {**source.model, "classes": source.classes}

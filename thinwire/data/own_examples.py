@@ -69,7 +69,9 @@ def _from_items(data: Any, what: str) -> tuple[Any, Any]:
 def _from_batches(data: Any, what: str) -> tuple[Any, Any]:
     """All batches of a DataLoader, or all items of an IterableDataset, one after another."""
     if getattr(data, "drop_last", False):
-        raise ConfigError(f"{what}: this DataLoader leaves out the last examples; write DataLoader(..., drop_last=False)")
+        raise ConfigError(
+            f"{what}: this DataLoader leaves out the last examples; write DataLoader(..., drop_last=False)"
+        )
     single = getattr(data, "batch_size", None) is None and getattr(data, "batch_sampler", None) is None
     items, count = [], 0
     for item in data:
@@ -100,7 +102,9 @@ def _collated(items: list[Any], what: str) -> tuple[Any, Any]:
         inputs, targets = default_collate(items)
     except Exception as error:
         reason = visible(str(error), 300)
-        raise ConfigError(f"{what}: the items of the dataset must be pairs (input, target) of one shape: {reason}") from error
+        raise ConfigError(
+            f"{what}: the items of the dataset must be pairs (input, target) of one shape: {reason}"
+        ) from error
     return inputs, targets
 
 

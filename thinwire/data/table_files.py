@@ -78,7 +78,7 @@ def _rows(path: Path, text: str, delimiter: str) -> tuple[list[list[str]], list[
     """The cells of all rows that are not blank, without space around them, and the number of each row."""
     rows, numbers, number = [], [], 0
     try:
-        for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):  # noqa: B007
+        for number, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):
             if any(cell and not cell.isspace() for cell in row):
                 rows.append([cell.strip() for cell in row])
                 numbers.append(number)
@@ -102,9 +102,11 @@ def _header(path: Path, header: list[str]) -> list[str]:
 def read_parquet(path: Path) -> Columns:
     """The columns of a parquet file; needs pyarrow."""
     try:
-        from pyarrow import parquet
+        from pyarrow import parquet  # type: ignore[import-not-found,import-untyped]
     except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow; pip install pyarrow, or save the table as CSV") from None
+        raise DataError(
+            f"{path}: reading parquet needs pyarrow; pip install pyarrow, or save the table as CSV"
+        ) from None
     try:
         with parquet.ParquetFile(path) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
@@ -131,7 +133,7 @@ class _ArrowFrame:
         return int(self.table.num_rows)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        import pyarrow
+        import pyarrow  # type: ignore[import-not-found,import-untyped]
 
         kind, column = self.table.schema.field(name).type, self.table.column(name)
         if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind):

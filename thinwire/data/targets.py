@@ -89,8 +89,8 @@ class TargetCode:
             )
         if len(names) > min(MOST_CLASSES, max(len(rows) // 2, FEW)):
             raise DataError(
-                f"{rows.where}: the target column {columns[0]!r} has {len(names):,} different texts in {len(rows):,} rows, "
-                f"such as {visible(names[0], 40)!r}: too many for classes; name another column: task.target"
+                f"{rows.where}: the target column {columns[0]!r} has {len(names):,} different texts in {len(rows):,} "
+                f"rows, such as {visible(names[0], 40)!r}: too many for classes; name another column: task.target"
             )
         return cls("classification", tuple(columns), tuple(names), numbers is not None)
 
@@ -103,7 +103,9 @@ class TargetCode:
             mean, std = values.mean(0), values.std(0)
         for name, one in zip(self.columns, std.tolist(), strict=True):
             if not 0 < one < np.inf:
-                raise DataError(f"{train.where}: the target column {name!r} has a standard deviation of {one:g}; expected more than 0")
+                raise DataError(
+                    f"{train.where}: the target column {name!r} has a standard deviation of {one:g}, expected above 0"
+                )
         return replace(self, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
     @property
@@ -146,7 +148,9 @@ class TargetCode:
         for i, text in enumerate(texts):
             if text not in position:
                 known = visible(", ".join(self.names), 80)
-                raise DataError(f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in the training rows ({known})")
+                raise DataError(
+                    f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in the training rows ({known})"
+                )
         return torch.tensor([position[text] for text in texts])
 
     def note(self, derived: bool) -> str:
@@ -180,11 +184,14 @@ def _check_complete(rows: Columns, name: str) -> None:
     if absent is None:
         absent = np.array([i for i, text in enumerate(rows.texts(name)) if text is None])
     if len(absent):
-        raise DataError(f"{rows.row(int(absent[0]))} has no value in the target column {name!r}; fill it in, or delete the row")
+        raise DataError(
+            f"{rows.row(int(absent[0]))} has no value in the target column {name!r}; fill it in, or delete the row"
+        )
     values = rows.numbers(name)
-    bad = [] if values is None else np.flatnonzero(~np.isfinite(values))
-    if values is not None and len(bad):
-        raise DataError(f"{rows.row(int(bad[0]))}: the target column {name!r} has {values[bad[0]]}, expected a finite number")
+    if values is not None and len(bad := np.flatnonzero(~np.isfinite(values))):
+        raise DataError(
+            f"{rows.row(int(bad[0]))}: the target column {name!r} has {values[bad[0]]}, expected a finite number"
+        )
 
 
 def _check_numbers(rows: Columns, name: str, values: np.ndarray | None, kind: str) -> None:
@@ -198,7 +205,9 @@ def _check_numbers(rows: Columns, name: str, values: np.ndarray | None, kind: st
         raise DataError(f"{rows.row(i)}: the target column {name!r} has {given!r}, expected {expected} ({kind})")
     if kind == "multi-label" and len(bad := np.flatnonzero(~np.isin(values, (0, 1)))):
         given = number_text(values[bad[0]])
-        raise DataError(f"{rows.row(int(bad[0]))}: the label column {name!r} has {given}, expected 0 or 1 (multi-label)")
+        raise DataError(
+            f"{rows.row(int(bad[0]))}: the label column {name!r} has {given}, expected 0 or 1 (multi-label)"
+        )
 
 
 def _known(values: np.ndarray | None) -> np.ndarray:

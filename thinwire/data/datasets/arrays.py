@@ -1,7 +1,7 @@
 """Arrays of your own: numpy arrays or torch tensors in Python, a file of `numpy.savez` on the command line.
 
-    np.savez("data.npz", x=inputs, y=targets, client=client_of_each_example)
-    thinwire run fedavg --on arrays --set task.file=data.npz
+np.savez("data.npz", x=inputs, y=targets, client=client_of_each_example)
+thinwire run fedavg --on arrays --set task.file=data.npz
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from thinwire.errors import ConfigError, DataError
 _NUMBERS = "biuf"
 
 
-@register("dataset", "arrays", doc="Arrays x and y of your own in an .npz file, perhaps client, x_test and y_test: task.file.")
+@register(
+    "dataset", "arrays", doc="Arrays x and y of your own in an .npz file, perhaps client, x_test and y_test: task.file."
+)
 def arrays(
     data_dir: Path | None = None,
     file: str = "",
@@ -43,7 +45,7 @@ def arrays(
     test_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Source:
-    """Arrays in a file of `numpy.savez`; `x`, `y`, `client`, `x_test` and `y_test` name them, the last three optional."""
+    """Arrays in a file of `numpy.savez`; five options name the arrays, of which `x` and `y` are required."""
     path = own_path(data_dir, file, "task.file")
     known = names_in(path)
     test = None
@@ -123,7 +125,9 @@ def source_of(
     users = [None if part is None else torch.tensor([position[str(one)] for one in part.tolist()]) for part in owners]
     values = image_values(train)
     mean, std = ((), ()) if values is None else sums_of(values).mean_and_std()
-    words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)} Inputs are as given."
+    words = (
+        f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)} Inputs are as given."
+    )
     return Source(
         train,
         test,
@@ -131,7 +135,7 @@ def source_of(
         users[0],
         users[1],
         note=f"{words} {note}".strip(),
-        model=_model_options(train),
+        model=_model_options(train, test),
         mean=mean,
         std=std,
         loss=code.loss,
@@ -151,7 +155,9 @@ def _array(values: Any, where: str) -> np.ndarray:
     except ValueError:
         found = np.empty(0, object)
     if found.dtype.kind not in (*_NUMBERS, "U", "O", "T") or found.ndim < 1:
-        raise DataError(f"{where} is {found.dtype} of shape {found.shape}, expected an array with one row for each example")
+        raise DataError(
+            f"{where} is {found.dtype} of shape {found.shape}, expected an array with one row for each example"
+        )
     return found
 
 
@@ -161,10 +167,14 @@ def _targets(values: Any, where: str) -> Columns:
     if found.ndim == 2 and found.shape[1] == 1:
         found = found[:, 0]
     if found.ndim > 2 or not len(found) or (found.ndim == 2 and not found.shape[1]):
-        raise DataError(f"{where} has shape {found.shape}, expected one target, or one row of targets, for each example")
+        raise DataError(
+            f"{where} has shape {found.shape}, expected one target, or one row of targets, for each example"
+        )
     if found.dtype.kind in "OUT":
         if found.ndim > 1 or not all(isinstance(one, str) for one in found.tolist()):
-            raise DataError(f"{where} holds {type(found.reshape(-1)[0]).__name__}, expected numbers, or a text for each example")
+            raise DataError(
+                f"{where} holds {type(found.reshape(-1)[0]).__name__}, expected numbers, or a text for each example"
+            )
         return Columns(where, {"y": found.tolist()}, row_numbers=np.arange(len(found)), word="example")
     columns = {"y": found} if found.ndim == 1 else {f"y{i}": found[:, i] for i in range(found.shape[1])}
     cells = {name: one.astype(np.float64) for name, one in columns.items()}
@@ -183,7 +193,9 @@ def _clients(values: Any, rows: int, where: str) -> np.ndarray | None:
         return None
     found = _array(values, where)
     if found.shape != (rows,) or found.dtype.kind == "f":
-        raise DataError(f"{where} is {found.dtype} of shape {found.shape}, expected an integer or a text for each of {rows} examples")
+        raise DataError(
+            f"{where} is {found.dtype} of shape {found.shape}, expected a number or text for each of {rows} examples"
+        )
     return found
 
 
@@ -233,13 +245,14 @@ def _examples(inputs: Inputs, targets: Tensor) -> Examples:
     return Arrays(inputs, targets)
 
 
-def _model_options(examples: Examples) -> dict[str, int]:
+def _model_options(train: Examples, test: Examples) -> dict[str, int]:
     """What models need to know about the inputs."""
-    if isinstance(examples, Images):
-        return image_options(examples.pixels)
-    inputs = examples.inputs if isinstance(examples, Arrays) else {}
-    if isinstance(inputs, dict):
+    if isinstance(train, Images):
+        return image_options(train.pixels)
+    inputs, others = (one.inputs if isinstance(one, Arrays) else {} for one in (train, test))
+    if isinstance(inputs, dict) or isinstance(others, dict):
         return {}
     if not inputs.is_floating_point():
-        return {"length": inputs.shape[1], "vocab": int(inputs.max()) + 1} if inputs.dim() == 2 else {}
+        vocabulary = 1 + max(int(inputs.max()), int(others.max()))
+        return {"length": inputs.shape[1], "vocab": vocabulary} if inputs.dim() == 2 else {}
     return image_options(inputs) if inputs.dim() == 4 else {"inputs": inputs[0].numel()}

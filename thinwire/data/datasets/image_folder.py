@@ -1,10 +1,10 @@
 """A folder of images of your own, one folder for each class.
 
-    FOLDER/CLASS/*.png                                   a fifth of the images is held out for testing
-    FOLDER/train/CLASS/*.png, FOLDER/test/CLASS/*.png    the test images are given
-    FOLDER/CLIENT/CLASS/*.png                            with client_folders = true; also below train and test
+FOLDER/CLASS/*.png                                   a fifth of the images is held out for testing
+FOLDER/train/CLASS/*.png, FOLDER/test/CLASS/*.png    the test images are given
+FOLDER/CLIENT/CLASS/*.png                            with client_folders = true; also below train and test
 
-    thinwire run fedavg --on image-folder --set task.folder=leaves
+thinwire run fedavg --on image-folder --set task.folder=leaves
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thinwire.core.text import visible
 from thinwire.data.examples import Images, Source
 from thinwire.data.folder import own_path
 from thinwire.data.hold_out import held_out_rows
-from thinwire.data.image_files import SUFFIXES, image_files, read_images, shape_of
+from thinwire.data.image_files import SUFFIXES, ImageShape, image_files, read_images, shape_of
 from thinwire.data.reading import numbered
 from thinwire.data.scaling import sums_of
 from thinwire.errors import DataError
@@ -31,7 +31,9 @@ MOST_FOLDERS = 100_000
 _TEST = ("test", "val", "valid", "validation")
 
 
-@register("dataset", "image-folder", doc="A folder of PNG or JPEG images of your own, one folder for each class: task.folder.")
+@register(
+    "dataset", "image-folder", doc="A folder of PNG or JPEG images of your own, one folder for each class: task.folder."
+)
 def image_folder(
     data_dir: Path | None = None,
     folder: str = "",
@@ -87,12 +89,12 @@ def from_image_folder(
     classes, users = (numbered(getattr(one, field) for one in listed[0]) for field in ("label", "client"))
     _check(base, classes, listed[1])
     shape = shape_of(listed[0][0].path, size, channels)
-    train, test = (Images(read_images([one.path for one in part], shape), _codes(part, "label", classes)) for part in listed)
+    train, test = (Images(_pixels(part, shape), _codes(part, "label", classes)) for part in listed)
     mean, std = sums_of(train.pixels).mean_and_std()
     everyone = numbered([*users, *(one.client for one in listed[1])])
     note = (
-        f"{len(train):,} images for training, {len(test):,} for testing ({how}), of {shape.height} x {shape.width} pixels"
-        f"{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = standard are those of the "
+        f"{len(train):,} images for training, {len(test):,} for testing ({how}), of {shape.height} x {shape.width} "
+        f"pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = standard are those of the "
         "pooled training images; task.scale = estimated has clients report them."
     )
     return Source(
@@ -139,7 +141,9 @@ def _classes(folder: Path) -> list[_File]:
         files = image_files(inner)
         if not files:
             deeper = any(path.is_dir() and image_files(path) for path in inner.iterdir())
-            advice = "if these are clients, write task.client_folders = true" if deeper else "delete the folder, or fill it"
+            advice = (
+                "if these are clients, write task.client_folders = true" if deeper else "delete the folder, or fill it"
+            )
             raise DataError(f"{inner}: no image ({', '.join(SUFFIXES)}) in this class; {advice}")
         found += [_File(path, inner.name) for path in files]
     return found
@@ -167,12 +171,18 @@ def _divided(files: list[_File], fraction: float, seed: int) -> list[list[_File]
 def _check(folder: Path, classes: tuple[str, ...], test: list[_File]) -> None:
     """Raise an error if there is one class only, or a test image of another class."""
     if len(classes) < 2:
-        raise DataError(f"{folder}: one class only, {visible(classes[0], 40)!r}; expected a folder for each of two or more")
+        raise DataError(
+            f"{folder}: one class only, {visible(classes[0], 40)!r}; expected a folder for each of two or more"
+        )
     known = set(classes)
     for one in test:
         if one.label not in known:
             given = visible(", ".join(classes), 80)
             raise DataError(f"{one.path}: class {visible(one.label, 40)!r} has no training images (classes: {given})")
+
+
+def _pixels(files: list[_File], shape: ImageShape) -> Tensor:
+    return read_images(((one.path, str(one.path)) for one in files), len(files), shape)
 
 
 def _codes(files: list[_File], field: str, names: tuple[str, ...]) -> Tensor:

@@ -1,6 +1,6 @@
 """A table of your own: one row for each example, a target column, perhaps a column that names the client.
 
-    thinwire run fedavg --on table --set task.file=patients.csv --set task.target=outcome --set task.client=hospital
+thinwire run fedavg --on table --set task.file=patients.csv --set task.target=outcome --set task.client=hospital
 """
 
 from __future__ import annotations
@@ -97,18 +97,38 @@ def from_table(
     (16, 4, ('cat', 'dog'), ('a', 'b'), {'inputs': 1})
     """
     rows = _columns(file, delimiter)
-    targets = (target,) if isinstance(target, str) and target else tuple(target)
-    code = TargetCode.of(rows, targets, target_kind)
-    clients = _clients(rows, client)
+    code = TargetCode.of(rows, (target,) if isinstance(target, str) and target else tuple(target), target_kind)
     if test_file is None:
-        test = held_out_rows(len(rows), test_fraction, _ids(clients), _ids(_label_texts(rows, code)), split_seed)
-        parts = (rows.take(np.flatnonzero(~test)), rows.take(np.flatnonzero(test)))
-        split = f"{len(parts[0]):,} rows for training, {len(parts[1]):,} for testing (drawn once, independent of the seed)."
+        parts = divided(rows, code, client, test_fraction, split_seed)
     else:
         parts = (rows, _columns(test_file, delimiter))
-        split = f"{len(parts[0]):,} rows for training, {len(parts[1]):,} for testing."
-    code = code.fitted(parts[0])
-    encoding = Features.of(parts[0], _inputs(rows, targets, client, features, drop))
+    drawn = "" if test_file is not None else " (drawn once, independent of the seed)"
+    note = f"{len(parts[0]):,} rows for training, {len(parts[1]):,} for testing{drawn}. "
+    note += code.fitted(parts[0]).note(derived=not target_kind)
+    return from_columns(*parts, code, client=client, features=features, drop=drop, note=note)
+
+
+def divided(rows: Columns, code: TargetCode, client: str, fraction: float, seed: int) -> tuple[Columns, Columns]:
+    """Training and test rows: a fraction of each client and of each class is held out."""
+    labels = [str(text) for text in rows.texts(code.columns[0])] if code.kind == "classification" else None
+    test = held_out_rows(len(rows), fraction, _ids(clients_of(rows, client)), _ids(labels), seed)
+    return rows.take(np.flatnonzero(~test)), rows.take(np.flatnonzero(test))
+
+
+def from_columns(
+    train_rows: Columns,
+    test_rows: Columns,
+    code: TargetCode,
+    *,
+    client: str = "",
+    features: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    note: str = "",
+) -> Source:
+    """A dataset from training and test rows; the options are those of `from_table`."""
+    parts = (train_rows, test_rows)
+    code = code.fitted(train_rows)
+    encoding = Features.of(train_rows, _inputs(train_rows, code.columns, client, features, drop))
     train, test_set = (Arrays(encoding.encode(part), code.encode(part)) for part in parts)
     users, test_users, user_names = _users(*parts, client)
     return Source(
@@ -117,7 +137,7 @@ def from_table(
         code.outputs,
         users,
         test_users,
-        note=" ".join((split, code.note(derived=not target_kind), encoding.note(), POOLED)),
+        note=f"{note} {encoding.note()} {POOLED}",
         model={"inputs": encoding.width},
         loss=code.loss,
         metrics=code.metrics,
@@ -155,7 +175,7 @@ def _inputs(
     return chosen
 
 
-def _clients(rows: Columns, client: str) -> list[str] | None:
+def clients_of(rows: Columns, client: str) -> list[str] | None:
     """The client of each row; None without a client column."""
     if not client:
         return None
@@ -167,21 +187,16 @@ def _clients(rows: Columns, client: str) -> list[str] | None:
     return [str(text) for text in texts]
 
 
-def _label_texts(rows: Columns, code: TargetCode) -> list[str] | None:
-    """The class of each row, by which test rows are drawn; None if there are no classes."""
-    return [str(text) for text in rows.texts(code.columns[0])] if code.kind == "classification" else None
-
-
 def _ids(texts: list[str] | None) -> np.ndarray | None:
     return None if texts is None else np.unique(np.array(texts, object), return_inverse=True)[1]
 
 
 def _users(train: Columns, test: Columns, client: str) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
     """The client of each training and test row as numbers, and the names of clients."""
-    texts = _clients(train, client)
+    texts = clients_of(train, client)
     if texts is None:
         return None, None, ()
-    other = _clients(test, client) if client in test.cells else None
+    other = clients_of(test, client) if client in test.cells else None
     names = numbered([*texts, *(other or ())])
     position = {name: i for i, name in enumerate(names)}
     first, second = (None if one is None else torch.tensor([position[name] for name in one]) for one in (texts, other))
