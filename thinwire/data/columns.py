@@ -74,8 +74,8 @@ class Columns:
                 "leave it out: task.drop"
             )
         near = difflib.get_close_matches(name, self.names, n=3, cutoff=0.5)
-        guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise DataError(f"{self.where}: no column {visible(name, 80)!r} ({option}){guess}; {self.listed()}")
+        guess = f"; did you mean {' or '.join(map(repr, near))}? I{self.listed()[1:]}" if near else f"; {self.listed()}"
+        raise DataError(f"{self.where}: no column {visible(name, 80)!r} ({option}){guess}")
 
     def listed(self) -> str:
         """The names of the columns, for error messages."""

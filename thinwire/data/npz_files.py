@@ -31,10 +31,10 @@ def read_array(path: Path, name: str, option: str) -> np.ndarray:
     """One array of a file; `option` is the setting that names it."""
     known = names_in(path)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-        guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+        guess = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         listed = visible(", ".join(known), 200) or "nothing"
-        raise DataError(f"{path}: no array {visible(name, 80)!r} ({option}){guess}; the file has {listed}")
+        raise DataError(f"{path}: no array {visible(name, 80)!r} ({option}); the file has {listed}.{guess}")
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, f"{name}.npy", f"{path}: array {name!r}")

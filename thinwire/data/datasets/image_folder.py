@@ -94,8 +94,8 @@ def from_image_folder(
     everyone = numbered([*users, *(one.client for one in listed[1])])
     note = (
         f"{len(train):,} images for training, {len(test):,} for testing ({how}), of {shape.height} x {shape.width} "
-        f"pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = standard are those of the "
-        "pooled training images; task.scale = estimated has clients report them."
+        f"pixels{', resized' if shape.resize else ''}. Mean and standard deviation of task.scale = standard are those "
+        "of the pooled training images; task.scale = estimated has clients report them."
     )
     return Source(
         train,
