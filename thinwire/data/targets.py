@@ -29,6 +29,10 @@ from thinwire.errors import ConfigError, DataError
 TargetKind = Literal["classification", "multi-label", "regression"]
 FEW = 20  # whole numbers with at most so many different values are classes
 MOST_CLASSES = 10_000
+POOLED = (
+    "Statistics (means, standard deviations, categories) come from the pooled training examples; a real federation "
+    "would have to estimate them."
+)
 
 _LOSSES = {"classification": "cross-entropy", "multi-label": "bce", "regression": "mse"}
 _METRICS: dict[str, tuple[str, ...]] = {"multi-label": ("multilabel-f1",), "regression": ("r2",)}

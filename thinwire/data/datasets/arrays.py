@@ -22,8 +22,8 @@ from thinwire.data.folder import own_path
 from thinwire.data.hold_out import held_out_rows
 from thinwire.data.npz_files import names_in, read_array
 from thinwire.data.reading import numbered
-from thinwire.data.scaling import image_values, sums_of
-from thinwire.data.targets import TargetCode
+from thinwire.data.scaling import image_values, standardized, sums_of
+from thinwire.data.targets import POOLED, TargetCode
 from thinwire.errors import ConfigError, DataError
 
 _NUMBERS = "biuf"
@@ -42,6 +42,7 @@ def arrays(
     y_test: str = "y_test",
     target_kind: str = "",
     tokens: bool = False,
+    standardize: bool = True,
     test_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Source:
@@ -58,6 +59,7 @@ def arrays(
         test=test,
         target_kind=target_kind,
         tokens=tokens,
+        standardize=standardize,
         test_fraction=test_fraction,
         split_seed=split_seed,
         where=str(path),
@@ -73,6 +75,7 @@ def from_arrays(
     test_client: Any = None,
     target_kind: str = "",
     tokens: bool = False,
+    standardize: bool = True,
     test_fraction: float = 0.2,
     split_seed: int = 0,
     where: str = "the arrays",
@@ -88,6 +91,8 @@ def from_arrays(
         test_client: the client of each test example, or None.
         target_kind: classification, multi-label or regression; by default derived from the type of `y`.
         tokens: whether integers in `x` are token ids, which stay integers.
+        standardize: whether inputs get mean 0 and standard deviation 1 over the training examples: images by channel,
+            rows of numbers by column, other arrays as a whole. Named arrays and token ids stay as they are.
         test_fraction: the fraction of examples that is held out for testing, of each client and of each class.
         split_seed: of another choice of test examples; the seed of a run does not change them.
         where: what error messages call the data.
@@ -113,29 +118,37 @@ def from_arrays(
         owners = [users, _clients(test_client, len(other), f"{where}: client of the test")]
     code = code.fitted(parts[0][1])
     train, test_set = (_examples(one, code.encode(target)) for one, target in parts)
-    return source_of(train, test_set, code, owners, derived=not target_kind)
+    return source_of(train, test_set, code, owners, derived=not target_kind, standardize=standardize)
 
 
 def source_of(
-    train: Examples, test: Examples, code: TargetCode, owners: list[np.ndarray | None], derived: bool, note: str = ""
+    train: Examples,
+    test: Examples,
+    code: TargetCode,
+    owners: list[np.ndarray | None],
+    *,
+    derived: bool,
+    standardize: bool = True,
 ) -> Source:
     """The dataset of examples in memory, with the client of each where there are clients."""
     names = numbered(str(one) for part in owners if part is not None for one in part.tolist())
     position = {name: i for i, name in enumerate(names)}
     users = [None if part is None else torch.tensor([position[str(one)] for one in part.tolist()]) for part in owners]
-    values = image_values(train)
-    mean, std = ((), ()) if values is None else sums_of(values).mean_and_std()
-    words = (
-        f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)} Inputs are as given."
-    )
+    options = _model_options(train, test)
+    words = f"{len(train):,} examples for training, {len(test):,} for testing. {code.note(derived)}"
+    mean, std = sums_of(train.pixels).mean_and_std() if isinstance(train, Images) else ((), ())
+    scaled = _standardized(train, test) if standardize else None
+    if scaled is not None:
+        train, test = scaled
+    words += " Inputs are as given." if scaled is None else f" Inputs are standardized. {POOLED}"
     return Source(
         train,
         test,
         code.outputs,
         users[0],
         users[1],
-        note=f"{words} {note}".strip(),
-        model=_model_options(train, test),
+        note=words,
+        model=options,
         mean=mean,
         std=std,
         loss=code.loss,
@@ -243,6 +256,22 @@ def _examples(inputs: Inputs, targets: Tensor) -> Examples:
     if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
         return Images(inputs, targets)
     return Arrays(inputs, targets)
+
+
+def _standardized(train: Examples, test: Examples) -> tuple[Examples, Examples] | None:
+    """Both with mean 0 and standard deviation 1 over the training examples; None for inputs that are no numbers."""
+    if (values := image_values(train)) is not None:
+        mean, std = sums_of(values).mean_and_std()
+        return standardized(train, mean, std), standardized(test, mean, std)
+    inputs = [one.inputs if isinstance(one, Arrays) else {} for one in (train, test)]
+    first, second = inputs
+    if isinstance(first, dict) or isinstance(second, dict) or not first.is_floating_point():
+        return None
+    wide = first.double()
+    middle, spread = (wide.mean(0), wide.std(0, correction=0)) if first.dim() == 2 else (wide.mean(), wide.std())
+    spread = torch.where(spread > 0, spread, 1.0)
+    scaled = [((one.double() - middle) / spread).float() for one in (first, second)]
+    return Arrays(scaled[0], train.targets), Arrays(scaled[1], test.targets)
 
 
 def _model_options(train: Examples, test: Examples) -> dict[str, int]:

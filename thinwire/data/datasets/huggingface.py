@@ -126,7 +126,7 @@ def from_datasets(
             examples = [Images(x, fitted.encode(part)) for x, (_, part) in zip(pixels, data, strict=True)]
             return source_of(examples[0], examples[1], fitted, owners, derived=not target_kind)
         arrays = [_lists(one, chosen, part, length, where) for one, part in data]
-        return _from_lists(arrays, [part for _, part in data], fitted, owners, not target_kind)
+        return _from_lists(arrays, [part for _, part in data], fitted, owners, derived=not target_kind)
     full = [
         _columns(one, [*targets, *([client] if client else []), *inputs], where)
         for one in (train, test)
@@ -263,10 +263,10 @@ def _lists(data: Any, column: str, rows: Columns, length: int, where: str) -> np
 
 
 def _from_lists(
-    arrays: list[np.ndarray], parts: list[Columns], code: TargetCode, owners: list[np.ndarray | None], derived: bool
+    arrays: list[np.ndarray], parts: list[Columns], code: TargetCode, owners: list[np.ndarray | None], *, derived: bool
 ) -> Source:
     """A dataset of numbers or token ids."""
     width = max(one.shape[1] for one in arrays)
     same = [one if one.ndim != 2 else np.pad(one, ((0, 0), (0, width - one.shape[1]))) for one in arrays]
     examples = [Arrays(torch.from_numpy(x), code.encode(part)) for x, part in zip(same, parts, strict=True)]
-    return source_of(examples[0], examples[1], code, owners, derived)
+    return source_of(examples[0], examples[1], code, owners, derived=derived)

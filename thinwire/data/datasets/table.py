@@ -21,13 +21,8 @@ from thinwire.data.folder import own_path
 from thinwire.data.hold_out import held_out_rows
 from thinwire.data.reading import numbered
 from thinwire.data.table_files import read_table
-from thinwire.data.targets import TargetCode
+from thinwire.data.targets import POOLED, TargetCode
 from thinwire.errors import ConfigError, DataError
-
-POOLED = (
-    "Statistics (means, standard deviations, categories) come from the pooled training rows; a real federation would "
-    "have to estimate them."
-)
 
 
 @register("dataset", "table", doc="A CSV or parquet file of your own: task.file, task.target, task.client.")
