@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from thinwire.core.key import Key
 from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.losses import loss_by_name
-from thinwire.data.make_task import assign_clients, client_names, fitting_options, initialized
+from thinwire.data.make_task import client_names
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.scaling import estimate, image_values, schema_of, standardized, unpack_scale
 from thinwire.data.task import Exchange, Task, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Experiment, TaskChoice
 from thinwire.metrics import metrics_by_name
+from thinwire.models.exact_init import exact_init
 from thinwire.runtime.job import Job
 
-DERIVED_COHORT = 10  # clients of a round with cohort.size = 0, or all clients if these are fewer
+MOST_BY_DEFAULT = 10  # clients of a round, and of a dataset without users, where nothing states them
 
 
 def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
@@ -29,7 +32,7 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
         task,
         experiment.method,
         experiment.rounds,
-        experiment.cohort.size or min(DERIVED_COHORT, len(task.clients)),
+        experiment.cohort.size or min(MOST_BY_DEFAULT, len(task.clients)),
         experiment.local,
         experiment.seed,
         experiment.eval.every,
@@ -41,7 +44,11 @@ def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
 def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Task:
     """Dataset, clients and initial weights; all three depend only on the seed."""
     source: Source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
-    clients = assign_clients(source, choice.partition, choice.clients, key)
+    users = None if source.users is None else source.users.numpy()
+    labels = source.train.targets
+    if labels.dim() != 1:
+        labels = labels.reshape(len(labels), -1)[:, 0]
+    clients = choice.partition.assign(labels.numpy(), choice.clients, key.fold("split"), users)
     if choice.participating_clients:
         clients = clients.first(choice.participating_clients)
     validation = None
@@ -92,7 +99,17 @@ def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[E
 def build_model(choice: TaskChoice, source: Source, key: Key) -> nn.Module:
     """The model, with one output for each class of the dataset, initialized from the seed."""
     make = lookup("model", choice.model.kind).make
-    options = fitting_options(make, source, dict(choice.model.options))
-    if options.get("classes", source.classes) < source.classes:
-        raise ConfigError(f"task.model.classes is {options['classes']}, but {choice.kind} has {source.classes} classes")
-    return initialized(lambda: make(**options), key)
+    options = dict(choice.model.options)
+    known = inspect.signature(make).parameters
+    for name, value in source.model.items():
+        if name in known:
+            options.setdefault(name, value)
+    if "classes" in known:
+        given = options.setdefault("classes", source.classes)
+        if given < source.classes:
+            raise ConfigError(f"task.model.classes is {given}, but {choice.kind} has {source.classes} classes")
+    # torch's generator is seeded too, for initializers that exact_init does not replace
+    with torch.random.fork_rng(devices=[]), exact_init(key.fold("model")):
+        torch.manual_seed(key.fold("model").value)
+        model: nn.Module = make(**options)
+    return model

@@ -43,7 +43,7 @@ class TaskChoice:
 
     Args:
         kind: the name of the dataset.
-        clients: number of clients; 0 lets the partitions `auto` and `natural` derive it from the dataset.
+        clients: number of clients.
         partition: assigns examples to clients.
         model: the network.
         validation_fraction: fraction of each client's examples that is kept from training and used to measure the
@@ -74,7 +74,7 @@ class TaskChoice:
                 raise ConfigError(f"task.{name} must be one of {', '.join(get_args(known))}, not {given!r}")
         if self.clients < 0:
             raise ConfigError(f"task.clients must be 1 or more, not {self.clients}")
-        if self.participating_clients < 0 or 0 < self.clients < self.participating_clients:
+        if not 0 <= self.participating_clients <= self.clients:
             raise ConfigError(
                 f"task.participating_clients must be 0 (all) or at most the {self.clients} clients, "
                 f"not {self.participating_clients}"
@@ -83,7 +83,7 @@ class TaskChoice:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Number of clients that take part in a round; 0 for ten, or all if there are fewer."""
+    """Number of clients that take part in a round."""
 
     size: int = 10
 
