@@ -87,6 +87,11 @@ class Columns:
         cells = self.cells[name]
         if isinstance(cells, np.ndarray):
             return cells
+        try:  # all cells at once, if each is a number: several times as fast
+            if None not in cells and "_" not in "".join(cells):
+                return np.array(cells, object).astype(np.float64)
+        except ValueError:
+            pass
         out = np.empty(len(cells))
         for i, cell in enumerate(cells):
             if (number := as_number(cell)) is None:
