@@ -20,6 +20,7 @@ from thinwire.cli.deploy import deploy, flower_app, node
 from thinwire.cli.execution import TRAINING_FAILED
 from thinwire.cli.export_peft import export_peft
 from thinwire.cli.options import Imports
+from thinwire.cli.partition import partition
 from thinwire.cli.repro import repro
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
@@ -81,6 +82,7 @@ app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
 app.command()(check)
 app.command()(repro)
+app.command()(partition)
 app.command()(tune)
 app.command("list")(list_names)
 app.command()(show)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from thinwire.errors import DataError
+from thinwire.errors import ConfigError, DataError
 
 VARIABLE = "THINWIRE_DATA"
 
@@ -38,3 +38,16 @@ def pick(folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(f"{folder}: no file {' or '.join(names)}")
+
+
+def own_path(data_dir: Path | None, given: str, option: str) -> Path:
+    """The path of a file or folder of the user: as given, or below the folder of all datasets."""
+    if not given:
+        raise ConfigError(f"{option} is missing; write for example --set {option}=PATH")
+    path = Path(given).expanduser()
+    if path.exists():
+        return path
+    base = root(data_dir)
+    if base is not None and (base / path).exists():
+        return base / path
+    raise DataError(f"{path}: no such file or folder ({option})")

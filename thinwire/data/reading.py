@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def class_tensor(values: np.ndarray, classes: int, path: Path | str) -> Tensor:
     if len(wrong):
         raise DataError(f"{path}: example {wrong[0]} has label {values[wrong[0]]}, expected 0 to {classes - 1}")
     return torch.from_numpy(values.astype(np.int64))
+
+
+def numbered(texts: Iterable[str]) -> tuple[str, ...]:
+    """The different texts in order: as numbers if all are whole numbers, otherwise alphabetical.
+
+    >>> numbered(["10", "9", "10"]), numbered(["b", "10", "9"])
+    (('9', '10'), ('10', '9', 'b'))
+    """
+    found = sorted(set(texts))
+    if all(text.isascii() and text.isdigit() and len(text) < 20 for text in found):
+        found.sort(key=int)
+    return tuple(found)
 
 
 def one_line(fault: BaseException) -> str:

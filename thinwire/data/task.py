@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from thinwire.core.key import Key, permutations
 from thinwire.data.examples import Arrays, Examples, Inputs
 from thinwire.data.losses import Loss, cross_entropy
+from thinwire.data.own_examples import as_tensors
 from thinwire.data.partitions.base import Assignment, offsets_of
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric
@@ -59,6 +60,8 @@ class Task:
         metrics: metrics of the test set besides loss and accuracy, by name.
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; by default accuracy if
             targets are class labels (`metrics/objective.py`).
+        class_names: names of classes or labels for readers, by number; empty if they have none.
+        client_names: names of clients for readers, by number; empty if they have none.
     """
 
     model: nn.Module
@@ -71,6 +74,8 @@ class Task:
     before: Exchange = Exchange()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     objective: str = ""
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         empty = np.flatnonzero(self.clients.sizes() == 0)
@@ -108,15 +113,15 @@ def validation_fraction(clients: Assignment, fraction: float, key: Key) -> tuple
 
 
 def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
-    """Concatenate the examples of clients, each a pair `(inputs, targets)` or a torch Dataset.
+    """Concatenate the examples of clients, each a pair `(inputs, targets)`, a torch Dataset or a DataLoader.
 
     Args:
-        clients: pairs of tensors with one row per example (inputs may also be a dictionary of named tensors), or
-            datasets whose items are such pairs of one example.
+        clients: pairs of tensors or numpy arrays with one row per example (inputs may also be a dictionary of these),
+            datasets whose items are such pairs of one example, or DataLoaders, which are read once.
     """
     if not len(clients):
         raise ConfigError("there are no clients; give at least one pair (inputs, targets)")
-    pairs = [_as_tensors(client, f"client {i}") for i, client in enumerate(clients)]
+    pairs = [as_tensors(client, f"client {i}") for i, client in enumerate(clients)]
     sizes = [len(targets) for _, targets in pairs]
     try:
         first = pairs[0][0]
@@ -143,34 +148,6 @@ def alone(inputs: Inputs, targets: Tensor, clients: int) -> tuple[Arrays, Assign
 
 
 def as_examples(data: Any, what: str = "test") -> Arrays:
-    """Examples from a pair `(inputs, targets)` or a torch Dataset."""
-    inputs, targets = _as_tensors(data, what)
+    """Examples from a pair `(inputs, targets)`, a torch Dataset or a DataLoader."""
+    inputs, targets = as_tensors(data, what)
     return Arrays(inputs, targets)
-
-
-def _as_tensors(data: Any, what: str) -> tuple[Inputs, Tensor]:
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor):
-        inputs, targets = data
-    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        if not len(data):
-            raise ConfigError(f"{what} has no examples; leave empty clients out")
-        from torch.utils.data import default_collate  # imported late: it imports multiprocessing
-
-        try:
-            inputs, targets = default_collate([data[i] for i in range(len(data))])
-        except Exception as error:
-            raise ConfigError(
-                f"{what}: the items of the dataset must be pairs (input, target) of one shape: {error}"
-            ) from error
-    else:
-        raise ConfigError(
-            f"{what} must be a pair (inputs, targets) of tensors or a torch Dataset, not {type(data).__name__}"
-        )
-    rows = {len(block) for block in inputs.values()} if isinstance(inputs, dict) else {len(inputs)}
-    if rows != {len(targets)}:
-        raise ConfigError(
-            f"{what} has {sorted(rows)} inputs but {len(targets)} targets; give one target for each input"
-        )
-    if not len(targets):
-        raise ConfigError(f"{what} has no examples; leave empty clients out")
-    return inputs, targets

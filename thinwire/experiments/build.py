@@ -13,8 +13,8 @@ from thinwire.core.reference import failure, is_reference, short_name, source_fi
 from thinwire.core.registry import lookup
 from thinwire.data.examples import AugmentedImages, Examples, Images, Source
 from thinwire.data.losses import loss_by_name
+from thinwire.data.make_task import assign_clients, client_names
 from thinwire.data.partitions.base import Assignment
-from thinwire.data.partitions.iid import IID, Natural
 from thinwire.data.scaling import estimate, image_values, schema_of, standardized, unpack_scale
 from thinwire.data.task import Exchange, Task, validation_fraction
 from thinwire.errors import ConfigError
@@ -74,6 +74,8 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
         before,
         metrics_by_name(source.metrics),
         source.objective,
+        source.class_names,
+        client_names(source, clients),
     )
 
 
@@ -99,15 +101,7 @@ def _own_task(choice: TaskChoice, task: Task, key: Key) -> Task:
 
 def _partitioned(choice: TaskChoice, source: Source, key: Key) -> Assignment:
     """The examples of each client; by default one client per user, or 10 with near-equal parts."""
-    users = None if source.users is None else source.users.numpy()
-    labels = source.train.targets
-    if labels.dim() != 1:
-        labels = labels.reshape(len(labels), -1)[:, 0]
-    partition, clients = choice.partition, choice.clients
-    if partition is None:
-        partition = IID() if users is None else Natural()
-        clients = clients or (MOST_BY_DEFAULT if users is None else len(set(users.tolist())))
-    return partition.assign(labels.numpy(), clients, key.fold("split"), users)
+    return assign_clients(source, choice.partition or lookup("partition", "auto").make(), choice.clients, key)
 
 
 def prepared(choice: TaskChoice, source: Source, clients: Assignment) -> tuple[Examples, Examples, Exchange]:

@@ -1,6 +1,6 @@
 """The models of the published experiments, with exactly the published number of parameters.
 
-    cnn                 cnn2, cnn-cifar, cnn-cifar4, cnn-cifar-evofed, femnist-cnn
+    cnn                 cnn, auto (fit any images), cnn2, cnn-cifar, cnn-cifar4, cnn-cifar-evofed, femnist-cnn
     mlp                 mlp, two-fc
     resnet, wrn, vgg    resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140

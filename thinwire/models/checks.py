@@ -45,15 +45,15 @@ def divides(groups: int, widths: Iterable[int]) -> None:
             raise ConfigError(f"groups = {groups}: does not divide a layer of {width} channels; write a power of two")
 
 
-def check_images(x: Tensor, channels: int, *, exact: int | None = None, least: int = 1) -> None:
+def check_images(x: Tensor, channels: int, *, exact: tuple[int, int] | None = None, least: int = 1) -> None:
     """Check that a batch holds images (n, channels, height, width) of the size of the model.
 
     It reads shapes only, so it works under `vmap`.
     """
     shape = tuple(x.shape[1:])
-    if exact is not None and shape != (channels, exact, exact):
+    if exact is not None and shape != (channels, *exact):
         raise ConfigError(
-            f"images of shape {shape} in a model for {(channels, exact, exact)}: "
+            f"images of shape {shape} in a model for {(channels, *exact)}: "
             "build the model with the channels= and size= of the data"
         )
     if len(shape) != 3 or shape[0] != channels or min(shape[1:]) < least:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from thinwire.core.registry import register
 from thinwire.models.checks import at_least, check_images, one_of
 from thinwire.models.exact_init import truncated_normal_
+from thinwire.models.mlp import MLP, mlp
 
 # Standard deviation of a standard normal truncated at two standard deviations.
 TRUNCATED_STD = 0.87962566103423978
@@ -25,10 +26,11 @@ class ConvNet(nn.Sequential):
 
     Args:
         channels: channels of the images.
-        size: height and width of the images; each pooling halves it, rounding down.
+        size: height and width of the images, one number if they are equal; each pooling halves both, rounding down,
+            but not below 1.
         widths: output channels of the convolutions.
         hidden: width of the linear layer before the last one; 0 for none.
-        classes: number of classes.
+        classes: number of classes; for regression, of values to predict.
         pool: "avg" or "max".
         init: "lecun" (weights normal with variance 1 / inputs, truncated at two standard deviations; biases 0), or
             "torch".
@@ -41,7 +43,7 @@ class ConvNet(nn.Sequential):
     def __init__(
         self,
         channels: int,
-        size: int,
+        size: int | tuple[int, int],
         widths: tuple[int, ...],
         hidden: int,
         classes: int,
@@ -49,27 +51,29 @@ class ConvNet(nn.Sequential):
         pool: str = "avg",
         init: str = "lecun",
     ) -> None:
-        at_least(2, classes=classes)
-        at_least(1, channels=channels)
-        at_least(2 ** len(widths), size=size)
+        height, width = size if isinstance(size, tuple) else (size, size)
+        at_least(1, channels=channels, classes=classes, height=height, width=width)
+        if not isinstance(size, tuple):
+            at_least(2 ** len(widths), size=size)
         one_of(("avg", "max"), pool=pool)
         one_of(("lecun", "torch"), init=init)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        fan = channels
-        for i, width in enumerate(widths, start=1):
-            layers[f"conv{i}"] = nn.Conv2d(fan, width, 5, padding=2)
+        fan, rows, columns = channels, height, width
+        for i, filters in enumerate(widths, start=1):
+            layers[f"conv{i}"] = nn.Conv2d(fan, filters, 5, padding=2)
             layers[f"relu{i}"] = nn.ReLU()
-            layers[f"pool{i}"] = nn.AvgPool2d(2) if pool == "avg" else nn.MaxPool2d(2)
-            fan = width
+            step = (min(rows, 2), min(columns, 2))
+            layers[f"pool{i}"] = nn.AvgPool2d(step) if pool == "avg" else nn.MaxPool2d(step)
+            fan, rows, columns = filters, rows // step[0], columns // step[1]
         layers["flatten"] = nn.Flatten()
-        fan *= (size >> len(widths)) ** 2
+        fan *= rows * columns
         if hidden:
             layers["hidden"] = nn.Linear(fan, hidden)
             layers["relu"] = nn.ReLU()
             fan = hidden
         layers["head"] = nn.Linear(fan, classes)
         super().__init__(layers)
-        self.channels, self.size = channels, size
+        self.channels, self.size = channels, (height, width)
         if init == "lecun":
             lecun_(self)
 
@@ -119,6 +123,31 @@ def cnn_cifar(classes: int = 10, channels: int = 3, size: int = 32) -> ConvNet:
     Not the four convolutions of the tables of MAPO, which have a different count: see `cnn-cifar4`.
     """
     return ConvNet(channels, size, (64, 128, 128), 256, classes)
+
+
+@register("model", "cnn", doc="A small CNN for images of any size and any number of channels.")
+def cnn(classes: int = 10, channels: int = 3, height: int = 32, width: int = 32) -> ConvNet:
+    """A small CNN for images of any size: as many convolutions as leave at most 7 rows and columns, from one to five.
+
+        [Conv5x5 -> ReLU -> AvgPool2] with 16, 32, 64, 64, 64 channels -> Linear(-> classes)
+
+    >>> import torch
+    >>> [cnn(4, 1, *size)(torch.zeros(2, 1, *size)).shape[1] for size in ((8, 8), (3, 100), (1, 1))]
+    [4, 4, 4]
+    """
+    at_least(1, height=height, width=width)
+    layers = min(max((max(height, width) // 4).bit_length() - 1, 1), 5)
+    return ConvNet(channels, (height, width), (16, 32, 64, 64, 64)[:layers], 0, classes)
+
+
+@register("model", "auto", doc="The model `cnn` for images, the model `mlp` for other numbers.")
+def auto(classes: int = 10, inputs: int = 64, channels: int = 0, height: int = 0, width: int = 0) -> ConvNet | MLP:
+    """The model `cnn` if the data has images (channels, height, width), otherwise `mlp` with `inputs` features.
+
+    >>> type(auto(inputs=3)).__name__, type(auto(channels=1, height=8, width=8)).__name__
+    ('MLP', 'ConvNet')
+    """
+    return cnn(classes, channels, height, width) if channels else mlp(classes, inputs)
 
 
 @register("model", "cnn-cifar4", doc="Four convolutions and two linear layers, as in the tables of MAPO.", paper="MAPO")

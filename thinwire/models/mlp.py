@@ -22,7 +22,7 @@ class MLP(nn.Module):
     Args:
         inputs: number of input features.
         hidden: width of the hidden layer.
-        classes: number of classes.
+        classes: number of classes; for regression, of values to predict.
 
     >>> import torch
     >>> MLP(64, 32, 10)(torch.zeros(5, 1, 8, 8)).shape
@@ -30,8 +30,7 @@ class MLP(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:
-        at_least(1, inputs=inputs, hidden=hidden)
-        at_least(2, classes=classes)
+        at_least(1, inputs=inputs, hidden=hidden, classes=classes)
         super().__init__()
         self.inputs = inputs
         self.fc1 = nn.Linear(inputs, hidden)

@@ -42,6 +42,10 @@ class Assignment:
 
     def first(self, clients: int) -> Assignment:
         """The assignment of the first clients alone."""
+        if clients > len(self):
+            raise ConfigError(
+                f"the first {clients} clients are wanted, but there are {len(self)}; write {len(self)} or fewer"
+            )
         offsets = self.offsets[: clients + 1]
         return Assignment(self.order[: offsets[-1]], offsets)
 

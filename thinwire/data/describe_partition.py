@@ -1,0 +1,177 @@
+"""Who has what: the examples of each client, by class, and two numbers for how unequal clients are.
+
+    label skew   mean over clients of  1/2 sum over classes |p_client - p_all|   (total variation distance)
+    size skew    Gini coefficient of the numbers of examples
+
+Both are 0 if all clients are alike, and approach 1 the more they differ. Of few examples, even a random choice has a
+label skew above 0. The targets of a regression are counted in ten bins with equally many examples.
+
+>>> import torch
+>>> from torch import nn
+>>> from thinwire.data.task import pool_clients
+>>> clients = [(torch.zeros(6, 2), torch.tensor([0, 0, 0, 0, 0, 1])), (torch.zeros(2, 2), torch.tensor([1, 1]))]
+>>> found = describe_partition(Task(nn.Linear(2, 2), *pool_clients(clients)))
+>>> found.counts.tolist(), round(found.label_skew, 3), found.size_skew
+([[5, 1], [0, 2]], 0.417, 0.25)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from thinwire.data.losses import bce
+from thinwire.data.partitions.base import Assignment
+from thinwire.data.task import Task
+from thinwire.metrics.labels import IGNORED
+
+BINS = 10
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+Kind = Literal["classes", "labels", "numbers"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionDescription:
+    """Who has what.
+
+    Args:
+        kind: what the targets are: `classes`, `labels` (several for each example) or `numbers` (a regression).
+        sizes: (clients,) training examples of each client.
+        validation: (clients,) held-out examples of each client.
+        counts: (clients, classes) examples of each class; for labels, examples that have it; for numbers, in each bin.
+        class_names: of the columns of `counts`.
+        client_names: of the rows.
+        quantiles: (clients, 5) of numbers: lowest, quartiles and highest target of each client; otherwise None.
+        unused: training examples of no client.
+    """
+
+    kind: Kind
+    sizes: np.ndarray
+    validation: np.ndarray
+    counts: np.ndarray
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+    quantiles: np.ndarray | None = None
+    unused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def label_skew(self) -> float:
+        """Mean total variation distance between the classes of a client and those of all clients."""
+        return float(self.distances.mean())
+
+    @property
+    def distances(self) -> np.ndarray:
+        """(clients,) total variation distance of each client, from 0 to 1."""
+        total = np.maximum(self.counts.sum(1, keepdims=True), 1)
+        everyone = self.counts.sum(0) / max(int(self.counts.sum()), 1)
+        return np.asarray(np.abs(self.counts / total - everyone).sum(1) / 2)
+
+    @property
+    def size_skew(self) -> float:
+        """Gini coefficient of the numbers of examples.
+
+        sum over i of (2 i - n - 1) size_i / (n sum of sizes),   sizes in ascending order, i from 1 to n
+        """
+        sizes, n = np.sort(self.sizes), len(self.sizes)
+        return float(((2 * np.arange(1, n + 1) - n - 1) * sizes).sum() / (n * sizes.sum()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each client, for tables and JSON."""
+        out = []
+        for i, (name, distance) in enumerate(zip(self.client_names, self.distances.tolist(), strict=True)):
+            row: dict[str, Any] = {"client": name, "examples": int(self.sizes[i])}
+            if self.validation.any():
+                row["validation"] = int(self.validation[i])
+            if self.quantiles is not None:
+                row["quantiles"] = self.quantiles[i].tolist()
+            else:
+                row["classes"] = {name: int(n) for name, n in zip(self.class_names, self.counts[i], strict=True) if n}
+            out.append({**row, "label_skew": round(distance, 6)})
+        return out
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the whole partition."""
+        return {
+            "clients": len(self),
+            "examples": int(self.sizes.sum()),
+            "unused_examples": self.unused,
+            "examples_per_client": {
+                "min": int(self.sizes.min()),
+                "median": float(np.median(self.sizes)),
+                "max": int(self.sizes.max()),
+            },
+            **({"classes": len(self.class_names)} if self.kind != "numbers" else {}),
+            "label_skew": round(self.label_skew, 6),
+            "size_skew": round(self.size_skew, 6),
+        }
+
+    def __repr__(self) -> str:
+        low, high = int(self.sizes.min()), int(self.sizes.max())
+        return (
+            f"{len(self)} clients with {low:,} to {high:,} examples, label skew {self.label_skew:.3f}, "
+            f"size skew {self.size_skew:.3f}"
+        )
+
+
+def describe_partition(task: Task) -> PartitionDescription:
+    """Who has what in a task; reads the targets, not the inputs."""
+    targets = task.train.targets.cpu().numpy()
+    clients = task.clients
+    names = task.client_names or tuple(str(i) for i in range(len(clients)))
+    validation = np.zeros(len(clients), np.int64) if task.client_tests is None else task.client_tests.sizes()
+    kind: Kind = "labels" if task.loss is bce else "numbers" if targets.dtype.kind == "f" else "classes"
+    quantiles = None
+    if kind == "numbers":
+        values = targets.reshape(len(targets), -1)[:, 0].astype(np.float64)
+        quantiles = np.stack([np.quantile(values[clients.client(i)], QUANTILES) for i in range(len(clients))])
+        counts, classes = _binned(values, clients)
+    else:
+        counts = _multi_counts(targets, clients) if kind == "labels" else _class_counts(targets, clients)
+        known = task.class_names if len(task.class_names) >= counts.shape[1] else ()
+        counts = np.pad(counts, ((0, 0), (0, max(0, len(known) - counts.shape[1]))))
+        classes = known or tuple(str(k) for k in range(counts.shape[1]))
+    held_out = 0 if task.client_tests is None else len(task.client_tests.order)
+    unused = len(targets) - len(np.unique(clients.order)) - held_out
+    return PartitionDescription(kind, clients.sizes(), validation, counts, classes, names, quantiles, max(unused, 0))
+
+
+def _owners(clients: Assignment) -> np.ndarray:
+    """The client of each entry of `clients.order`."""
+    return np.repeat(np.arange(len(clients)), clients.sizes())
+
+
+def _class_counts(targets: np.ndarray, clients: Assignment) -> np.ndarray:
+    """(clients, classes): labels of each class; of sequences, all labels that are not ignored."""
+    rows = targets[clients.order].reshape(len(clients.order), -1)
+    owner = np.repeat(_owners(clients), rows.shape[1])
+    flat = rows.reshape(-1)
+    kept = (flat != IGNORED) & (flat >= 0)
+    classes = int(flat[kept].max(initial=0)) + 1
+    found = np.bincount(owner[kept] * classes + flat[kept], minlength=len(clients) * classes)
+    return np.asarray(found.reshape(len(clients), classes))
+
+
+def _multi_counts(targets: np.ndarray, clients: Assignment) -> np.ndarray:
+    """(clients, labels): examples that have each label."""
+    rows = (targets[clients.order].reshape(len(clients.order), -1) > 0).astype(np.int64)
+    return np.asarray(np.add.reduceat(rows, clients.offsets[:-1], axis=0))
+
+
+def _binned(values: np.ndarray, clients: Assignment) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(clients, bins): targets in bins with equally many examples, and the range of each bin."""
+    used = values[clients.order]
+    edges = np.unique(np.quantile(used, np.linspace(0, 1, BINS + 1)))
+    if len(edges) < 2:
+        edges = np.array([edges[0], edges[0]])
+    bins = len(edges) - 1
+    code = np.clip(np.searchsorted(edges, used, side="right") - 1, 0, bins - 1)
+    found = np.bincount(_owners(clients) * bins + code, minlength=len(clients) * bins).reshape(len(clients), bins)
+    names = tuple(f"{low:.3g} to {high:.3g}" for low, high in pairwise(edges))
+    return found, names
