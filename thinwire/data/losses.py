@@ -30,6 +30,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     [0.6931, 0.0]
     """
     targets = labels_for(outputs, targets)
+    if targets.is_floating_point():
+        raise ConfigError(f"targets of type {targets.dtype} are not class labels; give integers: targets.long()")
+    targets = targets.long()
     each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
     if targets.dim() == 1:
         return each

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from thinwire.core.numbers import check_numbers
 from thinwire.data.losses import bce
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
@@ -73,6 +74,7 @@ class Job:
     objective: str = ""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         clients = len(self.task.clients)
         if not 1 <= self.cohort <= clients:
             raise ConfigError(f"cohort must be from 1 to the number of clients, {clients}, not {self.cohort}")
