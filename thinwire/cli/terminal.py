@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, percent
+from thinwire.core.units import human_bytes
 
 if TYPE_CHECKING:
     from thinwire.experiments.grid import Progress
@@ -58,24 +58,26 @@ def progress(
 
 
 class _Totals:
-    """Bytes so far and the newest accuracy, as text."""
+    """Bytes so far and the newest accuracy, R2 or test loss, as text."""
 
     def __init__(self, accounting: str) -> None:
         self.accounting, self.bytes = accounting, 0
         self.rounds: list[tuple[int, int]] = []  # number and bytes of each
-        self.accuracy: float | None = None
+        self.shown = ("accuracy", "-")
 
     def text(self, record: RoundRecord) -> str:
         """Add one round; returns the state after it."""
+        from thinwire.metrics.objective import shown  # imported late: it imports torch
+
         while self.rounds and self.rounds[-1][0] >= record.round:  # the run went back; the record has these bytes
             self.bytes -= self.rounds.pop()[1]
         more = record.bytes_catchup + record.bytes_abandoned if self.accounting == "honest" else 0
         self.rounds.append((record.round, record.bytes_up + record.bytes_down + more))
         self.bytes += self.rounds[-1][1]
-        self.accuracy = self.accuracy if record.accuracy is None else record.accuracy
+        self.shown = shown(record._asdict()) or self.shown
         epsilon = "" if record.epsilon is None else f"  epsilon {record.epsilon:.4g}"
         sent = f"{human_bytes(self.bytes)} {self.accounting}"
-        return f"loss {record.loss:.4f}  accuracy {percent(self.accuracy)}  {sent}{epsilon}"
+        return f"loss {record.loss:.4f}  {' '.join(self.shown)}  {sent}{epsilon}"
 
 
 def _lines(label: str, rounds: int, totals: _Totals) -> Callable[[RoundRecord], None]:
