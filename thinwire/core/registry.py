@@ -130,6 +130,8 @@ class Entry:
 
 _TABLE: dict[str, dict[str, Entry]] = {}
 
+PLUGIN_HINT = "; a part of your own is found after --import MODULE"
+
 
 def register(
     kind: str, name: str, *, doc: str = "", paper: str = "", preset: Mapping[str, Any] | None = None
@@ -175,7 +177,7 @@ def lookup(kind: str, name: str) -> Entry:
     """The part of that kind and name, or an error that lists similar names."""
     table = entries(kind)
     if name not in table:
-        raise UnknownName(kind, name, table)
+        raise UnknownName(kind, name, table, PLUGIN_HINT)
     return table[name]
 
 
