@@ -130,7 +130,8 @@ class LoRA(Space):
         """Return which adapters have a lower rank, and which matrices have none though they were selected."""
         sides, saved = self._select(spec)
         lower = [f"{name} {min(side)}" for name, side in sides.items() if min(side) < self.rank]
-        matrices = [block.name for block in spec if len(block.shape) > 1 and block.name in saved]
+        matrices = [block.name for block in spec if block.name in saved and (len(block.shape) > 1 or not sides)]
+        matrices = [name for name in matrices if not name.endswith("bias")]
         text = f"LoRA has rank {self.rank}, but for smaller matrices: {', '.join(lower)}." if lower else ""
         if self.dense == "auto" and matrices:
             text += f"{' ' if text else ''}Trained without an adapter: {', '.join(matrices)}."
@@ -234,6 +235,8 @@ class LoRA(Space):
             select(spec.names, self.modules_to_save, what="modules_to_save") if self.modules_to_save else ()
         )
         shapes = {block.name: block.shape for block in spec if len(block.shape) > 1}
+        if not shapes and self.dense == "auto" and self.target_modules == ("*",):
+            return {}, frozenset(spec.names)
         if not shapes:
             raise ConfigError("the model has no matrix to adapt, only vectors; take the space 'full'")
         chosen = [
