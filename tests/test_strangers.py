@@ -127,7 +127,7 @@ def test_untouched_presets_neither_diverge_nor_collapse_and_thin_is_near_fedavg(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [101, 102, 103])
 def test_untouched_presets_are_near_fedavg_on_series_of_twelve_unequal_clients(seed, monkeypatch):
-    """About ten minutes a seed; with 16 clients: `python benchmarks/strangers.py --tasks series --methods ... flasc`."""
+    """Minutes a seed; with 16 clients: `python benchmarks/strangers.py --tasks series --methods fedavg flasc topk`."""
     monkeypatch.setitem(TASKS, "series", functools.partial(stranger_tasks.series_gru, clients=12))
     methods = ("fedavg", "mapo", "thin", "fedpara", "topk", "lora", "flasc")
     rows = {method: strangers.train(strangers.Case("series", method, seed)) for method in methods}
