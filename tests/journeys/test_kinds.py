@@ -14,6 +14,7 @@ BEFORE = """
 import torch
 from torch import nn
 import thinwire as tw
+torch.manual_seed(0)
 """
 
 AFTER = """

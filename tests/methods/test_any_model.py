@@ -68,10 +68,10 @@ MODELS = {
     "wide head": (lambda: nn.Linear(40, 30), _floats(24, 40)),
     "vectors": (Scales, _floats(24, 3)),
 }
-METHODS = ["mapo", "thin", "fedpara", "topk", "lora", "ffa-lora", "flasc", "mapo+int8", "ef+topk+int4"]
+METHODS = ["mapo", "thin", "fedpara", "topk", "lora", "flasc"]
 
 
-@pytest.mark.filterwarnings("ignore:round")  # two rounds on random labels may be at chance
+@pytest.mark.filterwarnings("ignore:round")  # a round on random labels may be at chance
 @pytest.mark.parametrize("name", MODELS)
 def test_no_preset_refuses_a_model_and_all_of_them_train_it(name):
     make, inputs = MODELS[name]
@@ -81,7 +81,7 @@ def test_no_preset_refuses_a_model_and_all_of_them_train_it(name):
         torch.manual_seed(0)
         model = make()
         before = {key: block.clone() for key, block in model.state_dict().items()}
-        run = tw.simulate(model, clients, method, rounds=2, test=clients[0], backend="loop")
+        run = tw.simulate(model, clients, method, rounds=1, test=clients[0], backend="loop")
         assert all(torch.isfinite(block).all() for block in run.weights.values()), method
         assert any(not torch.equal(run.weights[key], before[key]) for key in run.weights), method
 

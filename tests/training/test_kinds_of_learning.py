@@ -40,7 +40,7 @@ def evaluated(outputs, targets, loss, batch, names=()):
     return evaluate(model, weights, {}, examples, metrics=metrics_by_name(names), batch=batch)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), length=st.integers(0, 4), ignored=st.floats(0, 0.9), batch=BATCHES)
 def test_with_ignored_labels_loss_and_accuracy_are_those_of_torch_and_scikit_learn(seed, length, ignored, batch):
     generator = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ def test_with_ignored_labels_loss_and_accuracy_are_those_of_torch_and_scikit_lea
     assert own.accuracy == pytest.approx(sk.accuracy_score(targets[known], outputs.argmax(-1)[known]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(sorted(LOSSES)), batch=BATCHES)
 def test_metrics_of_batches_of_any_size_are_those_of_the_whole(seed, kind, batch):
     generator = torch.Generator().manual_seed(seed)
