@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow lint format site dist clean
 
 demo: $(VENV)/installed
 	$(BIN)/thinwire compare --html demo.html
@@ -25,6 +25,20 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# the documentation with search and API reference, in the folder site
+site: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# source distribution and wheel; the wheel is tried in an empty environment and an empty folder
+dist: $(VENV)/installed-dist
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m twine check --strict dist/*
+	rm -rf build/try && mkdir -p build/try && $(BIN)/python -m venv build/try/venv
+	build/try/venv/bin/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	build/try/venv/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd build/try && venv/bin/thinwire compare fedavg mapo --on digits --rounds 2
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
@@ -37,5 +51,13 @@ $(VENV)/installed-dev: $(VENV)/installed
 	-$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]' # the page in Chromium; skipped without
 	touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
+$(VENV)/installed-dist: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dist]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

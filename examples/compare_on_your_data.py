@@ -90,7 +90,7 @@ def main():
             torch.manual_seed(seed)
             out, model = folder / f"runs/{name}-{seed}", Net(test[0].shape[1], classes)
             settings = {"rounds": 20, "cohort": min(5, len(clients)), "eval_every": 2, "seed": seed}
-            run = tw.simulate(model, clients, method, test=test, out=out, name=name, **settings)
+            run = tw.simulate(model, clients, method, test=test, out=out, resume=True, name=name, **settings)
             print(f"{name}, seed {seed}: accuracy {run.accuracy:.3f}, {run.bytes_total:,} bytes")
             runs.append(run)
     page = folder / "page.html"

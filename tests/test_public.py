@@ -152,7 +152,8 @@ def test_simulate_refuses_unusable_arguments_in_one_line():
 def test_simulate_writes_a_run_directory_that_can_be_reported_and_overwritten(tmp_path):
     run = tw.simulate(nn.Linear(5, 3), clients(), "fedavgm", rounds=2, test=clients()[0], out=tmp_path / "a")
     assert {file.name for file in run.path.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json"}
-    again = tw.simulate(nn.Linear(5, 3), clients(), tw.Method(), rounds=3, out=tmp_path / "a", name="mine")
+    where = {"out": tmp_path / "a", "overwrite": True}
+    again = tw.simulate(nn.Linear(5, 3), clients(), tw.Method(), rounds=3, name="mine", **where)
     lines = tw.report([again], tmp_path / "page.html")
     assert [(line.label, len(line.runs[0].records)) for line in lines] == [("mine", 3)]
     assert lines[0].total("bytes_total").mean == again.bytes_total

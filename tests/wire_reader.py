@@ -81,7 +81,7 @@ def read_weight(u):
     if u <= 1 << 24:
         return float(u)
     weight = struct.unpack("<f", struct.pack("<I", u - (1 << 24)))[0]
-    assert weight not in range((1 << 24) + 1), "a number of examples in the long form"
+    assert not (weight.is_integer() and 0 <= weight <= 1 << 24), "a number of examples in the long form"
     return weight
 
 

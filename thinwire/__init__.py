@@ -4,7 +4,7 @@
     run = tw.simulate(model, clients, tw.methods.mapo(k=128), rounds=50, cohort=10, test=test)
     print(run.accuracy, run.bytes_total)
 
-    run        simulate, Run, RoundRecord, report; resolve and Experiment for presets and files
+    run        simulate, run_task, load_run, Run, RoundRecord, report; resolve and Experiment for presets and files
     method     methods: published methods as functions; Method: the slots that they fill
     parts      spaces, codecs, sketches, schedules, optimizers, masks, aggregators, privacy: the values of the slots
     data       data, models, metrics, Task, Local
@@ -29,6 +29,8 @@ _SUBMODULES = (
 # The names that most scripts need, by the module that has them.
 _COMMON = {
     "thinwire.experiments.simulate": ("Run", "simulate"),
+    "thinwire.experiments.run_task": ("run_task",),
+    "thinwire.experiments.load_run": ("load_run",),
     "thinwire.experiments.config": ("Experiment", "resolve"),
     "thinwire.reports.report": ("report",),
     "thinwire.runtime": ("Job", "RoundRecord"),
@@ -177,7 +179,9 @@ if TYPE_CHECKING:
     from thinwire.errors import WireError as WireError
     from thinwire.experiments.config import Experiment as Experiment
     from thinwire.experiments.config import resolve as resolve
+    from thinwire.experiments.load_run import load_run as load_run
     from thinwire.experiments.plugins import load_plugins as load_plugins
+    from thinwire.experiments.run_task import run_task as run_task
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
     from thinwire.masks import Mask as Mask

@@ -9,6 +9,8 @@ import threading
 import time
 
 from thinwire.cli.watch import status_line
+from thinwire.experiments.lock import PROCESS, note_process, writer
+from thinwire.experiments.run_directory import RunFolder
 from thinwire.experiments.watch import follow, standing
 
 
@@ -60,6 +62,24 @@ def test_follow_ends_with_the_run_and_ignores_incomplete_lines(write_run):
     assert len(set(rounds)) > 3
     assert seen[-1].state == "finished"
     assert all(now.state != "finished" for now in seen[:-1])
+
+
+def test_a_run_whose_process_is_gone_is_stopped(write_run, thinwire):
+    path = write_run("x", finished=False)
+    folder = RunFolder.open(path)
+    with folder.locked():
+        note_process(path)
+        assert (writer(path), standing(path).state) == ("running", "running")
+        (path / PROCESS).write_text('{"host": "another machine", "pid": 1}')
+        assert writer(path) == "unknown"
+        note_process(path)
+    now = standing(path)
+    assert (now.state, [status.state for status in follow(path)]) == ("stopped", ["stopped"])
+    line = "stopped: its process is gone; run `python mine.py` again, with resume=True"
+    assert line in status_line(now)
+    code, out, _ = thinwire("watch", str(path))
+    assert (code, line in out) == (1, True)
+    assert thinwire("watch", str(path), "--once")[0] == 0
 
 
 def test_watching_does_not_import_torch(write_run):

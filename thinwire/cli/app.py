@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -54,9 +54,22 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import thinwire
+
+        print(f"thinwire {thinwire.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+
+
 @app.callback()
-def global_options(imports: Imports = None) -> None:
-    """Options before the verb; `--import` is handled by its callback."""
+def global_options(imports: Imports = None, version: Version = False) -> None:
+    """Options before the verb; `--import` and `--version` are handled by their callbacks."""
 
 
 app.command()(run)

@@ -18,8 +18,11 @@ from thinwire.cli.options import (
     DataDir,
     Device,
     Imports,
+    Metrics,
+    Objective,
     OnDivergence,
     Overrides,
+    Patience,
     Quiet,
     Recipe,
     Rounds,
@@ -56,6 +59,9 @@ def compare(
     device: Device = None,
     accounting: Accounting = None,
     on_divergence: OnDivergence = None,
+    patience: Patience = None,
+    objective: Objective = None,
+    metric: Metrics = None,
     set_: Overrides = None,
     out: RunsOut = Path("runs"),
     html: Annotated[
@@ -121,6 +127,9 @@ def compare(
             accounting=accounting,
             on_divergence=on_divergence,
             recipe=recipe,
+            patience=patience,
+            objective=objective,
+            metrics=metric,
         )
 
     experiments = [resolved(method, one_seed) for method in methods for one_seed in range(first, first + seeds)]

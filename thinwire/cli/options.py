@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +67,26 @@ OnDivergence = Annotated[
         help="If training diverges or collapses: stop, or retry from the last good state with half the learning rate.",
     ),
 ]
+Patience = Annotated[
+    int | None,
+    typer.Option(
+        "--patience",
+        metavar="N",
+        help="End after N evaluations without a new best one: of the objective or, if clients keep validation examples "
+        "(task.validation_fraction), of these.",
+    ),
+]
+Objective = Annotated[
+    str | None,
+    typer.Option("--objective", metavar="NAME", help="What rounds and runs are ranked by: accuracy, loss or a metric."),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric", metavar="NAME", help="Another metric to compute (`thinwire list metrics`); may be repeated."
+    ),
+]
+KeepBest = Annotated[bool, typer.Option("--keep-best", help="Keep the model of the best round: best.safetensors.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; may be repeated.")
 ]
@@ -103,6 +124,10 @@ def resolve_experiment(
     accounting: str | None = None,
     on_divergence: str | None = None,
     recipe: str | None = None,
+    patience: int | None = None,
+    objective: str | None = None,
+    metrics: Sequence[str] | None = None,
+    keep_best: bool = False,
 ) -> Experiment:
     """Build the experiment that a method, a task and the options of a verb describe.
 
@@ -118,6 +143,10 @@ def resolve_experiment(
         accounting: `honest` or `ideal`.
         on_divergence: `stop` or `retry`.
         recipe: name of a recipe; None for that of the file, or the default one.
+        patience: number of evaluations without a new best one after which a run ends.
+        objective: what rounds and runs are ranked by.
+        metrics: names of metrics, besides those of the file.
+        keep_best: whether the model of the best round is kept.
     """
     from thinwire.experiments.config import parse_overrides, resolve
 
@@ -129,6 +158,13 @@ def resolve_experiment(
         "engine.device": device,
         "accounting": accounting,
         "checkpoint.on_divergence": on_divergence,
+        "checkpoint.best": keep_best or None,
+        "eval.patience": patience,
+        "eval.objective": objective,
     }
     given = {key: value for key, value in options.items() if value is not None}
-    return resolve(method, task, {**given, **parse_overrides(list(overrides or ()))}, recipe)
+    experiment = resolve(method, task, {**given, **parse_overrides(list(overrides or ()))}, recipe)
+    if not metrics:
+        return experiment
+    names = dict.fromkeys((*experiment.eval.metrics, *metrics))
+    return replace(experiment, eval=replace(experiment.eval, metrics=tuple(names)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from thinwire.cli.execution import execute_and_show
 from thinwire.cli.options import (
@@ -14,10 +15,14 @@ from thinwire.cli.options import (
     DataDir,
     Device,
     Imports,
+    KeepBest,
     Log,
     Method,
+    Metrics,
+    Objective,
     OnDivergence,
     Overrides,
+    Patience,
     Quiet,
     Recipe,
     Rounds,
@@ -41,6 +46,10 @@ def run(
     device: Device = None,
     accounting: Accounting = None,
     on_divergence: OnDivergence = None,
+    patience: Patience = None,
+    objective: Objective = None,
+    metric: Metrics = None,
+    keep_best: KeepBest = False,
     set_: Overrides = None,
     out: RunOut = None,
     data_dir: DataDir = None,
@@ -57,6 +66,8 @@ def run(
     Rescue a learning rate that is too large: thinwire run fedavg --set method.client_opt.lr=5 --on-divergence retry
 
     Methods that set different parts of a round can be combined: thinwire run fedpara+scaffold+int8
+
+    End early, and keep the best model: thinwire run fedavg --rounds 200 --patience 10 --keep-best
     """
     from thinwire.experiments.execute import default_folder
 
@@ -72,6 +83,10 @@ def run(
         accounting=accounting,
         on_divergence=on_divergence,
         recipe=recipe,
+        patience=patience,
+        objective=objective,
+        metrics=metric,
+        keep_best=keep_best,
     )
     path = out or default_folder(experiment)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, again=again)
@@ -91,13 +106,14 @@ def resume(
 
     A run that diverged or collapsed is run again, and rescued, by: thinwire resume RUN --on-divergence retry
     """
+    from thinwire.cli.terminal import print_start
     from thinwire.experiments.run_directory import RunFolder
 
     experiment = RunFolder.open(run).experiment
     if on_divergence is not None:
         saving = replace(experiment.checkpoint, on_divergence=on_divergence)  # type: ignore[arg-type]
         experiment = replace(experiment, checkpoint=saving)
-    runner = None
+    options: dict[str, Any] = {"resume": True}
     if (run / "deployment.json").is_file():
         from thinwire.cli.deploy import local_runner
         from thinwire.deployment.apps import read_deployment
@@ -106,7 +122,7 @@ def resume(
         settings.pop("run", None)
         if not (nodes := settings.pop("nodes", 0)):
             raise ConfigError(f"{run} was started with `flwr run`; start its app again with the same run-dir")
-        runner = local_runner(nodes, settings)
-    execute_and_show(
-        experiment, run, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner, resume=True
-    )
+        options["runner"] = local_runner(nodes, settings)
+    elif not quiet:
+        options["on_continue"] = lambda done: print_start(run, done, experiment.rounds)
+    execute_and_show(experiment, run, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, **options)

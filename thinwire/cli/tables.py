@@ -51,6 +51,9 @@ def _fact_text(key: str, value: Any) -> str:
         return f"{value:,}  ({human_bytes(value)})" if value >= 1000 else f"{value} B"
     if key.endswith("accuracy"):
         return percent(value)
+    if key == "objective":
+        final, best = _number_text(value.get("final")), _number_text(value.get("best"))
+        return f"{value.get('name')} {final} (best {best} in round {value.get('best_round')})"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_number_text(number)}" for name, number in value.items())
     return f"{value:,}" if isinstance(value, int) and key != "seed" else str(value)

@@ -26,6 +26,8 @@ def watch(
 ) -> None:
     """Follow the progress of a run in another terminal or on a mounted disk, until it ends.
 
+    The exit code is 1 if the process of the run is gone and the run is not finished.
+
     Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
     """
     from thinwire.cli.tables import print_json
@@ -34,14 +36,13 @@ def watch(
     if once and as_json:
         print_json(standing(run).as_json())
         return
-    if as_json:
-        for status in follow(run, every):
-            print(json.dumps(status.as_json()), flush=True)
-        return
     try:
-        _show_live([standing(run)] if once else follow(run, every))
+        show = _print_json_lines if as_json else _show_live
+        last = show([standing(run)] if once else follow(run, every))
     except KeyboardInterrupt:
         sys.exit(130)
+    if last == "stopped" and not once:
+        sys.exit(1)
 
 
 def status_line(status: Standing) -> str:
@@ -62,16 +63,27 @@ def status_line(status: Standing) -> str:
         parts += [f"{status.status}: {status.status_why}"]
     if status.state == "finished":
         parts += ["finished"]
+    elif status.state == "stopped":
+        parts += [f"stopped: its process is gone; {status.resume}"]
     elif status.eta_seconds is not None:
         parts += [f"{human_seconds(status.eta_seconds)} left"]
     idle, pace = status.idle_seconds, status.seconds_per_round or 0.0
-    if status.state != "finished" and idle is not None and idle > max(60.0, 10 * pace):
-        parts += [f"no new round for {human_seconds(idle)}: `thinwire resume {status.run}` if it was stopped"]
+    if status.state not in ("finished", "stopped") and idle is not None and idle > max(60.0, 10 * pace):
+        parts += [f"no new round for {human_seconds(idle)}; if it was stopped, {status.resume}"]
     return visible("  ".join(parts))
 
 
-def _show_live(statuses: Iterable[Standing]) -> None:
-    """Show a bar in a terminal, and one line per change otherwise."""
+def _print_json_lines(statuses: Iterable[Standing]) -> str:
+    """Print one line of JSON per state; returns the last state."""
+    last = ""
+    for status in statuses:
+        last = status.state
+        print(json.dumps(status.as_json()), flush=True)
+    return last
+
+
+def _show_live(statuses: Iterable[Standing]) -> str:
+    """Show a bar in a terminal, and one line per change otherwise; returns the last state."""
     from thinwire.cli.terminal import out
 
     if not out.is_terminal:
@@ -80,7 +92,7 @@ def _show_live(statuses: Iterable[Standing]) -> None:
             if last is None or (status.round, status.state) != (last.round, last.state):
                 out.print(status_line(status), soft_wrap=True)
             last = status
-        return
+        return last.state if last else ""
     from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -92,3 +104,4 @@ def _show_live(statuses: Iterable[Standing]) -> None:
             view.add_row(ProgressBar(total=max(1, status.rounds), completed=status.round, width=48))
             view.add_row(Text(status_line(status)))
             live.update(view)
+    return status.state

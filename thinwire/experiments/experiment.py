@@ -97,14 +97,19 @@ class Evaluation:
         target_accuracy: an accuracy at which the run ends early.
         metrics: names of metrics to compute besides loss and accuracy (`thinwire list metrics`).
         objective: what rounds and runs are ranked by: `accuracy`, `loss` or one of the metrics; "" for the task's.
+        patience: the run ends early after so many evaluations without a new best one; 0 for never. With validation
+            examples it is their accuracy or loss that counts, not the test set's (`selection.py`).
     """
 
     every: int = 1
     target_accuracy: float = 1.0
     metrics: tuple[str, ...] = ()
     objective: str = field(default="", metadata={"rare": True})
+    patience: int = field(default=0, metadata={"rare": True})
 
     def __post_init__(self) -> None:
+        if self.patience < 0:
+            raise ConfigError(f"eval.patience must be a number of evaluations, or 0 for never, not {self.patience}")
         if not 0 < self.target_accuracy <= 1:
             raise ConfigError(
                 f"eval.target_accuracy must be an accuracy above 0 and at most 1, not {self.target_accuracy}; write 0.8"
@@ -119,10 +124,12 @@ class Checkpointing:
         every: rounds between two checkpoints.
         on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
             five times (`retry.py`).
+        best: whether the model of the best round is kept, in `best.safetensors`.
     """
 
     every: int = 10
     on_divergence: OnDivergence = "stop"
+    best: bool = field(default=False, metadata={"rare": True})
 
     def __post_init__(self) -> None:
         if self.on_divergence not in get_args(OnDivergence):

@@ -5,6 +5,7 @@ Errors of the system (no space, no permission, a name that is too long) contain 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -93,6 +94,29 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+_HINTS = {
+    errno.ENOSPC: "; free some space, then repeat the command",
+    errno.EDQUOT: "; free some space, then repeat the command",
+    errno.EFBIG: "; raise the limit on file sizes, or write to another folder",
+    errno.ENAMETOOLONG: "; use a shorter name",
+    errno.EACCES: "; use a folder that you can read and write",
+    errno.EPERM: "; use a folder that you can read and write",
+    errno.EROFS: "; use a folder that you can read and write",
+}
+
+
+def message_of(error: BaseException) -> str:
+    """An error as one line; one of the system has its file and what to do.
+
+    >>> message_of(OSError(errno.ENOSPC, "No space left on device", "run/metrics.jsonl"))
+    'run/metrics.jsonl: No space left on device; free some space, then repeat the command'
+    """
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error) or type(error).__name__
+    file = visible(f"{os.fsdecode(error.filename)}: " if error.filename else "", 300)
+    return f"{file}{error.strerror}{_HINTS.get(error.errno, '')}"
 
 
 # -- JSON that may be damaged ----------------------------------------------------------------------------------------

@@ -4,18 +4,19 @@
         ...
 
 It yields after every round. The loop adds the change of status to the record (`alarm`, see `collapse.py`), ends early
-at a target accuracy, and saves checkpoints. A checkpoint is saved after the caller has handled the record. `retry.py`
-goes back to a healthy state when the loop raises `Diverged`.
+where `Stop` says so, and saves checkpoints: both after the caller has handled the record. `retry.py` goes back to a
+healthy state when the loop raises `Diverged`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from thinwire.errors import Diverged
 from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import Course, Verdict, news
+from thinwire.experiments.selection import Lead, selected_by
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.runtime.runner import Runner
@@ -36,24 +37,45 @@ class Training(NamedTuple):
         return cls(state.backend, state.backend_reason, state.chunk, state.onednn)
 
 
+EndedBy = Literal["rounds", "target accuracy", "patience", "stop function", "divergence"]
+
+
 class Stop(NamedTuple):
     """When a run ends.
 
     Args:
         rounds: after this round.
         target_accuracy: after a round that reaches this accuracy on the test set; 1 for never.
+        patience: after so many evaluations without a new best one (`selection.py`); 0 for never.
+        when: after a round for which this function of its record and of all records is true.
 
-    >>> Stop(rounds=5).reached(4, None), Stop(rounds=5).reached(5, None), Stop(5, 0.8).reached(1, 0.9)
-    (False, True, True)
+    >>> from thinwire.metrics.objective import Objective
+    >>> record = RoundRecord(1, 0.5, 0.9, 0.4, 0, 0, 0, 1, 0.1)
+    >>> Stop(5).ended_by([record], Lead(Objective())), Stop(5, 0.8).ended_by([record], Lead(Objective()))
+    (None, 'target accuracy')
     """
 
     rounds: int
     target_accuracy: float = 1.0
+    patience: int = 0
+    when: Callable[[RoundRecord, Sequence[RoundRecord]], bool] | None = None
 
-    def reached(self, round_number: int, accuracy: float | None) -> bool:
-        """Whether a run ends after this round, given its accuracy if it was evaluated."""
-        early = self.target_accuracy < 1 and accuracy is not None and accuracy >= self.target_accuracy
-        return round_number >= self.rounds or early
+    def ended_by(self, records: Sequence[RoundRecord], lead: Lead) -> EndedBy | None:
+        """Why a run with these records ends; None if it goes on."""
+        if by := self.limit(records, lead):
+            return by
+        return "stop function" if records and self.when and self.when(records[-1], records) else None
+
+    def limit(self, records: Sequence[RoundRecord], lead: Lead) -> EndedBy | None:
+        """Why it ends by its own settings, without asking the function."""
+        if not records:
+            return None
+        last = records[-1]
+        if last.round >= self.rounds:
+            return "rounds"
+        if self.target_accuracy < 1 and last.accuracy is not None and last.accuracy >= self.target_accuracy:
+            return "target accuracy"
+        return "patience" if 0 < self.patience <= lead.since else None
 
 
 class Checkpoints(NamedTuple):
@@ -85,6 +107,7 @@ def rounds(
     checkpoints: Checkpoints | None = None,
     on_message: OnMessage | None = None,
     on_healthy: Callable[[RunState], None] | None = None,
+    completed: Callable[[RoundRecord], RoundRecord] = lambda record: record,
 ) -> Iterator[tuple[RunState, RoundRecord]]:
     """Train the rounds that are left; yields the state and the record after each.
 
@@ -97,10 +120,13 @@ def rounds(
         on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
         on_healthy: is called with every state that an evaluation found healthy; with it, a run that collapses raises
             `Collapsed`, after its record was yielded.
+        completed: adds to a record what the loop does not know.
     """
     course = Course(chance_of(simulation)).along(record._asdict() for record in records)
     _check(course, on_healthy is not None)
-    ended = stop.reached(state.round, records[-1].accuracy if records else None)
+    history = list(records)
+    lead = Lead(selected_by(simulation.job)).along(record._asdict() for record in history)
+    ended = stop.ended_by(history, lead)
     while not ended:
         before, old = Training.of(state), state
         try:
@@ -110,9 +136,11 @@ def rounds(
                 checkpoints.save(state)  # the current round is lost, the rounds before it are not
             raise
         earlier, course = course, course.after(record._asdict())
-        record = record._replace(alarm=news(earlier, course))
-        ended = stop.reached(state.round, record.accuracy)
+        record = completed(record._replace(alarm=news(earlier, course)))
+        history.append(record)
+        lead = lead.after(record._asdict())
         yield state, record
+        ended = stop.ended_by(history, lead)
         if on_healthy is not None:
             _check(course, True)
             judged = _judged(simulation, old, state, record)

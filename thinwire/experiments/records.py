@@ -27,6 +27,7 @@ Accounting = Literal["honest", "ideal"]
 
 SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums; early versions have none
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
+BEST = "best.safetensors"  # covered too, in runs that keep the best model
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")
 _LARGEST = 1 << 63  # of a count
@@ -225,7 +226,7 @@ def read_totals(path: Path) -> dict[str, Any] | None:
 def verify(path: Path, *names: str) -> None:
     """Raise a CheckpointError if files of a finished run do not match their checksums; by default all of them."""
     sums = _sums(path)
-    for name in (name for name in names or COVERED if name in sums):
+    for name in (name for name in names or (*COVERED, BEST) if name in sums):
         file = path / name
         if file.is_file():
             with file.open("rb") as stream:
@@ -246,7 +247,7 @@ def _sums(path: Path) -> dict[str, str]:
         lines = stream.read(4096).decode("utf-8", "replace").splitlines()
     found = [re.fullmatch(r"([0-9a-f]{64})  ([a-z.]+)", line) for line in lines]
     sums = {match[2]: match[1] for match in found if match}
-    if not {"metrics.jsonl", "summary.json"} <= set(sums) <= set(COVERED) or not all(found):
+    if not {"metrics.jsonl", "summary.json"} <= set(sums) <= {*COVERED, BEST} or not all(found):
         raise CheckpointError(f"{file} is damaged: it must hold the SHA-256 of {', '.join(COVERED)}; {_remedy(path)}")
     return sums
 

@@ -100,9 +100,10 @@ class Rescue:
                     checkpoints=checkpoints,
                     on_message=on_message,
                     on_healthy=on_healthy,
+                    completed=self._with_abandoned,
                 )
                 for state, record in loop:
-                    yield simulation, state, self._with_abandoned(record)
+                    yield simulation, state, record
                 return
             except Diverged as error:
                 if not self.active or len(self.store.retries) == MOST_RETRIES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -75,13 +75,8 @@ class Store(Protocol):
 
 @dataclass
 class MemoryStore:
-    """The last good state in memory; states never change, so it is not copied.
+    """The last good state in memory; states never change, so it is not copied."""
 
-    Args:
-        folder: the run directory of a script, if it has one.
-    """
-
-    folder: RunFolder | None = None
     retries: list[Retry] = field(default_factory=list)
     state: RunState | None = None
 
@@ -102,17 +97,21 @@ class MemoryStore:
     def go_back(self, retry: Retry) -> RunState | None:
         """Add a retry; returns the good state."""
         self.retries.append(retry)
-        if self.folder:
-            write_retries(self.folder.path, self.retries)
-            self.folder.forget(retry.from_round)
         return self.state
 
 
 class FolderStore:
     """The last good state in `good/` of a run directory, apart from newer checkpoints, which may be bad already."""
 
-    def __init__(self, folder: RunFolder, device: str) -> None:
-        self.folder, self.device = folder, device
+    def __init__(self, folder: RunFolder, device: str, before: Callable[[], None] = lambda: None) -> None:
+        """Read the retries so far.
+
+        Args:
+            folder: the run directory.
+            device: the device of the state that is loaded.
+            before: is called before a good state is written.
+        """
+        self.folder, self.device, self.before = folder, device, before
         self.good = folder.path / "good"
         self.retries = read_retries(folder.path)
         folder.retries = len(self.retries)
@@ -130,6 +129,7 @@ class FolderStore:
 
     def keep(self, state: RunState) -> None:
         """Write a good state, and remove the one before."""
+        self.before()
         save_checkpoint(self.good, state, self.folder.config, self.folder.lines(state.round), keep=1)
 
     def go_back(self, retry: Retry) -> RunState | None:

@@ -6,8 +6,11 @@ training.json      how clients are trained, chosen before round 1; a resumed run
 metrics.jsonl      one line a round
 summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
-SHA256SUMS         of these three, when there are totals: `sha256sum --check SHA256SUMS`
+best.safetensors   the weights of the best round, if they are kept
+SHA256SUMS         of these four, when there are totals: `sha256sum --check SHA256SUMS`
+process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`
+best/              the best model as of each checkpoint (`best.py`)
 good/              the last good state, with on_divergence = "retry"
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 """
@@ -18,8 +21,8 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
@@ -33,8 +36,10 @@ from thinwire.experiments.checkpoint import Bounds, load_checkpoint, save_checkp
 from thinwire.experiments.experiment import Experiment, digest, to_table
 from thinwire.experiments.files import append, naming, read_checked, with_checksum, write_atomically
 from thinwire.experiments.load import from_table
+from thinwire.experiments.lock import PROCESS, locked, note_process
 from thinwire.experiments.loop import Training as Training
 from thinwire.experiments.records import (
+    BEST,
     SUMS,
     begins_with,
     lines_at,
@@ -62,9 +67,7 @@ class RunFolder:
     def __init__(self, path: Path, configuration: Experiment | Table) -> None:
         self.path = path
         self.table = to_table(configuration) if isinstance(configuration, Experiment) else configuration
-        # the same run may be continued with another `on_divergence`
-        saving = {key: value for key, value in self.table.get("checkpoint", {}).items() if key != "on_divergence"}
-        self.config = digest({**self.table, **({"checkpoint": saving} if saving else {})})
+        self.config = digest(identity(self.table))
         self.retries = 0  # how often the run went back
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
@@ -73,7 +76,9 @@ class RunFolder:
     def experiment(self) -> Experiment:
         """The experiment of the run; the run of a script has none."""
         if "script" in self.table:
-            raise CheckpointError(f"{self.path} was written by tw.simulate; run `python {self.table['script']}` again")
+            raise CheckpointError(
+                f"{self.path} was written by tw.simulate; run `python {self.table['script']}` again, with resume=True"
+            )
         return from_table(self.table)
 
     @classmethod
@@ -103,57 +108,31 @@ class RunFolder:
 
     def create(self) -> None:
         """Write the configuration, and remove the temporary files of a killed process."""
-        for half in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp"), *self.path.glob("good/.*.tmp")):
-            half.unlink()
+        for folder in (self.path, self.checkpoints, self.path / "good", self.path / "best"):
+            for half in folder.glob(".*.tmp"):
+                half.unlink()
         (self.path / SUMS).unlink(missing_ok=True)  # the totals are written again
         write_atomically(self.path / "config.toml", dumps(self.table).encode())
+        note_process(self.path)
 
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, "diverged.json", "retries.json"):
+        for file in (*written, BEST, "diverged.json", "retries.json"):
             (self.path / file).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.path / "good"):
+        for folder in (self.checkpoints, self.path / "good", self.path / "best"):
             for old in folder.iterdir() if folder.is_dir() else ():
                 old.unlink()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Lock the directory against other processes; the system releases the lock when the process ends."""
-        try:
-            import fcntl
-        except ImportError:  # this system has no such lock
-            yield
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY)  # the directory itself, since its files are replaced
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
-            raise CheckpointError(f"another process is writing to {self.path}; wait for it or stop it") from error
-        try:
-            yield
-        finally:
-            os.close(handle)
-
-    @contextmanager
-    def replaced(self) -> Iterator[None]:
-        """Lock the directory for the run of a script; an earlier run of a script is replaced."""
-        earlier = (self.path / "config.toml").is_file() and "script" in RunFolder.open(self.path).table
-        if not earlier and self.exists:
-            raise CheckpointError(f"{self.path} holds a run of the command line; name another directory")
-        with self.locked():
-            self.clear()
-            self.create()
-            self.write_environment({})
-            yield
+        return locked(self.path)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def history(self) -> list[RoundRecord]:
         """The records of all rounds; an incomplete last line of a killed process is left out."""
-        return _records(read_records(self.path / "metrics.jsonl"))
+        return records_of(read_records(self.path / "metrics.jsonl"))
 
     def rewind(self, rounds: int) -> list[RoundRecord]:
         """Truncate the records after a round, from which the run continues; missing ones are restored.
@@ -166,7 +145,7 @@ class RunFolder:
         damaged = kept is not None and not begins_with(file, kept.encode())
         if kept is None:  # a checkpoint of an earlier version, without lines
             kept = "".join(_line(record) for record in self.history() if record.round <= rounds)
-        history = _records(parse_records(kept.encode()))
+        history = records_of(parse_records(kept.encode()))
         if len(history) != rounds or any(record.round != i for i, record in enumerate(history, 1)):
             raise CheckpointError(
                 f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
@@ -226,17 +205,28 @@ class RunFolder:
             self.path / "environment.json", (json.dumps({**environment(), **facts}, indent=1) + "\n").encode()
         )
 
-    def finish(self, summary: Summary, weights: Tree) -> None:
-        """Write the final weights, the checksums and, last, the totals: a run with totals is finished."""
-        model = save({name: block.detach().cpu().contiguous().clone() for name, block in weights.items()})
-        write_atomically(self.path / "model.safetensors", model)
-        self._write_totals(summary, {"model.safetensors": model})
+    def finish(self, summary: Summary, weights: Tree, best: bytes | None = None) -> None:
+        """Write the final weights, the checksums and, last, the totals: a run with totals is finished.
+
+        Args:
+            summary: the totals.
+            weights: the final weights and buffers.
+            best: the contents of `best.safetensors`, if the best model is kept.
+        """
+        models = {
+            "model.safetensors": save({name: one.detach().cpu().contiguous().clone() for name, one in weights.items()})
+        }
+        models |= {} if best is None else {BEST: best}
+        for name, data in models.items():
+            write_atomically(self.path / name, data)
+        self._write_totals(summary, models)
 
     def _write_totals(self, summary: Summary, others: dict[str, bytes]) -> None:
         """Write the checksums of a finished run, then its totals."""
         lines, totals = "".join(self._lines).encode(), (json.dumps(summary, indent=1) + "\n").encode()
         write_atomically(self.path / SUMS, sums_of({"metrics.jsonl": lines, **others, "summary.json": totals}))
         write_atomically(self.path / "summary.json", totals)
+        (self.path / PROCESS).unlink(missing_ok=True)
 
     def record_diverged(self, why: str, summary: Summary | None = None) -> None:
         """Record that the run diverged, with the totals until then: the same run would diverge again."""
@@ -251,6 +241,18 @@ class RunFolder:
     def verify(self) -> None:
         """Raise a CheckpointError if a file of a finished run is damaged or of another run."""
         verify(self.path)
+
+
+def identity(table: Table) -> Table:
+    """The part of a configuration that must be the same for a run to be continued.
+
+    The same run may be continued with another `on_divergence`; the run of a script also under another name, by another
+    script, and with other checkpoints.
+    """
+    if "script" in table:
+        return {key: value for key, value in table.items() if key not in ("name", "script", "checkpoint")}
+    saving = {key: value for key, value in table.get("checkpoint", {}).items() if key != "on_divergence"}
+    return {**table, **({"checkpoint": saving} if saving else {})}
 
 
 def environment() -> dict[str, Any]:
@@ -277,7 +279,7 @@ def _line(record: RoundRecord) -> str:
     return json.dumps(record._asdict()) + "\n"
 
 
-def _records(lines: Iterable[dict[str, Any]]) -> list[RoundRecord]:
+def records_of(lines: Iterable[dict[str, Any]]) -> list[RoundRecord]:
     """Lines as records, up to the first line with other fields (of another version)."""
     records = []
     for line in lines:

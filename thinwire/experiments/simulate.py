@@ -9,89 +9,37 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from thinwire.core.tree import Tree
+from thinwire.core.key import Key
+from thinwire.data.fingerprint import fingerprint
 from thinwire.data.losses import Loss, cross_entropy, loss_by_name
-from thinwire.data.task import Task, as_examples, pool_clients
-from thinwire.errors import ConfigError, Diverged
-from thinwire.experiments.chance import chance_of
-from thinwire.experiments.collapse import judge
-from thinwire.experiments.experiment import Checkpointing, Cohort, Evaluation, OnDivergence, method_table
-from thinwire.experiments.load import values_from
-from thinwire.experiments.loop import Stop
+from thinwire.data.task import Task, as_examples, pool_clients, validation_fraction
+from thinwire.errors import ConfigError
+from thinwire.experiments.experiment import Cohort, OnDivergence, method_table
 from thinwire.experiments.parts import plain
-from thinwire.experiments.resolve import stated_settings
+from thinwire.experiments.plan import Plan
 from thinwire.experiments.result import Run as Run
-from thinwire.experiments.retry import Rescue, check_retry
-from thinwire.experiments.retry_store import MemoryStore, Retry
-from thinwire.experiments.run_directory import RunFolder
-from thinwire.experiments.summary import diverged_summary, summarize
+from thinwire.experiments.settings import Settings as Settings
+from thinwire.experiments.start import Destination, start
 from thinwire.experiments.toml import Table
+from thinwire.experiments.watchers import Watchers
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.protocol.method import Method
 from thinwire.runtime.engine import Mode
 from thinwire.runtime.federation import OnMessage
-from thinwire.runtime.job import Job, RoundRecord, RunState
+from thinwire.runtime.job import Job, RoundRecord
 from thinwire.runtime.runner import Runner
-from thinwire.simulation.engine import LocalEngine
-from thinwire.spaces.lora import LoRA
 from thinwire.training.batches import Local
 from thinwire.training.precision import Precision
 
 OWN_TASK = "own data"  # the label of the task in reports
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a simulation, without model and data: those of a method, of a file, or the defaults."""
-
-    name: str | None = None
-    method: Method = Method()
-    local: Local = Local()
-    cohort: Cohort | None = None
-    engine: LocalEngine = LocalEngine()
-    eval: Evaluation = Evaluation()
-    checkpoint: Checkpointing = Checkpointing()
-    seed: int = 0
-    rounds: int = 10
-
-    @classmethod
-    def of(cls, method: Method | str | None, recipe: str | None = None) -> Settings:
-        """The settings of a Method, of methods by name, or of an experiment file; names and files have a recipe.
-
-        >>> Settings.of("mapo+int8").method.up.bits
-        8
-        """
-        if method is None or isinstance(method, Method):
-            if recipe is not None:
-                raise ConfigError(
-                    f"recipe = {recipe!r} is for methods by name and files; a Method is used as it is: set lr_schedule "
-                    "and client_opt in it, or write the method's name"
-                )
-            return cls(method=method or Method())
-        if not isinstance(method, str):
-            raise ConfigError(
-                f"method must be a Method, the name of one or a file (.toml), not {type(method).__name__}; "
-                "write for example 'fedavg'"
-            )
-        name, table = stated_settings(method, recipe)
-        given = values_from(table)
-        known = {key: value for key, value in given.items() if key in cls.__dataclass_fields__}
-        return cls(**{**known, "name": name})
-
-    def changed(self, **given: Any) -> Settings:
-        """A copy with other values; None leaves a value unchanged."""
-        return replace(self, **{key: value for key, value in given.items() if value is not None})
 
 
 def simulate(
@@ -105,16 +53,26 @@ def simulate(
     seed: int | None = None,
     loss: Loss | str | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] | None = None,
+    objective: str | None = None,
+    validation_fraction: float = 0.0,
     local: Local | None = None,
     device: str | None = None,
     backend: Mode | None = None,
     chunk: int | None = None,
     precision: Precision | None = None,
     eval_every: int | None = None,
+    patience: int | None = None,
+    target_accuracy: float | None = None,
+    stop: Callable[..., Any] | None = None,
+    callbacks: Sequence[Any] = (),
     on_divergence: OnDivergence | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     on_message: OnMessage | None = None,
     out: Path | str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_every: int | None = None,
+    progress: bool | None = None,
     name: str | None = None,
     recipe: str | None = None,
 ) -> Run:
@@ -135,124 +93,102 @@ def simulate(
         loss: `loss(outputs, targets)`, one value for each example or their mean; or `cross-entropy`, `mse`, `bce`.
         metrics: metrics of the test set: functions of outputs and targets by name, `{"f1": fn}`, or names of built-in
             ones, `["f1"]` (docs/metrics.md).
+        objective: what rounds are ranked by: `accuracy`, `loss` or a metric; accuracy if targets are class labels.
+        validation_fraction: fraction of each client's examples that is kept from training; `patience` and the best
+            model then go by the accuracy or loss on these, and the test set has no part in the choice.
         local: local training of a client in a round; one epoch with batches of 32.
         device: `cpu` or `cuda`; `cpu`.
         backend: `auto`, `graph`, `threads`, `vmap` or `loop`; `auto`.
         chunk: clients trained together; 0 for the whole cohort.
         precision: `float32`, or on a GPU `tf32` or `bf16`, which are faster and less exact; `float32`.
         eval_every: rounds between two evaluations; 1.
+        patience: end after so many evaluations without a new best one; 0 for never.
+        target_accuracy: end after a round that reaches this accuracy on the test set.
+        stop: end after a round for which `stop(record)`, or `stop(record, records)`, is true.
+        callbacks: functions of the record, or objects with `on_round(record)` and perhaps `on_end(records)`
+            (docs/runs.md).
         on_divergence: `stop`, or `retry`: if training diverges or collapses, go back to the last good state with half
             the client learning rate, at most five times (docs/runs.md); `stop`.
-        on_round: is called with every record, for progress bars and trackers (docs/reports.md).
+        on_round: is called with every record, for trackers (docs/reports.md).
         on_message: is called with every message: `on_message(round, "up" or "down", client, message)`.
-        out: a run directory to write, for `tw.report` and `thinwire watch`; an earlier run of a script is replaced.
+        out: a run directory to write, for `resume`, `tw.load_run`, `tw.report` and `thinwire watch`.
+        resume: continue the run in `out` from its newest checkpoint, with the same bits as without interruption; start
+            it if there is none; return it if it is finished. Model, data and settings must be the same.
+        overwrite: delete the run in `out` and start again.
+        checkpoint_every: rounds between two checkpoints; 10.
+        progress: a progress bar: True, False, or None for terminals and notebooks.
         name: the label of this run in reports; by default the name of the method, or of the directory.
         recipe: training settings that a method by name or a file does not state (docs/recipe.md); `paper` for none.
     """
     settings = Settings.of(method, recipe).changed(rounds=rounds, seed=seed, local=local)
-    engine = {"device": device, "backend": backend, "chunk": chunk, "precision": precision}
-    engine = {key: value for key, value in engine.items() if value is not None}
-    settings = replace(settings, engine=replace(settings.engine, **engine))  # type: ignore[arg-type]
-    if cohort is not None:
-        settings = replace(settings, cohort=Cohort(cohort))
-    if eval_every is not None:
-        settings = replace(settings, eval=replace(settings.eval, every=eval_every))
-    if on_divergence is not None:
-        settings = replace(settings, checkpoint=replace(settings.checkpoint, on_divergence=on_divergence))
-    label = name or settings.name or (Path(out).name if out else "fedavg")
-    if metrics is None:
-        metrics = settings.eval.metrics
-    chosen = metrics if isinstance(metrics, Mapping) else metrics_by_name(metrics)
+    settings = settings.changed("engine", device=device, backend=backend, chunk=chunk, precision=precision)
+    settings = settings.changed(cohort=None if cohort is None else Cohort(cohort))
+    settings = settings.changed("checkpoint", on_divergence=on_divergence, every=checkpoint_every, best=True)
+    watchers = Watchers.of(on_round, on_message, callbacks, stop)
+    destination = Destination.of(out, resume, overwrite, progress)
+    chosen = settings.eval.metrics if metrics is None else metrics
+    known = chosen if isinstance(chosen, Mapping) else metrics_by_name(chosen)
+    early = {"patience": patience, "target_accuracy": target_accuracy}
+    settings = settings.changed("eval", every=eval_every, objective=objective, metrics=tuple(known), **early)
     criterion = loss_by_name(loss) if isinstance(loss, str) else loss or cross_entropy
-    job = replace(_job(model, clients, test, criterion, settings), metrics=chosen)
-    retry = settings.checkpoint.on_divergence == "retry"
-    if retry:
-        check_retry(job.method, settings.engine)
+    task = _task(model, clients, test, criterion, validation_fraction, settings.seed)
+    _check_early(settings, task)
+    job = _job(task, settings, known)
+    label = name or settings.name or (Path(out).name if out else "fedavg")
     simulation: Runner = settings.engine.prepare(job)
-    state = simulation.start()
-    folder = None if out is None else RunFolder(Path(out), _described(label, simulation))
-    with folder.replaced() if folder else nullcontext():
-        history: list[RoundRecord] = []
-        stop = Stop(job.rounds, settings.eval.target_accuracy)
-        rescue = Rescue(settings.engine.prepare, job, store := MemoryStore(folder), settings.checkpoint.every)
-        rescue.active = retry
-        loop = rescue.rounds(simulation, state, stop, history, on_message=on_message)
-        try:
-            for simulation, state, record in loop:  # noqa: B007 - the last state is used below
-                if record.alarm:
-                    warnings.warn(f"round {record.round}: {record.alarm}", RuntimeWarning, stacklevel=2)
-                history.append(record)
-                if folder:
-                    folder.record(record)
-                if on_round:
-                    on_round(record)
-        except Diverged as error:
-            if folder:
-                found = summarize(label, OWN_TASK, simulation, history, state.sync_counts, retries=store.retries)
-                folder.record_diverged(str(error), diverged_summary(found, error))
-            raise
-        run = _finished(simulation, state, history, folder, store.retries)
-        if folder:
-            _write_results(folder, label, simulation, state, run)
-    return run
+    table = _described(label, simulation, settings, validation_fraction)
+    if out is not None:
+        table = {"fingerprint": fingerprint(task), **table}
+    return start(_plan(label, settings, simulation, table), destination, watchers)
 
 
-def _job(model: nn.Module, clients: Sequence[Any], test: Any, loss: Loss, settings: Settings) -> Job:
-    """The job of a model, its clients and the settings."""
+def _task(model: nn.Module, clients: Sequence[Any], test: Any, loss: Loss, fraction: float, seed: int) -> Task:
+    """The task of a model and its clients."""
     pool, assignment = pool_clients(clients)
-    task = Task(model, pool, assignment, None if test is None else as_examples(test), loss=loss)
-    cohort = settings.cohort.size if settings.cohort else len(assignment)
-    return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, settings.eval.every)
+    held_out = None
+    if fraction:
+        assignment, held_out = validation_fraction(assignment, fraction, Key(seed).fold("hold-out"))
+    return Task(model, pool, assignment, None if test is None else as_examples(test), held_out, loss)
 
 
-def _finished(
-    simulation: Runner, state: RunState, history: list[RoundRecord], folder: RunFolder | None, retries: list[Retry]
-) -> Run:
-    """The result of a run, with all tensors on the CPU."""
-    public = state.server.public
-    basis = simulation.contract.basis(public.version, simulation.federation.engine.device)
-    space = simulation.contract.at(public.version).method.space
-    verdict = judge((record._asdict() for record in history), chance_of(simulation))
-    weights, buffers = map(_on_cpu, simulation.federation.final(state))
-    return Run(
-        history,
-        weights,
-        buffers,
-        state.backend,
-        state.backend_reason,
-        copy.deepcopy(simulation.job.task.model).cpu(),
-        folder.path if folder else None,
-        _on_cpu(public.coords),
-        verdict.status,
-        verdict.why,
-        space,
-        _on_cpu(basis) if isinstance(space, LoRA) else {},
-        retries,
-        simulation.federation.averages,
+def _check_early(settings: Settings, task: Task) -> None:
+    """Refuse an early end that nothing could bring about."""
+    if settings.eval.patience and task.test is None and task.client_tests is None:
+        raise ConfigError(
+            f"patience = {settings.eval.patience} counts evaluations, but there is nothing to evaluate on; "
+            "give test=(inputs, targets) or validation_fraction=0.1"
+        )
+    if settings.eval.target_accuracy < 1 and task.test is None:
+        raise ConfigError(
+            f"target_accuracy = {settings.eval.target_accuracy} is an accuracy on the test set, but there is none; "
+            "give test=(inputs, targets)"
+        )
+
+
+def _job(task: Task, settings: Settings, metrics: Mapping[str, Metric]) -> Job:
+    """The job of a task and the settings."""
+    cohort = settings.cohort.size if settings.cohort else len(task.clients)
+    early = settings.eval.every, metrics, settings.eval.objective
+    return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, *early)
+
+
+def _plan(label: str, settings: Settings, simulation: Runner, table: Table) -> Plan:
+    return Plan(
+        label,
+        OWN_TASK,
+        table,
+        settings.method,
+        settings.engine,
+        settings.eval,
+        settings.checkpoint,
+        settings.rounds,
+        lambda: simulation,
     )
 
 
-def _write_results(folder: RunFolder, label: str, simulation: Runner, state: RunState, run: Run) -> None:
-    """Write the environment, the final weights and the totals."""
-    chance = chance_of(simulation)
-    facts = {
-        "device": simulation.federation.engine.device,
-        "clients_trained_by": state.backend,
-        "because": state.backend_reason,
-        "chance": chance._asdict() if chance else None,
-    }
-    folder.write_environment(facts)
-    totals = summarize(label, OWN_TASK, simulation, run.history, state.sync_counts, retries=run.retries)
-    folder.finish(totals, {**run.weights, **run.buffers})
-
-
-def _on_cpu(tree: Tree) -> Tree:
-    return {name: block.detach().cpu() for name, block in tree.items()}
-
-
-def _described(name: str, simulation: Runner) -> Table:
+def _described(name: str, simulation: Runner, settings: Settings, fraction: float) -> Table:
     """The configuration of a simulation, for config.toml of its run directory."""
-    job, engine = simulation.job, simulation.federation.engine
+    job = simulation.job
     return {
         "name": name,
         "script": sys.argv[0] or "your script",
@@ -263,10 +199,12 @@ def _described(name: str, simulation: Runner) -> Table:
             "clients": len(job.task.clients),
             "examples": len(job.task.train),
             "model": {"kind": type(job.task.model).__name__, "parameters": simulation.federation.model.parameters()},
+            **({"validation_fraction": fraction} if fraction else {}),
         },
         "cohort": {"size": job.cohort},
         "local": plain(job.local),
-        "engine": plain(engine),
-        "eval": {"every": job.eval_every},
+        "engine": plain(simulation.federation.engine),
+        "eval": plain(settings.eval),
+        "checkpoint": plain(replace(settings.checkpoint, best=False)),
         "method": method_table(job.method, strict=False),
     }

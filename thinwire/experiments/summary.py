@@ -9,7 +9,6 @@ from thinwire.core.tree import to_device
 from thinwire.errors import Diverged
 from thinwire.experiments.chance import chance_of
 from thinwire.experiments.collapse import Verdict, judge, summary_of
-from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.layers import layers_of
 from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, byte_totals, totals
@@ -22,16 +21,17 @@ from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.runtime.runner import Runner
 
 
-def summary_of_experiment(
-    experiment: Experiment,
+def summarize_run(
+    name: str,
+    task: str,
+    accounting: Accounting,
     simulation: Runner,
     state: RunState,
     records: Sequence[RoundRecord],
     retries: Sequence[Retry],
 ) -> Summary:
-    """The totals of an experiment after some rounds."""
-    names = experiment.name, experiment.task.kind
-    totalled = summarize(*names, simulation, records, state.sync_counts, experiment.accounting, retries)
+    """The totals of a run after some rounds, with adapters that can no longer change; see `summarize`."""
+    totalled = summarize(name, task, simulation, records, state.sync_counts, accounting, retries)
     dead = _dead_adapters(simulation, state)
     return {**totalled, **({"dead_adapters": list(dead)} if dead else {})}
 

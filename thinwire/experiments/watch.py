@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.errors import ConfigError
+from thinwire.experiments.lock import writer
 from thinwire.experiments.records import honest_bytes, read_run
+from thinwire.experiments.toml import Table
 
 RECENT = 20  # rounds for bytes and seconds per round
 
@@ -20,7 +22,7 @@ class Standing(NamedTuple):
     run: str
     method: str
     task: str
-    state: str  # starting, running, finished
+    state: str  # starting, running, finished, stopped (its process is gone, and it is not finished)
     round: int
     rounds: int
     loss: float | None
@@ -37,6 +39,7 @@ class Standing(NamedTuple):
     status: str = "finished"  # `collapsed`, `at chance` or `diverged` if training fails so far (`collapse.py`)
     status_why: str = ""
     bytes_abandoned: int = 0  # of rounds before the run went back; in bytes_total
+    resume: str = ""  # what continues the run, if it is not finished
 
     def as_json(self) -> dict[str, Any]:
         """The fields as plain values."""
@@ -57,6 +60,9 @@ def standing(path: Path, now: float | None = None) -> Standing:
     each = statistics.fmean(honest_bytes(r) - r.get("bytes_abandoned", 0) for r in recent) if recent else None
     rounds = (run.summary or {}).get("rounds", run.rounds)  # fewer if the run reached its target, or diverged
     finished = run.summary is not None and len(records) >= rounds
+    state = "finished" if finished else "running" if records else "starting"
+    if not finished and writer(path) == "gone":
+        state = "stopped"
     try:
         changed = (path / "metrics.jsonl").stat().st_mtime
         silent = max(0.0, (time.time() if now is None else now) - changed)
@@ -66,7 +72,7 @@ def standing(path: Path, now: float | None = None) -> Standing:
         run=str(path),
         method=run.name,
         task=run.task,
-        state="finished" if finished else "running" if records else "starting",
+        state=state,
         round=len(records),
         rounds=run.rounds,
         loss=total["final_loss"],
@@ -83,16 +89,28 @@ def standing(path: Path, now: float | None = None) -> Standing:
         status=run.verdict.status,
         status_why=run.verdict.why,
         bytes_abandoned=total["bytes_abandoned"],
+        resume="" if finished else how_to_resume(path, run.table),
     )
 
 
+def how_to_resume(path: Path, table: Table) -> str:
+    """What continues the run in a directory.
+
+    >>> how_to_resume(Path("runs/x"), {"script": "mine.py"})
+    'run `python mine.py` again, with resume=True'
+    """
+    if "script" in table:
+        return f"run `python {table['script']}` again, with resume=True"
+    return f"`thinwire resume {path}` continues it"
+
+
 def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
-    """The progress of a run every so many seconds, until it is finished."""
+    """The progress of a run every so many seconds, until it is finished or stopped."""
     if not 0 < every <= 86_400:
         raise ConfigError(f"every must be above 0 and at most 86,400 seconds, not {every}")
     while True:
         now = standing(path)
         yield now
-        if now.state == "finished":
+        if now.state in ("finished", "stopped"):
             return
         time.sleep(every)

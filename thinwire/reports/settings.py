@@ -9,8 +9,11 @@ from thinwire.experiments.toml import Table as TomlTable
 
 
 def without_seed(config: TomlTable) -> TomlTable:
-    """A configuration without the keys that runs of one group may differ in: the seed and the byte accounting."""
-    return {key: value for key, value in config.items() if key not in ("seed", "accounting")}
+    """A configuration without the keys that runs of one group may differ in.
+
+    These are the seed, the byte accounting, and the fingerprint of initial weights and data, which depend on the seed.
+    """
+    return {key: value for key, value in config.items() if key not in ("seed", "accounting", "fingerprint")}
 
 
 def flat(config: TomlTable) -> dict[str, Any]:
