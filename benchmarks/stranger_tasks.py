@@ -161,13 +161,13 @@ def tabular_mlp(seed: int) -> StrangerTask:
     return _labeled(model, x, table[1], 800, seed, clients=20, alpha=0.5, rounds=150, cohort=6)
 
 
-def series_gru(seed: int) -> StrangerTask:
+def series_gru(seed: int, clients: int = 16) -> StrangerTask:
     """Convolutions and a GRU on noisy waveforms: slow and fast sine, square, sawtooth, chirp, pulses."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, 2400)
     x = _waveforms(labels, 64, rng)[:, None]
     return _labeled(
-        _seeded(seed, lambda: ConvGRU(6)), x, labels, 600, seed, clients=16, alpha=0.3, rounds=150, cohort=6
+        _seeded(seed, lambda: ConvGRU(6)), x, labels, 600, seed, clients=clients, alpha=0.3, rounds=150, cohort=6
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import functools
 import json
 from pathlib import Path
 
@@ -121,6 +122,17 @@ def test_untouched_presets_neither_diverge_nor_collapse_and_thin_is_near_fedavg(
     rows = [strangers.train(strangers.Case(name, method, seed)) for seed in (101, 102) for method in strangers.METHODS]
     failed = [check.text for check in strangers.verdict(rows) if not check.holds]
     assert not failed, strangers.table(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [101, 102, 103])
+def test_untouched_presets_are_near_fedavg_on_series_of_twelve_unequal_clients(seed, monkeypatch):
+    """Minutes a seed; with 16 clients: `python benchmarks/strangers.py --tasks series --methods fedavg flasc topk`."""
+    monkeypatch.setitem(TASKS, "series", functools.partial(stranger_tasks.series_gru, clients=12))
+    methods = ("fedavg", "mapo", "thin", "fedpara", "topk", "lora", "flasc")
+    rows = {method: strangers.train(strangers.Case("series", method, seed)) for method in methods}
+    assert {row.status for row in rows.values()} == {"finished"}
+    assert all(row.best >= rows["fedavg"].best - 0.06 for row in rows.values()), strangers.table([*rows.values()])
 
 
 def test_the_page_of_the_recipe_has_the_output_of_the_published_runs(capsys, monkeypatch):

@@ -12,7 +12,7 @@ import thinwire as tw
 from thinwire.errors import Diverged
 from thinwire.experiments.build import build_job
 from thinwire.experiments.chance import chance_among, chance_of
-from thinwire.experiments.collapse import Chance, Course, judge, known_verdict, news
+from thinwire.experiments.collapse import Chance, Course, judge, known_chance, known_verdict, news, summary_of
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.grid import Grid, broken, run_grids, score, status, summary, training_failed
@@ -204,6 +204,26 @@ def test_simulate_warns_about_a_run_at_chance():
         warnings.simplefilter("error")
         fine = tw.simulate(nn.Linear(4, 3), clients, tw.Method(client_opt=tw.SGD(0.1)), rounds=2, test=clients[0])
     assert (fine.status, fine.status_reason) == ("finished", "")
+
+
+def test_a_regression_is_judged_by_r2_and_by_its_training_loss():
+    mean = Chance(0.0, 200, 0, "r2")
+    assert known_chance(mean._asdict()) == mean
+    assert known_chance({**mean._asdict(), "examples": 0}) is None
+
+    def rounds(*values, loss=1.0):
+        return [{"round": i, "loss": loss, "metrics": {"r2": r2}} for i, r2 in enumerate(values, 1)]
+
+    assert judge(rounds(*[-0.2] * 9), mean).status == "finished"  # too short
+    assert judge(rounds(*[-0.2] * 10), mean) == (
+        "at chance", 10, "r2 -0.2 in round 10 is not above 0, that of predicting the mean"
+    )  # fmt: skip
+    assert judge(rounds(0.5, -3.0), mean)[:2] == ("collapsed", 2)
+    assert judge(rounds(*[0.05] * 12), mean).status == "finished"
+    assert judge(rounds(float("nan"), float("-inf"), 0.4), mean).status == "finished"
+    risen = [*rounds(0.5), *({**line, "round": i} for i, line in enumerate(rounds(*[0.5] * 6, loss=20.0), 2))]
+    assert judge(risen, mean)[:2] == ("collapsed", 2)
+    assert "chance_accuracy" not in summary_of(judge(risen, mean), mean)
 
 
 def test_invalid_values_in_files_are_ignored(tmp_path, write_run):

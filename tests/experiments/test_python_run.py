@@ -180,7 +180,7 @@ def test_patience_of_a_metric_and_of_a_regression():
     pairs = [(x, y.float()[:, None] / 9) for x, y in CLIENTS]
     run = simulate(model=model(outputs=1), clients=pairs, test=pairs[0], loss="mse", rounds=3)
     assert run.best.test_loss == min(record.test_loss for record in run.history)
-    assert "test loss" in repr(run)
+    assert "r2 " in repr(run)
 
 
 def test_a_target_and_a_stop_function_end_a_run():

@@ -26,6 +26,7 @@ ALL_CLIENTS = range(len(SIZES))
 
 def flasc(down: float = 0.25, up: float = 0.25, **changes) -> tw.Method:
     named = method_from(preset("methods", "flasc").table["method"])
+    named = replace(named, space=replace(named.space, from_start=False))  # as in the paper
     return replace(named, down=tw.TopK(down), up=tw.TopK(up), **changes)
 
 
@@ -129,3 +130,16 @@ def test_the_server_is_never_masked():
     share = float((flatten(federation.server.public.coords) != 0).float().mean())
     assert share > 0.4  # the random factor A alone is half of all values
     assert float(flatten(moved).abs().max()) > 0
+
+
+def test_values_that_are_not_sent_stay_at_their_start():
+    """`from_start`, the preset on any model: clients begin with the initial weights, however sparse the download is."""
+    fresh, paper = (
+        LocalEngine().prepare(Job(digits_task(), method, 3, 3))
+        for method in (replace(flasc(0.05), space=tw.methods.flasc().space), flasc(0.05))
+    )
+    base = dict(fresh.federation.first.base)
+    assert same(fresh.federation.weights(fresh.federation.first), base)
+    assert not same(paper.federation.weights(paper.federation.first), base)
+    assert resolve("flasc", "digits").method.space.from_start
+    assert not resolve("flasc", "text-classification").method.space.from_start

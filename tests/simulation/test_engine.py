@@ -384,8 +384,9 @@ def test_diverged_training_names_the_round(backend):
 
 
 def test_a_loss_of_nan_names_the_round():
-    def nan_loss(outputs, targets):
-        return F.cross_entropy(outputs, targets, reduction="none") * float("nan")
+    def nan_loss(outputs, targets):  # finite for the few examples that are tried before round 1
+        factor = float("nan") if len(targets) > 8 else 1.0
+        return F.cross_entropy(outputs, targets, reduction="none") * factor
 
     with pytest.raises(Diverged, match=r"^round 1: "):
         list(LocalEngine().run(job(task=digits_task(loss=nan_loss))))

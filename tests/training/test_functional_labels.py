@@ -106,7 +106,7 @@ def test_labels_in_a_column_are_labels(backend):
 
 def test_labels_of_another_shape_are_an_error_in_one_line():
     net, x, y = nn.Linear(3, CLASSES), torch.randn(6, LENGTH, 3), torch.zeros(6, 1, dtype=torch.int64)
-    with pytest.raises(ConfigError, match=r"labels of shape \[1, 1\] do not fit outputs of shape \[1, 5, 4\]"):
+    with pytest.raises(ConfigError, match=r"labels of shape \[5, 1\] do not fit outputs of shape \[5, 5, 4\]"):
         tw.simulate(net, [(x, y)], rounds=1)
 
 

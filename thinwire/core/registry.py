@@ -133,6 +133,8 @@ class Entry:
 _TABLE: dict[str, dict[str, Entry]] = {}
 _REFERENCES: dict[tuple[str, str], Entry] = {}  # entries of references, by kind and reference
 
+PLUGIN_HINT = "; a part of your own is found after --import MODULE"
+
 
 def register(
     kind: str, name: str, *, doc: str = "", paper: str = "", preset: Mapping[str, Any] | None = None
@@ -180,7 +182,7 @@ def lookup(kind: str, name: str) -> Entry:
         return _by_reference(kind, name)
     table = entries(kind)
     if name not in table:
-        raise UnknownName(kind, name, table)
+        raise UnknownName(kind, name, table, PLUGIN_HINT)
     return table[name]
 
 

@@ -5,12 +5,13 @@ A loss is a function of (outputs, targets) that returns one value for each examp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.errors import ConfigError, UnknownName
 from thinwire.metrics.labels import IGNORED, in_shape, label_counts, labels_for
@@ -30,6 +31,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     [0.6931, 0.0]
     """
     targets = labels_for(outputs, targets)
+    if targets.is_floating_point():
+        raise ConfigError(f"targets of type {targets.dtype} are not class labels; give integers: targets.long()")
+    targets = targets.long()
     each = F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1), reduction="none")
     if targets.dim() == 1:
         return each
@@ -68,6 +72,28 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
         return each.mean(1)
     known = (targets != IGNORED).reshape(len(targets), -1)
     return torch.where(known, each, 0).sum(1) / known.sum(1).clamp(min=1)
+
+
+def is_regression(loss: Loss) -> bool:
+    """Whether a loss is one of regression: ours, or torch's squared, absolute or Huber error.
+
+    >>> is_regression(mse), is_regression(torch.nn.HuberLoss()), is_regression(cross_entropy)
+    (True, True, False)
+    """
+    modules = nn.MSELoss | nn.L1Loss | nn.SmoothL1Loss | nn.HuberLoss
+    functions = (mse, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    return inner in functions or isinstance(inner, modules)
+
+
+def is_classification(loss: Loss) -> bool:
+    """Whether a loss takes class labels, or labels of 0 and 1: ours, or torch's cross entropy.
+
+    >>> is_classification(bce), is_classification(torch.nn.CrossEntropyLoss()), is_classification(mse)
+    (True, True, False)
+    """
+    inner = loss.func if isinstance(loss, functools.partial) else loss
+    return inner in (cross_entropy, bce, F.cross_entropy) or isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss)
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "bce": bce}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.key import Key, permutations
+from thinwire.data.bad_values import different_shapes
 from thinwire.data.examples import Arrays, Examples, Inputs
 from thinwire.data.losses import Loss, cross_entropy
 from thinwire.data.own_examples import as_tensors
@@ -132,7 +133,8 @@ def pool_clients(clients: Sequence[Any]) -> tuple[Arrays, Assignment]:
             inputs = torch.cat([x for x, _ in pairs])  # type: ignore[misc]
         targets = torch.cat([y for _, y in pairs])
     except (RuntimeError, KeyError, TypeError) as error:
-        raise ConfigError(f"the examples of clients differ in shape or type: {error}") from error
+        which = different_shapes(*map(list, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+        raise ConfigError(which or f"the examples of clients differ in shape or type: {error}") from error
     return Arrays(inputs, targets), Assignment(np.arange(sum(sizes)), np.concatenate(([0], np.cumsum(sizes))))
 
 

@@ -132,6 +132,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
             client, local = open_node(context)
             if number not in local:
                 raise WireError(f"client {number} is not on this node, which has {local}")
+            _check_data(client)
             with _state_file(context, run, number) as file:
                 response, state = client.respond(number, Request(data, accepted), file.load(client))
                 file.save(state.dump(client.first))
@@ -148,6 +149,12 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 @lru_cache(1)
 def _client_of(job: Job, device: str) -> Client:
     return Client(LocalEngine(device), job)
+
+
+@lru_cache(1)
+def _check_data(client: Client) -> None:
+    """Check the data of this node once, before it trains."""
+    client.federation.try_model()
 
 
 class _StateFile:

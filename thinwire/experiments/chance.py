@@ -1,4 +1,4 @@
-"""Chance accuracy on the test set of a run: the frequency of its most frequent class."""
+"""Chance accuracy on the test set of a run: the frequency of its most frequent class; for a regression, R2 = 0."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from thinwire.data.losses import is_regression
 from thinwire.experiments.collapse import Chance
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ FEWEST = 100  # examples for a meaningful accuracy
 def chance_of(simulation: Runner) -> Chance | None:
     """The chance accuracy of a run; None without a test set of class labels, or with fewer than 100 examples.
 
+    Of a regression it is the R2 of predicting the mean, which is 0.
+
     If clients keep a part of the model private, the public model alone is not used. Then it is the mean over clients of
     the chance accuracy on each client's validation examples, and None without those.
     """
@@ -27,6 +30,8 @@ def chance_of(simulation: Runner) -> Chance | None:
         if (own := task.client_tests) is not None:
             labels = task.train.targets
             found = chance_of_clients([labels[own.client(i)] for i in range(len(own))])
+    elif task.test is not None and is_regression(task.loss):
+        found = Chance(0.0, len(task.test), 0, "r2")
     elif task.test is not None:
         found = chance_among(task.test.targets)
     return found if found is not None and found.examples >= FEWEST else None

@@ -9,8 +9,10 @@ A run is `collapsed` if it had learned and its latest accuracy is at chance. It 
 after at least ten rounds, or with a test loss, or after three rounds a training loss in any of them, above ten times
 that of a uniform prediction, ln(classes). It is `diverged` if a loss is not finite. Otherwise it is `finished`.
 
-Without accuracy (regression) only losses are checked. There a run is `collapsed` if the training loss of each of its
-latest five rounds is above ten times that of round 1: training made the model worse than it was, for good. Slow starts
+A regression is judged by R2 in the same way: predicting the mean has R2 = 0, so at chance is R2 <= 0, learned R2 > 0.1.
+
+Without accuracy, in a regression too, the training loss is checked. A run is `collapsed` if that of each of its latest
+five rounds is above ten times that of round 1: training made the model worse than it was, for good. Slow starts
 and warm-ups do not do that, a single bad cohort does it for one round only. A first loss of 0 or less is no measure.
 
 >>> curve = [{"round": i, "accuracy": a} for i, a in ((10, 0.3), (20, 0.5), (30, 0.1), (40, 0.1))]
@@ -37,13 +39,13 @@ HIGH_ROUNDS = 5  # so many rounds in a row, and a high training loss is a collap
 
 
 class Chance(NamedTuple):
-    """The chance accuracy.
+    """The chance accuracy; of a regression, the R2 of predicting the mean.
 
     Args:
-        share: the accuracy of the best constant prediction.
+        share: the accuracy of the best constant prediction; 0 for R2.
         examples: number of labels.
-        classes: number of classes.
-        metric: the key of the records to compare with, `accuracy` or `client_accuracy`.
+        classes: number of classes; 0 for R2.
+        metric: the key of the records to compare with, `accuracy` or `client_accuracy`; or `r2` of their metrics.
     """
 
     share: float
@@ -63,12 +65,35 @@ class Chance(NamedTuple):
         >>> round(Chance(0.1, 10_000, 10).ceiling, 4), round(Chance(0.5, 20, 2).ceiling, 4)
         (0.106, 0.55)
         """
-        return self.share + min(2 * self.error, (1 - self.share) / 10)
+        return 0.0 if self.is_r2 else self.share + min(2 * self.error, (1 - self.share) / 10)
 
     @property
     def learned(self) -> float:
         """The accuracy above which a run has learned."""
-        return self.share + max(3 * self.error, (1 - self.share) / 10)
+        return 0.1 if self.is_r2 else self.share + max(3 * self.error, (1 - self.share) / 10)
+
+    @property
+    def is_r2(self) -> bool:
+        """Whether runs are judged by R2."""
+        return self.metric == "r2"
+
+    def value(self, record: Mapping[str, Any]) -> float | None:
+        """What a record has of the metric; None in rounds without evaluation."""
+        found = (record.get("metrics") or {}).get("r2") if self.is_r2 else record.get(self.metric)
+        return found if found is None or _finite(found) or not self.is_r2 else None
+
+    def text(self, value: float) -> str:
+        """A value for readers."""
+        return f"{value:.4g}" if self.is_r2 else percent(value)
+
+    @property
+    def words(self) -> str:
+        """What it is, for readers."""
+        return (
+            "0, that of predicting the mean"
+            if self.is_r2
+            else f"chance ({percent(self.share)} for a constant prediction)"
+        )
 
 
 class Verdict(NamedTuple):
@@ -105,11 +130,13 @@ class Course(NamedTuple):
             non_finite=(self.non_finite or record["round"]) if wrong else 0, non_finite_what="".join(wrong[:1])
         )
         number = record["round"]
+        if self.chance is None or self.chance.is_r2:
+            found = found._with_loss(number, record.get("loss"))
         if self.chance is None:
-            return found._with_loss(number, record.get("loss"))
+            return found
         if _finite(record.get("loss")):
             found = found._replace(peak_loss=max(self.peak_loss, record["loss"]))
-        if (value := record.get(self.chance.metric)) is None:
+        if (value := self.chance.value(record)) is None:
             return found
         if value > self.best:
             found = found._replace(best=value, best_round=number)
@@ -142,10 +169,9 @@ class Course(NamedTuple):
             return Verdict("collapsed", self.high_since, why)
         if self.chance is None or not self.low_since:
             return Verdict("finished")
-        name, last = self.chance.metric.replace("_", " "), percent(self.last)
-        chance = f"chance ({percent(self.chance.share)} for a constant prediction)"
+        name, last, chance = self.chance.metric.replace("_", " "), self.chance.text(self.last), self.chance.words
         if self.best > self.chance.learned:
-            best = f"{percent(self.best)} in round {self.best_round}"
+            best = f"{self.chance.text(self.best)} in round {self.best_round}"
             why = f"{name} {last} is back at {chance} since round {self.low_since}; {best}"
             return Verdict("collapsed", self.low_since, why)
         if not self._tried:
@@ -179,6 +205,8 @@ class Course(NamedTuple):
         status = self.verdict.status
         if status != "at chance" or self.chance is None:
             return status in ("diverged", "collapsed")
+        if self.chance.is_r2:
+            return False  # a training loss that rises for good is a collapse
         return self._extreme or self.peak_loss > SLOW_LOSS * math.log(self.chance.classes)
 
 
@@ -204,12 +232,13 @@ def news(before: Course, after: Course) -> str | None:
         return None
     if now.status in BROKEN:
         return f"{now.status}: {now.why}"
-    return "the training loss is low again" if after.chance is None else "above chance again"
+    low = after.chance is None or (after.chance.is_r2 and was.status == "collapsed" and not before.low_since)
+    return "the training loss is low again" if low else "above chance again"
 
 
 def summary_of(verdict: Verdict, chance: Chance | None = None) -> dict[str, Any]:
     """The keys of a summary about the status."""
-    known = {} if chance is None else {"chance_accuracy": chance.share}
+    known = {} if chance is None or chance.is_r2 else {"chance_accuracy": chance.share}
     return {"status": verdict.status, "status_round": verdict.round, "status_why": verdict.why, **known}
 
 
@@ -232,6 +261,8 @@ def known_chance(value: Any) -> Chance | None:
     if not isinstance(value, dict):
         return None
     share, examples, classes, metric = (value.get(key) for key in Chance._fields)
+    if metric == "r2" and share == classes == 0 and type(examples) is int and examples > 0:
+        return Chance(0.0, examples, 0, metric)
     if not isinstance(share, float) or not 0 < share < 1 or metric not in ("accuracy", "client_accuracy"):
         return None
     if type(examples) is not int or type(classes) is not int or examples < 1 or classes < 2:

@@ -53,7 +53,7 @@ def save_adapter(
     wrapped = isinstance(model, Pretrained | Roberta)
     inner: Any = model.model if wrapped else model
     prefix = "model." if wrapped else ""
-    modules, parts = dict(inner.named_modules()), {**basis, **coords}
+    modules, parts = dict(inner.named_modules()), space.parts({}, basis, coords)
     tensors: Tree = {}
     targets, ranks, fan_in_fan_out = [], dict[str, int](), False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):

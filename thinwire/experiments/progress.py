@@ -82,7 +82,7 @@ def console_of(stderr: bool = False) -> Console:
 
 
 class _Totals:
-    """Bytes so far and the newest accuracy, as text."""
+    """Bytes so far and the newest accuracy, R2 or test loss, as text."""
 
     def __init__(self, accounting: str) -> None:
         self.accounting, self.bytes = accounting, 0
@@ -91,15 +91,15 @@ class _Totals:
 
     def text(self, record: RoundRecord) -> str:
         """Add one round; returns the state after it."""
+        from thinwire.metrics.objective import shown as shown_of  # imported late: it imports torch
+
         while self.rounds and self.rounds[-1][0] >= record.round:  # the run went back; the record has these bytes
             self.bytes -= self.rounds.pop()[1]
         more = record.bytes_catchup + record.bytes_abandoned if self.accounting == "honest" else 0
         self.rounds.append((record.round, record.bytes_up + record.bytes_down + more))
         self.bytes += self.rounds[-1][1]
-        if record.accuracy is not None:
-            self.quality = f"accuracy {percent(record.accuracy)}"
-        elif record.test_loss is not None:  # a task without accuracy
-            self.quality = f"test loss {record.test_loss:.4g}"
+        if (found := shown_of(record._asdict())) is not None:
+            self.quality = " ".join(found)
         epsilon = "" if record.epsilon is None else f"  epsilon {record.epsilon:.4g}"
         sent = f"{human_bytes(self.bytes)} {self.accounting}"
         return f"loss {record.loss:.4f}  {self.quality}  {sent}{epsilon}"

@@ -14,7 +14,7 @@ from thinwire.spaces.lora import InitA
 
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
-@on("text-classification", **PEFT, server_lr=0.01)
+@on("text-classification", **PEFT, server_lr=0.01, from_start=False)
 def flasc(
     rank: int = 8,
     alpha: float = 16.0,
@@ -24,6 +24,7 @@ def flasc(
     init_lora_weights: InitA = "isometric",
     lr: float = 0.01,
     server_lr: float = 0.03,
+    from_start: bool = True,
 ) -> Method:
     """FLASC: LoRA with top-k sparse downloads and uploads, and dense local training in between.
 
@@ -42,13 +43,20 @@ def flasc(
         init_lora_weights: how A is drawn, `isometric` or `kaiming`.
         lr: learning rate of the clients.
         server_lr: learning rate of the server.
+        from_start: P is the change from the initial values (`LoRA`), so that a value that is not sent stays there. If
+            false, as in the paper, it is 0: too much for a model that is trained from scratch.
 
     Paper: FLASC: Federated LoRA with Sparse Communication, 2024.
 
     >>> flasc(rank=8, density=0.25).up.density
     0.25
     """
-    space = LoRA(rank, alpha, target_modules, modules_to_save, init_lora_weights=init_lora_weights, dense="auto")
+    space = LoRA(
+        *(rank, alpha, target_modules, modules_to_save),
+        init_lora_weights=init_lora_weights,
+        dense="auto",
+        from_start=from_start,
+    )
     return full(lr, server_lr).replace(space=space, up=TopK(density), down=TopK(density), evaluate="client")
 
 

@@ -106,6 +106,23 @@ def objective_of(metrics: Mapping[str, Metric], has_accuracy: bool, name: str = 
     raise UnknownName("metric of the run", name, [*(["accuracy"] if has_accuracy else []), "loss", *metrics])
 
 
+def shown(record: Mapping[str, Any], name: str = "") -> tuple[str, str] | None:
+    """What to show of a record while a run goes on: a label and a value as text; None in rounds without evaluation.
+
+    Args:
+        record: a record as a dictionary.
+        name: the chosen objective; "" for accuracy, then r2, then the test loss, whichever the record has.
+
+    >>> shown({"accuracy": 0.5, "test_loss": 1.2}), shown({"test_loss": 1.2, "metrics": {"r2": 0.75, "mae": 2.0}})
+    (('accuracy', '50.00 %'), ('r2', '0.75'))
+    """
+    for one in [name] if name else ["accuracy", "r2", "loss"]:
+        objective = Objective(one)
+        if (value := objective.value(record)) is not None:
+            return "test loss" if one == "loss" else one, objective.text(value)
+    return None
+
+
 def lower_is_better(metric: M) -> M:
     """Mark a metric of which the lowest value is best, such as an error; usable as a decorator.
 

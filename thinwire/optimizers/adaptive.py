@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from thinwire.core.numbers import check_numbers
 from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.state import ALL_BLOCKS, State
@@ -38,6 +39,7 @@ class _Adaptive(Optimizer):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not self.lr > 0:
             raise ConfigError(f"lr must be above 0, not {self.lr}; write for example lr = 0.001")
         for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from thinwire.core.numbers import check_numbers
 from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.state import State
@@ -47,6 +48,7 @@ class SGD(Optimizer):
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if not self.lr > 0:
             raise ConfigError(f"lr must be above 0, not {self.lr}; write for example lr = 0.1")
         if not 0 <= self.momentum < 1:

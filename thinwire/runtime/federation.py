@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree, add, to_device
-from thinwire.data.examples import Examples
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.data.checks import check_task
+from thinwire.data.examples import Examples, Inputs
+from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
 from thinwire.metrics.clients import summarize
@@ -24,7 +26,6 @@ from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
-from thinwire.training.autotune import first_line
 from thinwire.training.evaluation import Evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
@@ -59,21 +60,15 @@ class Federation:
         data = (self.train, job.task.clients, self.device)
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
 
-    @torch.no_grad()
     def try_model(self) -> None:
-        """Run the model on one example, so that a mismatch is found before anything is trained or written."""
-        inputs, targets = self.train.gather(torch.from_numpy(self.job.task.clients.client(0)[:1]).to(self.device))
+        """Check data, model and loss, so that a mismatch is found before anything is trained or written."""
+        check_task(self.job.task, self._initial_outputs, batch=self.job.local.batch)
+
+    def _initial_outputs(self, inputs: Inputs) -> Tensor:
+        """The outputs of the initial model, as the method starts it, for a batch on the CPU."""
         self.model.module.eval()
-        try:
-            outputs = self.model.outputs(self.weights(self.first), dict(self.first.buffers), inputs)
-            self.model.criterion(outputs, targets)
-        except ThinwireError:
-            raise
-        except Exception as error:
-            shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
-            raise ConfigError(
-                f"model, data and loss do not fit: inputs of shape {shapes}: {first_line(error)}"
-            ) from error
+        own = to_device(inputs, self.device) if isinstance(inputs, dict) else inputs.to(self.device)
+        return self.model.outputs(self.weights(self.first), dict(self.first.buffers), own).cpu()
 
     def start(self, backend: Backend, reason: str) -> RunState:
         """The state before the first round."""

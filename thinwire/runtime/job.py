@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from thinwire.data.losses import bce
+from thinwire.core.numbers import check_numbers
+from thinwire.data.losses import bce, is_classification, is_regression
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
-from thinwire.metrics.base import Metric
+from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.metrics.objective import Objective, objective_of
 from thinwire.protocol.method import Method
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.training.batches import Local
+from thinwire.training.evaluation import correct_and_labels
+from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
 
 
@@ -73,6 +78,7 @@ class Job:
     objective: str = ""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         clients = len(self.task.clients)
         if not 1 <= self.cohort <= clients:
             raise ConfigError(f"cohort must be from 1 to the number of clients, {clients}, not {self.cohort}")
@@ -98,14 +104,33 @@ class Job:
 
     @property
     def all_metrics(self) -> dict[str, Metric]:
-        """The metrics of the task and those of the job."""
-        return {**self.task.metrics, **self.metrics}
+        """The metrics of the task and those of the job; a regression has R2 and the mean absolute error besides."""
+        usual = metrics_by_name(("r2", "mae")) if is_regression(self.task.loss) else {}
+        return {**usual, **self.task.metrics, **self.metrics}
 
     @property
     def ranked_by(self) -> Objective:
         """What rounds and runs are ranked by."""
-        labels = self.task.loss is bce or not self.task.train.targets.is_floating_point()
-        return objective_of(self.all_metrics, labels, self.objective or self.task.objective)
+        return objective_of(self.all_metrics, self._has_accuracy, self.objective or self.task.objective)
+
+    @cached_property
+    def _has_accuracy(self) -> bool:
+        """Whether evaluations have an accuracy: targets are class labels, or labels of 0 and 1.
+
+        Integers may also be counts, or grades of a ranking. Where the loss does not decide, the shape of one output
+        does, as in `evaluate`.
+        """
+        task = self.task
+        if is_classification(task.loss):
+            return task.loss is bce or not task.train.targets.is_floating_point()
+        if is_regression(task.loss) or task.train.targets.is_floating_point():
+            return False
+        try:
+            inputs, targets = task.train.gather(torch.from_numpy(task.clients.order[:2]))
+            outputs = Functional.of(task.model).predictions(inputs)
+        except Exception:  # the check before the first round says what is wrong
+            return True
+        return bool(correct_and_labels(task.loss, outputs, targets)[1])
 
 
 class RunState(NamedTuple):

@@ -34,6 +34,8 @@ from thinwire.spaces.factor_init import (
     tucker_factor_std,
 )
 from thinwire.spaces.factors import (
+    EMBEDDINGS,
+    any_match,
     check_fraction,
     check_rank,
     choose_ranks,
@@ -192,6 +194,8 @@ class FedPara(Space):
         >>> FedPara(gamma=0.5).ranks(Spec.of({"fc.weight": torch.zeros(256, 784), "head.weight": torch.zeros(62, 256)}))
         {'fc.weight': 56, 'head.weight': 16}
         """
+        if self.dense == "auto" and not self._some(spec):
+            return {}
         chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
         if self.dense == "auto":
             chosen = self._without_small(chosen)
@@ -203,10 +207,18 @@ class FedPara(Space):
         """Return the weights that `dense` leaves dense."""
         if self.dense == "none":
             return ""
+        if not self._some(spec):
+            return "FedPara leaves all dense."
         ranks = self.ranks(spec)
         chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
         names = [block.name for block in chosen if block.name not in ranks]
         return f"FedPara leaves dense: {', '.join(names)}." if names else ""
+
+    def _some(self, spec: Spec) -> bool:
+        """Return whether there is a weight to factorize, other than an embedding; all are selected by default."""
+        return self.target_modules != ("*",) or any(
+            2 <= len(block.shape) <= 5 and block.numel and not any_match(block.name, EMBEDDINGS) for block in spec
+        )
 
     def _without_small(self, chosen: tuple[Block, ...]) -> tuple[Block, ...]:
         """Return the weights without the head and those that are small, for `dense = "auto"`."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
+from thinwire.core.numbers import check_numbers
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
@@ -64,6 +65,9 @@ class LoRA(Space):
         dense: `auto` trains matrices of `target_modules` without an adapter, and with the bias of their layer, if the
             adapter would not be smaller, or if the matrix is the head: the last of the model, with fewer outputs than
             inputs. `none`: only those of `modules_to_save`.
+        from_start: A and the weights without an adapter are stored as changes from their initial values, which all
+            parties know. All coordinates are 0 at first, and a codec that sends the largest values only (`TopK`) leaves
+            the others at their start instead of 0.
 
     >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
     >>> space = LoRA(rank=1, alpha=2)
@@ -88,8 +92,10 @@ class LoRA(Space):
     scaling: Scaling = field(default="standard", metadata={"rare": True})
     init_lora_weights: InitA = field(default="kaiming", metadata={"rare": True})
     dense: Dense = field(default="none", metadata={"rare": True})
+    from_start: bool = field(default=False, metadata={"rare": True})
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for name, known in (("scaling", Scaling), ("init_lora_weights", InitA), ("dense", Dense)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {getattr(self, name)!r}")
@@ -104,8 +110,8 @@ class LoRA(Space):
 
     @property
     def starts_from_weights(self) -> bool:
-        """False if A is frozen: then the best B A of a rank cannot be represented."""
-        return not self.freeze_a
+        """False if A is frozen or counted from its start: then the best B A of a rank is not known without the seed."""
+        return not self.freeze_a and not self.from_start
 
     @property
     def scale(self) -> float:
@@ -124,15 +130,16 @@ class LoRA(Space):
         """Return which adapters have a lower rank, and which matrices have none though they were selected."""
         sides, saved = self._select(spec)
         lower = [f"{name} {min(side)}" for name, side in sides.items() if min(side) < self.rank]
-        matrices = [block.name for block in spec if len(block.shape) > 1 and block.name in saved]
+        matrices = [block.name for block in spec if block.name in saved and (len(block.shape) > 1 or not sides)]
+        matrices = [name for name in matrices if not name.endswith("bias")]
         text = f"LoRA has rank {self.rank}, but for smaller matrices: {', '.join(lower)}." if lower else ""
         if self.dense == "auto" and matrices:
             text += f"{' ' if text else ''}Trained without an adapter: {', '.join(matrices)}."
         return text
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
-        """Return the frozen A of each adapter; empty if A is trained."""
-        if not self.freeze_a:
+        """Return the frozen or initial A of each adapter; empty if A is a coordinate."""
+        if not self.freeze_a and not self.from_start:
             return {}
         sides, _ = self._select(spec)
         dtypes = {block.name: _at_least_float32(block.dtype) for block in spec}
@@ -150,7 +157,21 @@ class LoRA(Space):
                 out[f"{name}/b"] = weight.new_zeros(sides[name][0], self._rank(sides[name]), dtype=dtype)
             elif name in saved:
                 out[name] = weight.to(dtype)
-        return out
+        return {name: torch.zeros_like(block) for name, block in out.items()} if self.from_start else out
+
+    def parts(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the values that coordinates stand for: A, B and the weights without an adapter.
+
+        >>> space = LoRA(rank=1, from_start=True, modules_to_save=("fc.bias",))
+        >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.ones(3)}
+        >>> basis = {"fc.weight/a": torch.ones(1, 2)}
+        >>> {n: v.tolist() for n, v in space.parts(base, basis, space.init(base, basis, Key(0))).items()}
+        {'fc.weight/a': [[1.0, 1.0]], 'fc.bias': [1.0, 1.0, 1.0], 'fc.weight/b': [[0.0], [0.0], [0.0]]}
+        """
+        if not self.from_start:
+            return {**basis, **coords}
+        start = {**basis, **{name: weight for name, weight in base.items() if name in coords}}
+        return {**start, **{name: block + start[name] if name in start else block for name, block in coords.items()}}
 
     def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
         """Return the adapters whose weights are closest to the given ones.
@@ -181,7 +202,7 @@ class LoRA(Space):
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base with all adapters added."""
         transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
-        parts = {**basis, **coords}
+        parts = self.parts(base, basis, coords)
         out: Tree = {}
         for name, weight in base.items():
             if f"{name}/b" in coords:
@@ -189,7 +210,7 @@ class LoRA(Space):
                 change = change.mT if name in transposed else change.reshape(weight.shape)
                 out[name] = (weight + self.scale * change).to(weight.dtype)
             else:
-                out[name] = coords.get(name, weight).to(weight.dtype)
+                out[name] = parts.get(name, weight).to(weight.dtype)
         return out
 
     def unmerged(self) -> Space:
@@ -199,8 +220,8 @@ class LoRA(Space):
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and s B of each."""
         transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
-        parts = {**basis, **coords}
-        out = {name: coords.get(name, weight).to(weight.dtype) for name, weight in base.items()}
+        parts = self.parts(base, basis, coords)
+        out = {name: parts.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
             if f"{name}/b" in coords:
                 a, b = (TRANSPOSED_A, TRANSPOSED_B) if name in transposed else (A, B)
@@ -214,6 +235,8 @@ class LoRA(Space):
             select(spec.names, self.modules_to_save, what="modules_to_save") if self.modules_to_save else ()
         )
         shapes = {block.name: block.shape for block in spec if len(block.shape) > 1}
+        if not shapes and self.dense == "auto" and self.target_modules == ("*",):
+            return {}, frozenset(spec.names)
         if not shapes:
             raise ConfigError("the model has no matrix to adapt, only vectors; take the space 'full'")
         chosen = [

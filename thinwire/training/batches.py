@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from thinwire.core.key import Key, permutations
+from thinwire.core.numbers import check_numbers
 from thinwire.errors import ConfigError
 
 
@@ -35,6 +36,7 @@ class Local:
     steps: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.epochs < 1:
             raise ConfigError(f"epochs must be 1 or more, not {self.epochs}")
         if self.batch < 0:

@@ -76,7 +76,7 @@ def evaluate(
     for chosen in torch.split(indices.to(device), batch):
         inputs, targets = examples.gather(chosen)
         outputs = model.outputs(weights, dict(buffers), inputs)
-        sums += torch.stack((*model.loss_sum(outputs, targets), *_correct(model.criterion, outputs, targets)))
+        sums += torch.stack((*model.loss_sum(outputs, targets), *correct_and_labels(model.criterion, outputs, targets)))
         accumulator.update(outputs, targets)
     loss, labels, correct, answers = sums.tolist()
     if not labels:
@@ -84,7 +84,7 @@ def evaluate(
     return Evaluation(loss / labels, correct / answers if answers else None, accumulator.compute(), len(indices))
 
 
-def _correct(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of correct labels and of labels; both 0 where targets are not labels."""
     if criterion is bce:
         return correct_binary_labels(outputs, targets).double().unbind()  # type: ignore[return-value]

@@ -91,6 +91,16 @@ class Functional:
             out = functional_call(self.module, {**self._counters(), **buffers, **weights}, args, kwargs)
         return _logits(out)
 
+    @torch.no_grad()
+    def predictions(self, inputs: Inputs) -> Tensor:
+        """The outputs of the module as it was given, in evaluation mode.
+
+        >>> Functional.of(nn.Linear(2, 3)).predictions(torch.ones(4, 2)).shape
+        torch.Size([4, 3])
+        """
+        self.module.eval()
+        return self.outputs(self.weights(), self.buffers(), inputs)
+
     def loss(
         self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tree]:

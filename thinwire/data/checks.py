@@ -1,0 +1,260 @@
+"""Checks of a task before its first round: bad data is named by client and row, and never reaches training.
+
+    values     finite inputs and targets; class labels that the model has outputs for (`bad_values.py`)
+    model      one forward pass of a few examples
+    loss       one value for each example or their mean; finite and differentiable
+
+>>> from thinwire.data.task import Task, pool_clients
+>>> inputs, labels = torch.zeros(3, 2), torch.tensor([0, 1, 7])
+>>> pool, clients = pool_clients([(inputs[:1], labels[:1]), (inputs[1:], labels[1:])])
+>>> check_task(Task(nn.Linear(2, 5), pool, clients))
+Traceback (most recent call last):
+thinwire.errors.DataError: client 1, row 1: label 7, but the model has 5 outputs (labels 0 to 4); rows count from 0
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from thinwire.data.bad_values import Part, is_integer
+from thinwire.data.examples import Inputs
+from thinwire.data.losses import Loss, bce, cross_entropy, mse
+from thinwire.errors import ConfigError, ThinwireError
+from thinwire.metrics.labels import IGNORED, label_counts
+
+if TYPE_CHECKING:
+    from thinwire.data.task import Task
+
+Forward = Callable[[Inputs], Tensor]
+
+LARGE = 30.0  # root mean square of inputs, or of targets of a regression, that are not standardized
+LARGE_OUTPUTS = 3.0  # the same of the outputs of an initial model, where such inputs matter
+SAMPLE = 4096  # rows that it is computed of
+
+
+def check_task(task: Task, outputs: Forward | None = None, *, rows: int = 5, batch: int = 0) -> None:
+    """Raise a DataError or a ConfigError of one line if a task cannot be trained as it is.
+
+    Args:
+        task: the task.
+        outputs: the outputs of the initial model for inputs on the CPU, in evaluation mode; by default `task.model`'s.
+        rows: examples that model and loss are tried on.
+        batch: examples in a training step (`Local.batch`); 0 for all of a client.
+    """
+    forward = outputs or _outputs_of(task.model)
+    parts = [Part(task.train, task.clients), *([] if task.test is None else [Part(task.test)])]
+    for part in parts:
+        part.check_finite()
+        inputs, targets = part.batch(rows)
+        out = _try_model(task.model, forward, inputs, len(targets), part.name)
+        _check_targets(part, task.loss, out)
+        _try_loss(task.loss, out, targets, part.name, _is_uneven(task, batch))
+        if part.clients is not None:
+            _warn_of_scale(task, out)
+    _try_batch_norm(task)
+
+
+def _outputs_of(model: nn.Module) -> Forward:
+    own = copy.deepcopy(model).cpu().eval()
+
+    def forward(inputs: Inputs) -> Tensor:
+        out = own(**inputs) if isinstance(inputs, dict) else own(inputs)
+        found: Tensor = getattr(out, "logits", out)
+        return found
+
+    return forward
+
+
+@torch.no_grad()
+def _try_model(model: nn.Module, forward: Forward, inputs: Inputs, rows: int, name: str) -> Tensor:
+    """The outputs for a batch; an error of the model becomes one line."""
+    shapes = {k: list(v.shape) for k, v in inputs.items()} if isinstance(inputs, dict) else list(inputs.shape)
+    try:
+        out = forward(inputs)
+    except ThinwireError:
+        raise
+    except Exception as error:
+        hint = _other_type(model, forward, inputs)
+        text = f"model and data do not fit: inputs of shape {shapes} of {name}: {_line(error)}{hint}"
+        raise ConfigError(text) from error
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        kind = out.dtype if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(f"the model returns {kind}; it must return a tensor of floats")
+    if out.dim() < 1 or len(out) != rows:
+        raise ConfigError(
+            f"the model returns outputs of shape {list(out.shape)} for {rows} examples (inputs of shape {shapes}); "
+            "the first axis must be the examples"
+        )
+    if not torch.isfinite(out).all():
+        for weight, values in model.named_parameters():
+            if not torch.isfinite(values).all():
+                raise ConfigError(f"weight {weight!r} of the initial model is not finite; initialize it")
+        raise ConfigError(f"the initial model returns values that are not finite for {name}; standardize the inputs")
+    return out.detach()
+
+
+def _other_type(model: nn.Module, forward: Forward, inputs: Inputs) -> str:
+    """What to write if the model fails because of the type of its inputs."""
+    if not isinstance(inputs, Tensor):
+        return ""
+    weight = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    calls = {
+        weight: "inputs.float()" if weight == torch.float32 else f"inputs.to({weight})",
+        torch.int64: "inputs.long()",
+    }
+    for dtype, call in calls.items():
+        if dtype != inputs.dtype:
+            try:
+                forward(inputs.to(dtype))
+            except Exception:
+                continue
+            return f"; inputs are of type {inputs.dtype}: write {call}"
+    return ""
+
+
+def _check_targets(part: Part, loss: Loss, out: Tensor) -> None:
+    """Check targets by what the loss takes; of a loss that is not known nothing is assumed."""
+    targets, inner = part.examples.targets, loss.func if isinstance(loss, functools.partial) else loss
+    if loss is bce:
+        part.check_binary()
+    if loss is mse and not targets.is_floating_point():
+        raise ConfigError(f"loss 'mse' was given targets of type {targets.dtype}; give floats: targets.float()")
+    torchs = inner is F.cross_entropy or isinstance(inner, nn.CrossEntropyLoss | nn.NLLLoss)
+    if loss is not cross_entropy and not torchs:
+        return
+    if not is_integer(targets):
+        if torchs and targets.shape[1:] == out.shape[1:]:
+            return  # probabilities of classes
+        raise ConfigError(
+            f"{part.name} has targets of type {targets.dtype}, but cross entropy takes class labels: "
+            "give integers, targets.long(), or write loss='mse' for regression"
+        )
+    options = loss.keywords if isinstance(loss, functools.partial) else {}
+    ignored = options.get("ignore_index", getattr(inner, "ignore_index", IGNORED))
+    if out.dim() > 1:
+        part.check_labels(out.shape[1 if torchs else -1], ignored)
+
+
+def _try_loss(loss: Loss, out: Tensor, targets: Tensor, name: str, uneven: bool) -> None:
+    """Compute the loss of a batch: its shape, its value, its gradient."""
+    leaf, fit = (
+        out.clone().requires_grad_(),
+        f"outputs of shape {list(out.shape)} and targets of shape {list(targets.shape)}",
+    )
+    with warnings.catch_warnings(record=True) as caught, torch.enable_grad():
+        warnings.simplefilter("always")
+        try:
+            value: Any = loss(leaf, targets)
+        except ThinwireError:
+            raise
+        except Exception as error:
+            given = f"{fit} ({targets.dtype}{_range(targets)})"
+            raise ConfigError(f"the loss failed on {given} of {name}: {_line(error)}") from error
+    if any("broadcasting" in str(one.message) for one in caught):
+        raise ConfigError(f"the loss broadcasts {fit} against each other; write loss='mse', or give both one shape")
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"the loss must return a tensor, not {type(value).__name__}")
+    if value.dim() and value.shape[0] != len(targets):
+        raise ConfigError(
+            f"the loss returns values of shape {list(value.shape)} for {len(targets)} examples; "
+            f"return one value for each, [{len(targets)}], or their mean"
+        )
+    if not value.requires_grad:
+        raise ConfigError("the loss has no gradient: argmax, comparisons, .item() and .detach() are not differentiable")
+    counts = label_counts(targets)
+    each = value.detach().reshape(len(counts), -1)[counts > 0] if value.dim() else value.detach()
+    if counts.sum() and not torch.isfinite(each).all():
+        raise ConfigError(
+            f"the loss of the initial model is {_first_bad(each)} on finite {fit} of {name}; check the loss"
+        )
+    if not value.dim() and uneven and counts.sum():
+        _try_single(loss, out, targets, float(value.detach()), counts)
+
+
+def _try_single(loss: Loss, out: Tensor, targets: Tensor, mean: float, counts: Tensor) -> None:
+    """Compare a mean with the losses of single examples, by which batches that are not full are trained."""
+    hint = "return one value for each example, as reduction='none' does"
+    try:
+        each = vmap(lambda o, t: loss(o[None], t[None]))(out, targets)
+    except Exception as error:
+        raise ConfigError(f"the loss cannot be computed for one example at a time ({_line(error)}); {hint}") from error
+    single = float((torch.where(counts > 0, each, 0) * counts).sum() / counts.sum())
+    if not np.isfinite(single):
+        raise ConfigError(f"the loss of one example alone is {single}, and not all batches are full; {hint}")
+    if not np.isclose(single, mean, rtol=1e-3, atol=1e-5):
+        warnings.warn(
+            f"the loss of a batch ({mean:.4g}) is not the mean over its examples ({single:.4g}), by which batches that "
+            f"are not full are trained; {hint}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _is_uneven(task: Task, batch: int) -> bool:
+    """Whether some batches are not full."""
+    sizes = task.clients.sizes()
+    return len(set(sizes.tolist())) > 1 or bool(batch and sizes[0] > batch and sizes[0] % batch)
+
+
+def _warn_of_scale(task: Task, out: Tensor) -> None:
+    """Warn about inputs, and targets of a regression, that are far from standardized."""
+    size, inputs = _rms(out), getattr(task.train, "inputs", None)
+    found = _rms(inputs) if isinstance(inputs, Tensor) and inputs.is_floating_point() else 0.0
+    if found > LARGE and size > LARGE_OUTPUTS:
+        which, hint = f"inputs have a root mean square of {found:,.0f}", ""
+    elif task.loss is mse and (found := _rms(task.train.targets)) > LARGE:
+        which, hint = f"targets have a root mean square of {found:,.0f}", ", and scale predictions back"
+    else:
+        return
+    text = f"{which}: training may be slow or diverge; subtract the mean and divide by the standard deviation{hint}"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _rms(values: Tensor) -> float:
+    step = max(1, len(values) // SAMPLE)
+    return float(values[::step].double().square().mean().sqrt())
+
+
+@torch.no_grad()
+def _try_batch_norm(task: Task) -> None:
+    """Refuse a client with one example if batch norm cannot be trained on it."""
+    single = np.flatnonzero(task.clients.sizes() == 1)
+    norms = [name for name, part in task.model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if not len(single) or not norms:
+        return
+    client = int(single[0])
+    inputs, _ = task.train.gather(torch.from_numpy(task.clients.client(client)))
+    own = copy.deepcopy(task.model).cpu().train()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            own(**inputs) if isinstance(inputs, dict) else own(inputs)
+        except ValueError as error:
+            raise ConfigError(
+                f"client {client} has one example, and batch norm ({norms[0]!r}) needs two: {_line(error)}; leave such "
+                "clients out, or use LayerNorm or GroupNorm"
+            ) from error
+
+
+def _range(targets: Tensor) -> str:
+    return f", values from {int(targets.min())} to {int(targets.max())}" if is_integer(targets) else ""
+
+
+def _first_bad(values: Tensor) -> float:
+    flat = values.flatten()
+    return float(flat[~torch.isfinite(flat)][0])
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error, with its type where the message alone says little."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    return text if len(text) > 20 else f"{type(error).__name__}: {text}".rstrip(": ")
