@@ -10,7 +10,7 @@ from thinwire.experiments.config import digest, from_table, parse_overrides, res
 from thinwire.experiments.presets import presets
 from thinwire.experiments.recipe import DEFAULT
 from thinwire.experiments.toml import Table as TomlTable
-from thinwire.experiments.toml import dumps
+from thinwire.experiments.toml import value_words
 
 _OPTIONS = {
     "rounds": "--rounds",
@@ -71,6 +71,5 @@ def _changes(base: TomlTable, wanted: TomlTable, under: str = "") -> dict[str, s
         if isinstance(value, dict) and isinstance(before, dict) and value.get("kind") == before.get("kind"):
             changes.update(_changes(before, value, f"{under}{key}."))
         else:
-            written = dumps({"x": [value]}).strip().removeprefix("x = [").removesuffix("]")
-            changes[f"{under}{key}"] = written
+            changes[f"{under}{key}"] = value_words(value)
     return changes

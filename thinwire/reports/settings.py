@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from thinwire.experiments.overrides import flat as flat
 from thinwire.experiments.toml import Table as TomlTable
 
 
 def without_seed(config: TomlTable) -> TomlTable:
     """A configuration without the keys that runs of one group may differ in: the seed and the byte accounting."""
     return {key: value for key, value in config.items() if key not in ("seed", "accounting")}
-
-
-def flat(config: TomlTable) -> dict[str, Any]:
-    """Every value by its dotted path.
-
-    >>> flat({"rounds": 2, "method": {"up": {"kind": "raw"}}})
-    {'rounds': 2, 'method.up.kind': 'raw'}
-    """
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            values.update({f"{key}.{inner}": deep for inner, deep in flat(value).items()})
-        else:
-            values[key] = value
-    return values
 
 
 def differing(configs: Sequence[TomlTable]) -> list[str]:
