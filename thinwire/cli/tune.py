@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thinwire.experiments.request import Make
     from thinwire.experiments.tune import Found, Knob
     from thinwire.experiments.tune_rate import RateSearch
+    from thinwire.experiments.tune_settings import Tuned
 
 FLASC_S = "search of two hyperparameters (FLASC-S)"
 RANKS, DENSITIES = "1,4,8", "1/16,1/4,1"
@@ -162,13 +163,11 @@ def _search(
     quiet: bool,
 ) -> None:
     """Search, and print the rungs, the full runs, the cost, and the command that uses the result."""
-    from thinwire.cli.searches import nothing_trains, printers, rung_facts
-    from thinwire.cli.tables import print_json, show_facts
+    from thinwire.cli.searches import nothing_trains, printers
     from thinwire.cli.terminal import err
-    from thinwire.cli.terminal import out as console
-    from thinwire.experiments.knobs import Knob, knobs_of, point_text
+    from thinwire.experiments.knobs import Knob, knobs_of
     from thinwire.experiments.tune_rate import rate_key
-    from thinwire.experiments.tune_settings import NothingTrains, as_point, tune_settings
+    from thinwire.experiments.tune_settings import NothingTrains, tune_settings
 
     experiment = make({"seed": options["seed"]})
     method = experiment.method
@@ -177,36 +176,44 @@ def _search(
     knobs = (Knob((search.key or rate_key(experiment),), ()),) if over is None else knobs_of(experiment, over)
     on_trial, on_rung = printers(experiment, knobs, quiet, show_rungs=not as_json)
     try:
-        result = tune_settings(make, over, search, on_trial=on_trial, on_rung=on_rung, **options)
+        found = tune_settings(make, over, search, on_trial=on_trial, on_rung=on_rung, **options)
     except NothingTrains as error:
         nothing_trains(error)
-    found, full = result.found, result.confirmation
-    command = shlex.join([*again, *result.words])
+    _show_tuned(found, shlex.join([*again, *found.words]), over is None, as_json)
+
+
+def _show_tuned(tuned: Tuned, command: str, one_rate: bool, as_json: bool) -> None:
+    """Print the result of a search."""
+    from thinwire.cli.searches import rung_facts
+    from thinwire.cli.tables import print_json, show_facts
+    from thinwire.cli.terminal import err
+    from thinwire.cli.terminal import out as console
+    from thinwire.experiments.knobs import point_text
+    from thinwire.experiments.tune_settings import as_point
+
+    found, full, knobs = tuned.found, tuned.confirmation, tuned.knobs
+    best = point_text(knobs, as_point(found.value))
+    names = [] if one_rate else [knob.label for knob in knobs]
     facts: dict[str, Any] = {"searched": ", ".join(path for knob in knobs for path in knob.paths)}
-    facts |= (
-        {"value": full.value} if over is None else {knob.label: result.settings.get(knob.paths[0]) for knob in knobs}
-    )
-    facts |= {"full_run": full.text}
-    facts |= {"at_an_end": full.value in (found.tried[0], found.tried[-1])} if over is None else {}
-    facts |= {"chosen_by": result.chosen_by, "seed": result.seed}
-    facts |= {"rates_tried" if over is None else "settings_tried": len(found.tried)}
+    facts |= {"value": full.value} if one_rate else dict(zip(names, full.value, strict=True))
+    facts |= {"best_of_the_search": best, "full_run": full.text}
+    facts |= {"at_an_end": full.value in (found.tried[0], found.tried[-1])} if one_rate else {}
+    facts |= {"chosen_by": tuned.chosen_by, "seed": tuned.seed}
+    facts |= {"rates_tried" if one_rate else "settings_tried": len(found.tried)}
     facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes, "stopped": found.stopped}
+    start_is_better = full.is_start and full.start is not None
     if as_json:
-        names = [] if over is None else [knob.label for knob in knobs]
         runs = {key: one and one._asdict() for key, one in (("result", full.found), ("start", full.start))}
-        confirmation = {**runs, "rounds": full.rounds, "start_is_better": full.is_start and full.start is not None}
-        print_json(
-            {**facts, "settings": result.settings, "command": command, "confirmation": confirmation}
-            | {"rungs": rung_facts(found.rungs, names)}
-        )
+        facts |= {"settings": tuned.settings, "command": command}
+        facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}}
+        print_json({**facts, "rungs": rung_facts(found.rungs, names)})
         return
-    if over is None:
+    if one_rate:
         facts["at_an_end"] = "yes; a better rate may lie beyond" if facts["at_an_end"] else "no"
     facts["stopped"] = "by the budget; the best so far" if found.stopped else "search complete"
     show_facts(facts, "search")
-    if full.is_start and full.start is not None:
-        before = point_text(knobs, as_point(found.value))
-        err.print(visible(f"thinwire: note: {full.text}; {before} is not recommended", 500), soft_wrap=True)
+    if start_is_better:
+        err.print(visible(f"thinwire: note: {full.text}; {best} is not recommended", 500), soft_wrap=True)
     console.print(command, soft_wrap=True)
 
 

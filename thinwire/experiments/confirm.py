@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from thinwire.core.units import percent
+from thinwire.core.units import human_bytes, percent
 from thinwire.experiments.successive_halving import Measure, Measured, Trial, ranked
 from thinwire.experiments.trials import Spent
 
@@ -56,16 +56,17 @@ class Confirmation(NamedTuple):
 
 
 def outcome(measured: Measured) -> str:
-    """The criterion of a run in words.
+    """The criterion of a run and its bytes, or how it failed.
 
     >>> outcome(Measured(0.9, 0.3, 10, 5)), outcome(Measured(None, 0.25, 10, 5, by="loss"))
-    ('90.00 %', 'loss 0.25')
+    ('90.00 % (10 B)', 'loss 0.25 (10 B)')
     >>> outcome(Measured(0.1, 2.3, 10, 5, "at chance"))
     'at chance'
     """
     if measured.status != "finished":
         return "at chance" if measured.status == "at chance so far" else measured.status
-    return f"loss {measured.loss:.4g}" if measured.by == "loss" else percent(measured.accuracy)
+    value = f"loss {measured.loss:.4g}" if measured.by == "loss" else percent(measured.accuracy)
+    return f"{value} ({human_bytes(measured.bytes)})"
 
 
 def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmation:
@@ -80,7 +81,7 @@ def confirm(measure: Measure, found: Any, start: Any, rounds: int) -> Confirmati
     >>> def measure(value, rounds):  # 2 was the best of shorter runs
     ...     return Measured({1: 0.9, 2: 0.8}[value], 0.5, bytes=10, rounds=rounds)
     >>> print(confirm(measure, 2, 1, 60).text)
-    the result is worse than the start setting over 60 rounds: 80.00 %, the start setting 90.00 %
+    the result is worse than the start setting over 60 rounds: 80.00 % (10 B), the start setting 90.00 % (10 B)
     """
     try:
         result = measure(found, rounds)
