@@ -29,7 +29,10 @@ def line():
         return Source(train, test, 1, loss="mse")
 
     def model():
-        return torch.nn.Linear(4, 1)
+        made = torch.nn.Linear(4, 1)
+        torch.nn.init.zeros_(made.weight)
+        torch.nn.init.constant_(made.bias, 10.0)  # worse than the mean of the targets
+        return made
 
     preset = {"task": {"clients": 5, "partition": "iid", "model": "line-model"}, "cohort": {"size": 5}}
     tw.register("model", "line-model", doc="A line.")(model)
@@ -101,6 +104,8 @@ def test_regression_is_ranked_by_the_lowest_loss(tmp_path, line):
     assert tuned.settings == {"method.client_opt.lr": 0.1}
     assert tuned.chosen_by.startswith("loss on the 10 %")
     assert tuned.confirmation.found.accuracy is None
+    with pytest.raises(ConfigError, match=r"none of 2 settings trains fedavg on line in 2 rounds \(2 at chance\)"):
+        tw.tune("fedavg", line, over={"lr": [1e-9, 1e-8]}, rounds=2, out=tmp_path / "search", recipe="paper")
 
 
 def _sgd(rate):

@@ -85,6 +85,7 @@ def sweep(
     from thinwire.cli.tables import print_json
     from thinwire.cli.terminal import print_written
     from thinwire.experiments.knobs import parse_over
+    from thinwire.experiments.records import read_run
     from thinwire.reports.report import check_page
     from thinwire.reports.sweep import sweep_of
 
@@ -107,7 +108,7 @@ def sweep(
     else:
         _show(found)
     page = html or out / "sweep.html"
-    if any(run.stat().st_size for row in found.rows for path in row.runs if (run := path / "metrics.jsonl").exists()):
+    if any(read_run(path).records for row in found.rows for path in row.runs):
         found.report(page)
         print_written(page)
     if found.best is None:

@@ -3,7 +3,9 @@
     criterion   accuracy; the loss for tasks without class labels, or if the loss is the objective of the run
 
 Both are means over the clients on the examples that each holds out from training (`task.validation_fraction`), over the
-last evaluations of a run. The test set is not used, neither to compare runs nor to tell whether one failed.
+last evaluations of a run. The test set is not used, neither to compare runs nor to tell whether one failed. A run is at
+chance if it is not above the accuracy of a constant prediction; with squared error, if its loss is not below that of
+the mean of the training targets.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from thinwire.data.losses import bce
+import torch
+
+from thinwire.data.losses import bce, mse
+from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.chance import validation_chance
@@ -41,6 +46,7 @@ class ValidationRuns:
         fraction: of each client's examples that is held out, unless the experiment has one.
         chance: the chance accuracy on the validation examples; None if unknown.
         by: the criterion.
+        constant_loss: the loss of the best constant prediction, for tasks without accuracy; None if unknown.
         on_trial: is called with each run that ends.
     """
 
@@ -51,17 +57,18 @@ class ValidationRuns:
         fraction: float,
         chance: Chance | None,
         by: Criterion,
+        constant_loss: float | None,
         on_trial: OnTrial,
     ) -> None:
         self.variant, self.trials, self.fraction = variant, trials, fraction
-        self.chance, self.by, self.on_trial = chance, by, on_trial
+        self.chance, self.by, self.constant_loss, self.on_trial = chance, by, constant_loss, on_trial
         self.known: dict[tuple[Any, int], Measured] = {}
 
     def measure(self, value: Any, rounds: int) -> Measured:
         """Accuracy and loss of a candidate after a number of rounds; raises `Spent` if the budget ends its run."""
         if (value, rounds) not in self.known:
             experiment = over(held_out(self.variant(value), self.fraction), rounds)
-            found = measured(self.trials.run(experiment), self.chance, self.by)
+            found = measured(self.trials.run(experiment), self.chance, self.by, self.constant_loss)
             self.known[value, rounds] = found
             self.on_trial(Trial(value, found))
         return self.known[value, rounds]
@@ -104,16 +111,34 @@ def validation_runs(
     by: Criterion = "accuracy" if labels and simulation.job.ranked_by.name != "loss" else "loss"
     with nullcontext(out) if out is not None else TemporaryDirectory() as folder:
         trials = Trials(Path(folder), data_dir, budget)
-        yield ValidationRuns(variant, trials, held.task.validation_fraction, chance, by, on_trial)
+        part, constant = held.task.validation_fraction, constant_loss(task)
+        yield ValidationRuns(variant, trials, part, chance, by, constant, on_trial)
 
 
-def measured(ran: Ran, chance: Chance | None, by: Criterion = "accuracy") -> Measured:
+def constant_loss(task: Task) -> float | None:
+    """The mean over clients of the squared error of a constant, the mean training target, on their held-out examples.
+
+    None for other losses than the squared error: there the output of a constant prediction is not known.
+    """
+    if task.loss is not mse or task.client_tests is None:
+        return None
+    own, targets = task.client_tests, task.train.targets
+    trained = torch.cat([torch.as_tensor(task.clients.client(i)) for i in range(len(task.clients))])
+    mean = targets[trained].mean(0, keepdim=True)
+    held = [targets[own.client(i)] for i in range(len(own)) if len(own.client(i))]
+    return statistics.fmean(float(mse(mean.expand_as(one), one).mean()) for one in held)
+
+
+def measured(
+    ran: Ran, chance: Chance | None, by: Criterion = "accuracy", constant_loss: float | None = None
+) -> Measured:
     """Accuracy and loss on validation examples, cost and status of a run.
 
     Args:
         ran: the run.
         chance: the chance accuracy on the validation examples; None if unknown.
         by: the criterion; without accuracy it is the loss.
+        constant_loss: the loss of a constant prediction on the validation examples; None if unknown.
     """
     records = ran.records()
     accuracy, loss = (mean_of_last(records, name) for name in ("client_accuracy", "client_loss"))
@@ -121,6 +146,8 @@ def measured(ran: Ran, chance: Chance | None, by: Criterion = "accuracy") -> Mea
     if status not in BROKEN and accuracy is None and loss is None:
         raise ConfigError(f"{ran.path} has no accuracy and no loss on validation examples to compare by")
     if status not in BROKEN and chance is not None and accuracy is not None and accuracy <= chance.ceiling:
+        status = "at chance so far"
+    if status not in BROKEN and constant_loss is not None and loss is not None and loss >= constant_loss:
         status = "at chance so far"
     return Measured(accuracy, loss, ran.bytes, ran.rounds, status, "loss" if accuracy is None else by)
 
