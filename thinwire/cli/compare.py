@@ -118,9 +118,10 @@ def compare(
     if as_json:
         print_json(found.plain())
     else:
-        task, trained = compared.experiments[0].task, compared.experiments[0].rounds
-        size = f"{task.clients} clients, {trained} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-        show_comparison(found.rows, f"{task.kind}: {size}")
+        one = read_run(Path(next(iter(found.runs))))
+        number, trained = one.table["task"].get("clients", "own"), compared.experiments[0].rounds
+        size = f"{number} clients, {trained} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+        show_comparison(found.rows, f"{one.task}: {size}")
         if found.searches:
             show_searches(found.searches, found.rows)
     page = html or out / "compare.html"

@@ -305,4 +305,4 @@ def sweep_of(
         raise ConfigError("seeds must be 1 or more; write for example seeds=3")
     own = make({})
     swept = run_sweep(make, over, seeds, out, watch, data_dir=data_dir, again=again)
-    return table_of(own.name, own.task.kind, seeds, swept)
+    return table_of(own.name, swept[0].runs[0].task, seeds, swept)
