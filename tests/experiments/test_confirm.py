@@ -87,6 +87,9 @@ def test_several_settings_on_real_runs(tmp_path):
     assert repr(tuned).count("\n") == 3
     lines = repr(tuned).splitlines()
     assert lines[0].startswith("Tuned fedavg on digits: lr ")
+    part = tw.tune("fedavg", "digits", over={"lr": [0.1, 0.3], "batch": [16, 32]}, budget=tuned.bytes // 2, **more)
+    assert part.found.stopped
+    assert part.confirmation.text == "not confirmed over 4 rounds: the budget was spent before"
     with pytest.raises(NothingTrains, match=r"none of 2 settings trains fedavg on digits in 2 rounds \(2 diverged\)"):
         tw.tune("fedavg", "digits", over={"lr": [1e20, 1e30]}, **more)
 

@@ -212,7 +212,10 @@ def tune_settings(
         if halved.value is None:
             raise NothingTrains(why_nothing(experiment, knobs, halved))
         first = start[0] if over is None else start
-        confirmation = confirm(runs.measure, halved.value, first, experiment.rounds)
+        if halved.stopped:  # no budget is left for a full run
+            confirmation = Confirmation(halved.value, experiment.rounds, None, is_start=halved.value == first)
+        else:
+            confirmation = confirm(runs.measure, halved.value, first, experiment.rounds)
     if confirmation.value is None:
         raise NothingTrains(f"{experiment.name} on {experiment.task.kind}: {confirmation.text}; {_ADVICE}")
     settings = changes(experiment, knobs, as_point(confirmation.value))
