@@ -5,6 +5,7 @@
     print(run.accuracy, run.bytes_total)
 
     run        simulate, run_task, load_run, Run, RoundRecord, report; resolve and Experiment for presets and files
+    search     compare, sweep, tune: many runs, as a table, a page and the settings that they recommend
     method     methods: published methods as functions; Method: the slots that they fill
     parts      spaces, codecs, sketches, schedules, optimizers, masks, aggregators, privacy: the values of the slots
     data       data, models, metrics, Task, Local
@@ -32,7 +33,10 @@ _COMMON = {
     "thinwire.experiments.run_task": ("run_task",),
     "thinwire.experiments.load_run": ("load_run",),
     "thinwire.experiments.config": ("Experiment", "resolve"),
+    "thinwire.experiments.tune_settings": ("Tuned", "tune"),
+    "thinwire.reports.comparison": ("Comparison", "compare"),
     "thinwire.reports.report": ("report",),
+    "thinwire.reports.sweep": ("Sweep", "sweep"),
     "thinwire.runtime": ("Job", "RoundRecord"),
     "thinwire.simulation.engine": ("LocalEngine",),
     "thinwire.core.registry": ("register",),
@@ -184,6 +188,8 @@ if TYPE_CHECKING:
     from thinwire.experiments.run_task import run_task as run_task
     from thinwire.experiments.simulate import Run as Run
     from thinwire.experiments.simulate import simulate as simulate
+    from thinwire.experiments.tune_settings import Tuned as Tuned
+    from thinwire.experiments.tune_settings import tune as tune
     from thinwire.masks import Mask as Mask
     from thinwire.masks import NoMask as NoMask
     from thinwire.masks import PruneMask as PruneMask
@@ -221,7 +227,11 @@ if TYPE_CHECKING:
     from thinwire.protocol import Method as Method
     from thinwire.protocol import Stage as Stage
     from thinwire.protocol import Tier as Tier
+    from thinwire.reports.comparison import Comparison as Comparison
+    from thinwire.reports.comparison import compare as compare
     from thinwire.reports.report import report as report
+    from thinwire.reports.sweep import Sweep as Sweep
+    from thinwire.reports.sweep import sweep as sweep
     from thinwire.runtime import Job as Job
     from thinwire.runtime import RoundRecord as RoundRecord
     from thinwire.schedules import AllBlocks as AllBlocks

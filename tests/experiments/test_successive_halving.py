@@ -16,7 +16,8 @@ from thinwire.experiments.config import resolve
 from thinwire.experiments.search_record import SearchRecord, read_search, write_search
 from thinwire.experiments.successive_halving import Measured, ladder, plan, successive_halving
 from thinwire.experiments.trials import Ran, Spent, Trials
-from thinwire.experiments.tune_rate import RateSearch, held_out, measured, over, rate_key, tune_rate
+from thinwire.experiments.tune_rate import RateSearch, rate_key, tune_rate
+from thinwire.experiments.validation_runs import held_out, measured, over
 
 SMALL = {"rounds": 8, "task.clients": 10, "cohort.size": 2, "local.steps": 8, "eval.every": 8, "seed": 100}
 RATES = ladder(1.0, 8)  # 1/8 to 16
@@ -43,7 +44,7 @@ def test_each_rung_keeps_the_better_half_and_doubles_the_rounds():
     measure, calls = counted(closeness(4.0))
     rungs = []
     found = successive_halving(measure, RATES, 40, on_rung=rungs.append)
-    assert found.rate == 4.0
+    assert found.value == 4.0
     assert [(len(rung.trials), rung.rounds) for rung in found.rungs] == [(8, 5), (4, 10), (2, 20), (1, 40)]
     assert [rung.kept for rung in found.rungs] == [(4.0, 2.0, 1.0, 0.5), (4.0, 2.0), (4.0,), ()]
     assert calls[0] == (1.0, 5), "the method's own rate is tried first"
@@ -58,61 +59,61 @@ def test_each_rung_keeps_the_better_half_and_doubles_the_rounds():
 def test_a_best_rate_at_an_end_extends_the_ladder_there_up_to_a_bound(best, expected):
     measure, calls = counted(lambda rate: -abs(torch.tensor(rate / best).log2().item()))
     found = successive_halving(measure, RATES, 40, extend=4)
-    assert found.rate == expected
+    assert found.value == expected
     assert found.at_end == (best in (1e9, 1e-9))
     assert len([rate for rate, rounds in calls if rounds == 5]) <= 12
     assert [len(rung.trials) for rung in found.rungs[1:]] == [4, 2, 1], "later rungs cost the same"
-    assert list(found.rates) == sorted(found.rates)
+    assert list(found.tried) == sorted(found.tried)
     fixed = successive_halving(measure, RATES, 40)
-    assert (fixed.rate, fixed.at_end) == (16.0 if best > 1 else 0.125, True)
+    assert (fixed.value, fixed.at_end) == (16.0 if best > 1 else 0.125, True)
 
 
 def test_if_all_rates_fail_nothing_is_found_and_smaller_ones_are_tried_first():
     measure, calls = counted(closeness(1.0), lambda rate, rounds: "diverged")
     found = successive_halving(measure, RATES, 40, extend=4)
-    assert found.rate is None
+    assert found.value is None
     assert len(found.rungs) == 1
-    assert min(found.rates) == 0.125 / 16
+    assert min(found.tried) == 0.125 / 16
     assert len(calls) == 12
     # a smaller rate than the ladder has works
     measure, _ = counted(closeness(1.0), lambda rate, rounds: "finished" if rate < 0.1 else "diverged")
-    assert successive_halving(measure, RATES, 40, extend=4).rate == 0.0625
+    assert successive_halving(measure, RATES, 40, extend=4).value == 0.0625
 
 
 def test_a_rate_that_fails_in_a_longer_rung_is_out():
     # the larger rates are the best of short runs and collapse in long ones
     measure, _ = counted(closeness(16.0), lambda rate, rounds: "collapsed" if rate * rounds > 100 else "finished")
     found = successive_halving(measure, RATES, 40)
-    assert [trial.rate for trial in found.rungs[1].trials] == [2.0, 4.0, 8.0, 16.0]
+    assert [trial.value for trial in found.rungs[1].trials] == [2.0, 4.0, 8.0, 16.0]
     assert found.rungs[1].kept == (8.0, 4.0)
     assert found.rungs[2].kept == (4.0,)
     assert found.rungs[3].trials[0].failed
-    assert found.rate == 2.0, "the best that never failed; it is of the second rung"
+    assert found.value == 2.0, "the best that never failed; it is of the second rung"
 
 
 @pytest.mark.parametrize("status", ["at chance", "at chance so far"])
 def test_a_rate_at_chance_is_never_the_result(status):
     measure, calls = counted(closeness(1.0), lambda rate, rounds: status)
-    assert successive_halving(measure, RATES, 40).rate is None
+    assert successive_halving(measure, RATES, 40).value is None
     assert len(calls) == (8 if status == "at chance" else 15), "a short run may go on"
 
 
 def test_ties_are_decided_by_loss_then_by_bytes():
     measure, _ = counted(lambda rate: 0.9, loss=lambda rate: abs(rate - 0.5))
-    assert successive_halving(measure, RATES, 40).rate == 0.5
+    assert successive_halving(measure, RATES, 40).value == 0.5
     nan = float("nan")
     measure, _ = counted(lambda rate: 0.9, loss=lambda rate: 3.0 if rate == 2.0 else nan)
-    assert successive_halving(measure, RATES, 40).rate == 2.0
+    assert successive_halving(measure, RATES, 40).value == 2.0
     found = successive_halving(lambda rate, rounds: Measured(0.9, 1.0, int(abs(rate - 8) * 9), rounds), RATES, 40)
-    assert found.rate == 8.0
+    assert found.value == 8.0
     measure, _ = counted(  # accuracies at chance are noise
         lambda rate: 0.11 if rate == 1.0 else 0.1,
         lambda rate, rounds: "at chance so far" if rounds < 40 else "finished",
         lambda rate: abs(rate - 4),
     )
-    assert successive_halving(measure, RATES, 40).rate == 4.0
+    assert successive_halving(measure, RATES, 40).value == 4.0
     regression = successive_halving(lambda rate, rounds: Measured(None, abs(rate - 4), 1, rounds), RATES, 40)
-    assert regression.rate == 4.0
+    assert regression.value == 4.0
 
 
 def test_a_spent_budget_returns_the_best_so_far():
@@ -130,11 +131,11 @@ def test_a_spent_budget_returns_the_best_so_far():
 
     first = within(5 * 50)  # in the first rung: the rates around the middle
     assert first.stopped
-    assert first.rates == (0.25, 0.5, 1.0, 2.0, 4.0)
-    assert (first.rate, first.bytes, first.rounds) == (2.0, 251, 27)
+    assert first.tried == (0.25, 0.5, 1.0, 2.0, 4.0)
+    assert (first.value, first.bytes, first.rounds) == (2.0, 251, 27)
     second = within(8 * 50 + 100)  # the best of the first rung is the first of the second
     assert [len(rung.trials) for rung in second.rungs] == [8, 1]
-    assert second.rate == 2.0
+    assert second.value == 2.0
     with pytest.raises(ConfigError, match="before one run finished"):
         within(10)
     assert not within(10_000).stopped
@@ -165,7 +166,7 @@ def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_bea
     experiment = resolve("fedavg", "digits", {**SMALL, "method.client_opt.lr": 0.01})
     found = tune_rate(experiment, RateSearch(rates=4), out=tmp_path)
     assert found.key == "method.client_opt.lr"
-    assert found.found.rate > 0.08, "the ladder has 0.005 to 0.04, and is extended upward"
+    assert found.found.value > 0.08, "the ladder has 0.005 to 0.04, and is extended upward"
     assert found.seed == 100
     assert "10 % of each client's examples" in found.chosen_by
     by_run = {}
@@ -175,7 +176,7 @@ def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_bea
         by_run[lines[0]["lr"], totals["rounds"]] = totals, lines
     for rung in found.found.rungs:
         for trial in rung.trials:
-            totals, lines = by_run[trial.rate, rung.rounds]
+            totals, lines = by_run[trial.value, rung.rounds]
             assert trial.measured.bytes == totals["bytes_total_honest"] > 0
             assert trial.measured.rounds == rung.rounds
             assert trial.measured.accuracy == totals["final_client_accuracy"] != totals["final_accuracy"]
@@ -184,7 +185,7 @@ def test_the_criterion_is_the_accuracy_on_validation_examples_and_the_search_bea
     assert found.found.rounds == sum(totals["rounds"] for totals, _ in by_run.values())
     assert found.record().rungs == tuple((len(rung.trials), rung.rounds) for rung in found.found.rungs)
     final = found.applied(resolve("fedavg", "digits", {"seed": 3}))
-    assert (final.method.client_opt.lr, final.seed) == (found.found.rate, 3)
+    assert (final.method.client_opt.lr, final.seed) == (found.found.value, 3)
     assert final.task.validation_fraction == 0, "the final run trains on all examples"
 
 

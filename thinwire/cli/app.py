@@ -24,6 +24,7 @@ from thinwire.cli.partition import partition
 from thinwire.cli.repro import repro
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
+from thinwire.cli.sweep import sweep
 from thinwire.cli.tune import tune
 from thinwire.cli.watch import watch
 from thinwire.errors import ConfigError, Diverged, ThinwireError
@@ -83,6 +84,7 @@ app.command("flower-app")(flower_app)
 app.command()(check)
 app.command()(repro)
 app.command()(partition)
+app.command()(sweep)
 app.command()(tune)
 app.command("list")(list_names)
 app.command()(show)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -30,14 +29,7 @@ from thinwire.cli.options import (
     Seed,
     Targets,
     Task,
-    resolve_experiment,
 )
-from thinwire.errors import Diverged
-
-if TYPE_CHECKING:
-    from thinwire.experiments.config import Experiment
-    from thinwire.experiments.run_directory import Summary
-    from thinwire.experiments.search_record import SearchRecord
 
 TOUR = ("fedavg", "mapo", "fedpara", "sparse", "fedlama", "thin")  # methods of `thinwire compare` without arguments
 
@@ -96,89 +88,54 @@ def compare(
 
     Example: thinwire compare fedavg mapo topk+int8 --on digits --seeds 3 --tune
     """
-    from thinwire.cli.searches import show_searches, tuned
+    from thinwire.cli.searches import maker_of, nothing_trains, search_hooks, show_searches, watch_runs
     from thinwire.cli.tables import print_json, show_comparison
     from thinwire.cli.terminal import print_written
+    from thinwire.experiments.compare import compare_methods
     from thinwire.experiments.presets import presets
     from thinwire.experiments.records import read_run
-    from thinwire.experiments.search_record import write_search
     from thinwire.experiments.tune_rate import RateSearch
-    from thinwire.reports.compare import as_json as plain_rows
-    from thinwire.reports.compare import table
+    from thinwire.experiments.tune_settings import NothingTrains
+    from thinwire.reports.comparison import Comparison
     from thinwire.reports.report import check_page
-    from thinwire.reports.report import report as write_report
 
     check_page([html] if html else [], target or ())
     if not methods:
         known = presets("methods")
         methods = [name for name in TOUR if name in known]
+    options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device, "accounting": accounting}
+    options |= {"on_divergence": on_divergence, "recipe": recipe}
+    options |= {"patience": patience, "objective": objective, "metrics": metric}
     first = seed or 0
-
-    def resolved(method: str, one_seed: int) -> Experiment:
-        return resolve_experiment(
-            method,
-            on,
-            set_,
-            rounds=rounds,
-            clients=clients,
-            cohort=cohort,
-            seed=one_seed,
-            device=device,
-            accounting=accounting,
-            on_divergence=on_divergence,
-            recipe=recipe,
-            patience=patience,
-            objective=objective,
-            metrics=metric,
+    try:
+        compared = compare_methods(
+            [maker_of(method, on, set_, **options) for method in methods],  # type: ignore[arg-type]
+            range(first, first + seeds),
+            out,
+            watch_runs(quiet),
+            search=RateSearch(rates=tune_rates, share=tune_share, extend=0) if tune else None,
+            search_seed=tune_seed,
+            hooks=search_hooks(quiet, show_rungs=not (quiet or as_json)),
+            data_dir=data_dir,
+            again=again,
         )
-
-    experiments = [resolved(method, one_seed) for method in methods for one_seed in range(first, first + seeds)]
-    searches: dict[str, SearchRecord] = {}
-    if tune:
-        search = RateSearch(rates=tune_rates, share=tune_share, extend=0)
-        before = [resolved(method, tune_seed) for method in dict.fromkeys(methods)]
-        experiments, searches = tuned(before, experiments, search, out, data_dir, quiet, as_json)
-    summaries = _run_all(experiments, out, data_dir, again, quiet)
-    for path, summary in summaries.items():
-        if record := searches.get(summary["method"]):
-            write_search(Path(path), record)
-    rows = table(list(summaries.values()))
+    except NothingTrains as error:
+        nothing_trains(error)
+    found = Comparison.of(compared)
     if as_json:
-        found = {name: {"search": record._asdict()} for name, record in searches.items()}
-        print_json([{**row, **found.get(row["method"], {})} for row in plain_rows(rows)])
+        print_json(found.plain())
     else:
-        first_run = read_run(Path(next(iter(summaries))))  # an own task has no number of clients before it is built
-        number = first_run.table["task"].get("clients", "own")
-        size = f"{number} clients, {experiments[0].rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-        show_comparison(rows, f"{first_run.task}: {size}")
-        if searches:
-            show_searches(searches, rows)
+        one = read_run(Path(next(iter(found.runs))))
+        number, trained = one.table["task"].get("clients", "own"), compared.experiments[0].rounds
+        size = f"{number} clients, {trained} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+        show_comparison(found.rows, f"{one.task}: {size}")
+        if found.searches:
+            show_searches(found.searches, found.rows)
     page = html or out / "compare.html"
-    if any(read_run(path).records for path in map(Path, summaries)):
-        write_report(list(summaries), page, targets=target or ())
+    if any(read_run(path).records for path in map(Path, found.runs)):
+        found.report(page, targets=target or ())
         print_written(page)
-    exit_if_failed(summaries)
-
-
-def _run_all(
-    experiments: Sequence[Experiment], out: Path, data_dir: Path | None, again: bool, quiet: bool
-) -> dict[str, Summary]:
-    """Run the experiments one after another; returns the summary of each run directory."""
-    from thinwire.cli.terminal import progress
-    from thinwire.experiments.execute import default_folder, execute
-    from thinwire.experiments.run_directory import RunFolder
-
-    summaries: dict[str, Summary] = {}
-    for experiment in experiments:
-        label = f"{experiment.name} seed {experiment.seed}"
-        path = default_folder(experiment, out)
-        with progress(label, experiment.rounds, quiet, experiment.accounting) as on_round:
-            try:
-                summary = execute(experiment, path, data_dir=data_dir, resume=True, again=again, on_round=on_round)
-            except Diverged:  # a row of the table; the other experiments still run
-                summary = RunFolder(path, experiment).summary() or {}
-        summaries[str(path)] = summary
-    return summaries
+    exit_if_failed(found.runs)
 
 
 def report(

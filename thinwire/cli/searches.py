@@ -1,97 +1,131 @@
-"""Search for a learning rate with its rungs on the terminal, for `thinwire tune` and `thinwire compare --tune`."""
+"""Searches, sweeps and comparisons on the terminal: progress, the tables of rungs, and experiments from options."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes, percent
-from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from thinwire.experiments.compare import SearchHooks, Watch
     from thinwire.experiments.config import Experiment
+    from thinwire.experiments.knobs import Knob
+    from thinwire.experiments.request import Make
     from thinwire.experiments.search_record import SearchRecord
     from thinwire.experiments.successive_halving import Rung, Trial
-    from thinwire.experiments.tune_rate import RateFound, RateSearch
+    from thinwire.experiments.validation_runs import OnTrial
     from thinwire.reports.compare import ComparisonRow
+    from thinwire.reports.text_table import Cells
 
-NOTHING_FOUND = 1  # exit code if every rate failed
+NOTHING_FOUND = 1  # exit code if nothing trains
 
 
-def search_rate(
-    experiment: Experiment,
-    search: RateSearch,
-    *,
-    out: Path,
-    data_dir: Path | None = None,
-    budget: int | None = None,
-    quiet: bool = False,
-    show_rungs: bool = True,
-) -> RateFound:
-    """Search the learning rate of an experiment; exits with 1 and one line if no rate trains.
+def maker_of(
+    method: str, on: str | None, overrides: Sequence[str] | None, *, recipe: str | None = None, **options: Any
+) -> Make:
+    """The experiment that a method, a task and the options of a verb describe, as a function of further settings.
 
     Args:
-        experiment: the experiment, with the seed of the search.
-        search: what is searched, and how.
-        out: the folder of the run directories.
-        data_dir: folder that holds the datasets.
-        budget: bytes that the runs may send; None for no limit.
-        quiet: do not print a line for each run.
-        show_rungs: print a table for each rung.
+        method: name of a method, several joined by +, or a .toml file.
+        on: the task; None for the default one.
+        overrides: `KEY=VALUE` texts of `--set`.
+        recipe: name of a recipe; None for that of the file, or the default one.
+        **options: the other options of `resolve_experiment`.
     """
-    from thinwire.experiments.tune_rate import rate_key, tune_rate
+    from thinwire.cli.options import resolve_experiment
+    from thinwire.experiments.toml import value_words
 
-    name = (search.key or rate_key(experiment)).removeprefix("method.")
-    found = tune_rate(
-        experiment,
-        search,
-        budget=budget,
-        out=out,
-        data_dir=data_dir,
-        on_trial=_trial_printer(f"{experiment.name} {name}", quiet),
-        on_rung=_rung_printer(f"{experiment.name} on {experiment.task.label}, {name}", show_rungs),
-    )
-    if found.found.rate is None:
-        print(visible(f"thinwire: {_why_nothing(experiment, found)}", 1000), file=sys.stderr)
-        sys.exit(NOTHING_FOUND)
-    return found
+    def make(changes: Mapping[str, Any]) -> Experiment:
+        words = [f"{key}={value_words(value)}" for key, value in changes.items()]
+        return resolve_experiment(method, on, [*(overrides or ()), *words], recipe=recipe, **options)
+
+    return make
 
 
-def _why_nothing(experiment: Experiment, found: RateFound) -> str:
-    last: dict[float, str] = {trial.rate: trial.measured.status for rung in found.found.rungs for trial in rung.trials}
-    counts = Counter("at chance" if status == "at chance so far" else status for status in last.values())
-    causes = ", ".join(f"{count} {status}" for status, count in counts.items())
-    rates = found.found.rates
-    longest = found.found.rungs[-1].rounds
-    return (
-        f"no {found.key} from {rates[0]:g} to {rates[-1]:g} trains {experiment.name} on {experiment.task.label} in "
-        f"{longest} rounds ({causes}); train more rounds, or start from another rate: --set {found.key}=..."
+def watch_runs(quiet: bool) -> Watch:
+    """Progress of the runs of a comparison or a sweep."""
+    from thinwire.cli.terminal import progress
+
+    return lambda experiment: progress(
+        f"{experiment.name} seed {experiment.seed}", experiment.rounds, quiet, experiment.accounting
     )
 
 
-def _trial_printer(label: str, quiet: bool) -> Callable[[Trial], None]:
-    from thinwire.cli.terminal import err
-
-    def print_trial(trial: Trial) -> None:
-        if not quiet:
-            accuracy, loss, rounds, sent, status = _row(trial)
-            text = f"validation {accuracy}  loss {loss}  {rounds} rounds  {sent}  {status}".rstrip()
-            err.print(visible(f"{label} {trial.rate:g}  {text}", 400), soft_wrap=True)
-
-    return print_trial
-
-
-def _rung_printer(title: str, shown: bool) -> Callable[[Rung], None]:
+def show_cells(cells: Cells, title: str) -> None:
+    """Print a table of text."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from thinwire.cli.terminal import out
 
+    table = Table(title=visible(title, 300), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(cells.heads):
+        table.add_column(visible(head, 60), justify="left" if i < cells.left else "right", no_wrap=True)
+    for row in cells.rows:
+        table.add_row(*(visible(cell, 200) for cell in row))
+    out.print(table)
+
+
+def search_hooks(quiet: bool, show_rungs: bool) -> SearchHooks:
+    """Output of the searches before a comparison: a line for each run, a table for each rung."""
+    from thinwire.experiments.knobs import Knob
+
+    def hooks(experiment: Experiment, key: str) -> tuple[OnTrial, Callable[[Rung], None]]:
+        return printers(experiment, (Knob((key,), ()),), quiet, show_rungs)
+
+    return hooks
+
+
+def printers(
+    experiment: Experiment, knobs: Sequence[Knob], quiet: bool, show_rungs: bool
+) -> tuple[OnTrial, Callable[[Rung], None]]:
+    """Functions that print the runs and the rungs of a search.
+
+    Args:
+        experiment: the experiment that is searched.
+        knobs: the settings that are searched.
+        quiet: do not print a line for each run.
+        show_rungs: print a table for each rung.
+    """
+    name = ", ".join(knob.paths[0].removeprefix("method.") if len(knobs) == 1 else knob.label for knob in knobs)
+    label = f"{experiment.name} {name}" if len(knobs) == 1 else experiment.name
+    title = f"{experiment.name} on {experiment.task.label}, {name}"
+    return _trial_printer(label, knobs, quiet), _rung_printer(title, knobs, show_rungs)
+
+
+def nothing_trains(error: Exception | str) -> NoReturn:
+    """Print one line and exit with 1."""
+    print(visible(f"thinwire: {error}", 1000), file=sys.stderr)
+    sys.exit(NOTHING_FOUND)
+
+
+def _trial_printer(label: str, knobs: Sequence[Knob], quiet: bool) -> Callable[[Trial], None]:
+    from thinwire.cli.terminal import err
+    from thinwire.experiments.knobs import point_text, value_text
+    from thinwire.experiments.tune_settings import as_point
+
+    def print_trial(trial: Trial) -> None:
+        if not quiet:
+            accuracy, loss, rounds, sent, status = _row(trial)
+            text = f"validation {accuracy}  loss {loss}  {rounds} rounds  {sent}  {status}".rstrip()
+            point = as_point(trial.value)
+            chosen = value_text(point[0]) if len(knobs) == 1 else point_text(knobs, point)
+            err.print(visible(f"{label} {chosen}  {text}", 400), soft_wrap=True)
+
+    return print_trial
+
+
+def _rung_printer(title: str, knobs: Sequence[Knob], shown: bool) -> Callable[[Rung], None]:
+    from thinwire.experiments.knobs import value_text
+    from thinwire.experiments.tune_settings import as_point
+    from thinwire.reports.text_table import Cells
+
     number = 0
+    heads = ["rate" if len(knobs) == 1 and not knobs[0].name else knob.label for knob in knobs]
+    heads += ["validation", "loss", "rounds", "bytes", "status", ""]
 
     def print_rung(rung: Rung) -> None:
         nonlocal number
@@ -99,15 +133,11 @@ def _rung_printer(title: str, shown: bool) -> Callable[[Rung], None]:
         if not shown:
             return
         runs = f"{len(rung.trials)} run{'s' if len(rung.trials) > 1 else ''} of {rung.rounds} rounds"
-        table = Table(
-            title=visible(f"rung {number}: {title}: {runs}", 300), title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-        )
-        for head in ("rate", "validation", "loss", "rounds", "bytes", "status", ""):
-            table.add_column(head, justify="left" if head in ("status", "") else "right", no_wrap=True)
-        for trial in rung.trials:
-            goes_on = "goes on" if trial.rate in rung.kept else ""
-            table.add_row(f"{trial.rate:g}", *_row(trial), goes_on)
-        out.print(table)
+        rows = [
+            [*map(value_text, as_point(trial.value)), *_row(trial), "goes on" if trial.value in rung.kept else ""]
+            for trial in rung.trials
+        ]
+        show_cells(Cells(heads, rows, 0), f"rung {number}: {title}: {runs}")
 
     return print_rung
 
@@ -120,68 +150,33 @@ def _row(trial: Trial) -> tuple[str, ...]:
     return percent(found.accuracy), loss, f"{found.rounds:,}", human_bytes(found.bytes), status
 
 
-def tuned(
-    before: Sequence[Experiment],
-    experiments: Sequence[Experiment],
-    search: RateSearch,
-    out: Path,
-    data_dir: Path | None,
-    quiet: bool,
-    as_json: bool,
-) -> tuple[list[Experiment], dict[str, SearchRecord]]:
-    """The experiments of a comparison with the rates of equal searches, and these searches by method.
+def rung_facts(rungs: Sequence[Rung], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All rungs as plain values; a candidate is a `rate`, or a table of settings by name."""
 
-    Args:
-        before: one experiment for each method, with the seed of the search.
-        experiments: those of the comparison.
-        search: the search, the same for every method.
-        out: the folder of the comparison; the runs of the search are in `search` in it.
-        data_dir: folder that holds the datasets.
-        quiet: do not print a line for each run.
-        as_json: print no tables.
-    """
-    if (seed := before[0].seed) in {experiment.seed for experiment in experiments}:
-        seeds = sorted({experiment.seed for experiment in experiments})
-        raise ConfigError(
-            f"the seed of the search, {seed}, is among the seeds of the comparison, {seeds[0]} to {seeds[-1]}; "
-            f"write --tune-seed {seeds[-1] + 1}"
-        )
-    found = {
-        one.name: search_rate(
-            one, search, out=out / "search", data_dir=data_dir, quiet=quiet, show_rungs=not (quiet or as_json)
-        )
-        for one in before
-    }
-    changed = [found[experiment.name].applied(experiment) for experiment in experiments]
-    return changed, {name: one.record() for name, one in found.items()}
+    def plain(value: Any) -> Any:
+        return dict(zip(names, value, strict=True)) if names else value
 
-
-def rung_facts(found: RateFound) -> list[dict[str, Any]]:
-    """All rungs as plain values."""
     return [
         {
             "rounds": rung.rounds,
-            "trials": [{"rate": trial.rate, **trial.measured._asdict()} for trial in rung.trials],
-            "kept": list(rung.kept),
+            "trials": [
+                {"settings" if names else "rate": plain(trial.value), **trial.measured._asdict()}
+                for trial in rung.trials
+            ],
+            "kept": [plain(value) for value in rung.kept],
         }
-        for rung in found.found.rungs
+        for rung in rungs
     ]
 
 
 def show_searches(searches: Mapping[str, SearchRecord], rows: Sequence[ComparisonRow]) -> None:
     """Print what was searched for each method of a comparison, and what it cost beside one of its runs."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from thinwire.cli.terminal import out
     from thinwire.reports.chapter_search import HEADS, how_searched, search_cells
+    from thinwire.reports.text_table import Cells
 
     totals = {row.method: row.bytes_total_honest for row in rows}
-    table = Table(title="search before the comparison", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for head in HEADS:
-        table.add_column(head, justify="left" if head in HEADS[:2] else "right", no_wrap=True)
-    for method, record in searches.items():
-        table.add_row(*(visible(cell, 200) for cell in search_cells(method, record, totals.get(method))))
-    out.print(table)
+    found = [search_cells(method, record, totals.get(method)) for method, record in searches.items()]
+    show_cells(Cells(HEADS, found, 2), "search before the comparison")
     for sentence in how_searched(list(searches.values())):
         out.print(visible(sentence, 1000), soft_wrap=True)

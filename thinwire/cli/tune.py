@@ -1,9 +1,9 @@
-"""`thinwire tune`: search the learning rate of a method, or two hyperparameters with few runs (FLASC-S)."""
+"""`thinwire tune`: search the learning rate, any settings, or two hyperparameters with few runs (FLASC-S)."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,12 +25,16 @@ from thinwire.cli.options import (
     Task,
     resolve_experiment,
 )
+from thinwire.cli.sweep import Over
+from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.experiments.config import Experiment
+    from thinwire.experiments.request import Make
     from thinwire.experiments.tune import Found, Knob
     from thinwire.experiments.tune_rate import RateSearch
+    from thinwire.experiments.tune_settings import Tuned
 
 FLASC_S = "search of two hyperparameters (FLASC-S)"
 RANKS, DENSITIES = "1,4,8", "1/16,1/4,1"
@@ -69,6 +73,7 @@ def tune(
             "product.",
         ),
     ] = None,
+    over: Over = None,
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Stop after this many bytes sent, such as 500MB.")
     ] = None,
@@ -97,72 +102,118 @@ def tune(
     quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
-    """Find the learning rate by successive halving on held-out examples of the clients; the test set is not used.
+    """Find the learning rate, or other settings, on held-out examples of the clients; the test set is not used.
+
+    The search is successive halving. What it recommends is then run in full, beside the setting that it started from.
+
+    With --over: all combinations of the given values instead of a ladder of learning rates.
 
     With --ranks, --densities or --knob: search two hyperparameters with few runs (FLASC-S).
 
     Example: thinwire tune mapo --on digits
 
+    Example: thinwire tune mapo --on digits --over lr=0.1,0.3,1 --over k=64,128
+
     Example: thinwire tune fedadam --on digits --rate method.server_opt.lr --rates 4 --share 0.5 --budget 50MB
 
     Example: thinwire tune flasc --on digits --ranks 1,4,8 --densities 1/16,1/4,1 --budget 50MB
     """
+    from thinwire.cli.searches import maker_of
     from thinwire.core.units import read_bytes
+    from thinwire.experiments.knobs import parse_over
+    from thinwire.experiments.overrides import parse_overrides
     from thinwire.experiments.tune_rate import SEARCH_SEED, RateSearch
 
     two = ranks is not None or densities is not None or bool(knob)
-    if two and (rate is not None or rates != 8 or share != 1.0):
-        raise ConfigError(f"--rate, --rates and --share do not apply to the {FLASC_S}; leave them out")
+    if two and (rate is not None or rates != 8 or share != 1.0 or over):
+        raise ConfigError(f"--rate, --rates, --share and --over do not apply to the {FLASC_S}; leave them out")
+    if over and (rate is not None or rates != 8):
+        raise ConfigError("--rate and --rates search one rate, --over names the values to try; leave one of them out")
     limit = None if budget is None else read_bytes(budget)
     options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
-    search_seed = seed if two or seed is not None else SEARCH_SEED
-    experiment = resolve_experiment(what, on, set_, seed=search_seed, recipe=recipe, **options)  # type: ignore[arg-type]
     if two:
+        experiment = resolve_experiment(what, on, set_, seed=seed, recipe=recipe, **options)  # type: ignore[arg-type]
         size, density = _hyperparameters(knob, ranks or RANKS, densities or DENSITIES)
         _search_two(experiment, size, density, limit, out, data_dir, validation_fraction, as_json)
         return
-    search = RateSearch(rate, rates, share, extend=rates // 2, validation_fraction=validation_fraction)
     again = ["thinwire", "run", what, *(["--on", on] if on else [])]
     again += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     again += ["--recipe", recipe] if recipe else []
     again += [word for text in set_ or () if not text.startswith("seed=") for word in ("--set", text)]
     again += [word for module in imports or () for word in ("--import", module)]
-    _search_rate(experiment, search, limit, out, data_dir, again, as_json, quiet)
+    own_seed = parse_overrides(list(set_ or ())).get("seed", SEARCH_SEED)
+    _search(
+        maker_of(what, on, set_, recipe=recipe, **options),
+        parse_over(over) if over else None,
+        RateSearch(rate, rates, share, extend=rates // 2, validation_fraction=validation_fraction),
+        {"seed": own_seed if seed is None else seed, "budget": limit, "out": out, "data_dir": data_dir},
+        again,
+        as_json,
+        quiet,
+    )
 
 
-def _search_rate(
-    experiment: Experiment,
+def _search(
+    make: Make,
+    over: Mapping[str, Sequence[Any]] | None,
     search: RateSearch,
-    budget: int | None,
-    out: Path,
-    data_dir: Path | None,
+    options: dict[str, Any],
     again: Sequence[str],
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Search the learning rate, and print its rungs, its cost, and the command that uses it."""
-    from thinwire.cli.searches import rung_facts, search_rate
+    """Search, and print the rungs, the full runs, the cost, and the command that uses the result."""
+    from thinwire.cli.searches import nothing_trains, printers
+    from thinwire.cli.terminal import err
+    from thinwire.experiments.knobs import Knob, knobs_of
+    from thinwire.experiments.tune_rate import rate_key
+    from thinwire.experiments.tune_settings import NothingTrains, tune_settings
+
+    experiment = make({"seed": options["seed"]})
+    method = experiment.method
+    if over is None and not quiet and hasattr(method.space, "rank") and hasattr(method.up, "density"):
+        err.print("thinwire: note: this searches the learning rate; --ranks and --densities search rank and density")
+    knobs = (Knob((search.key or rate_key(experiment),), ()),) if over is None else knobs_of(experiment, over)
+    on_trial, on_rung = printers(experiment, knobs, quiet, show_rungs=not as_json)
+    try:
+        found = tune_settings(make, over, search, on_trial=on_trial, on_rung=on_rung, **options)
+    except NothingTrains as error:
+        nothing_trains(error)
+    _show_tuned(found, shlex.join([*again, *found.words]), over is None, as_json)
+
+
+def _show_tuned(tuned: Tuned, command: str, one_rate: bool, as_json: bool) -> None:
+    """Print the result of a search."""
+    from thinwire.cli.searches import rung_facts
     from thinwire.cli.tables import print_json, show_facts
     from thinwire.cli.terminal import err
     from thinwire.cli.terminal import out as console
+    from thinwire.experiments.knobs import point_text
+    from thinwire.experiments.tune_settings import as_point
 
-    method = experiment.method
-    if not quiet and hasattr(method.space, "rank") and hasattr(method.up, "density"):
-        err.print("thinwire: note: this searches the learning rate; --ranks and --densities search rank and density")
-    result = search_rate(
-        experiment, search, out=out, data_dir=data_dir, budget=budget, quiet=quiet, show_rungs=not as_json
-    )
-    found = result.found
-    command = shlex.join([*again, "--set", f"{result.key}={found.rate!r}"])
-    facts: dict[str, Any] = {"searched": result.key, "value": found.rate, "at_an_end": found.at_end}
-    facts |= {"chosen_by": result.chosen_by, "seed": result.seed, "rates_tried": len(found.rates)}
+    found, full, knobs = tuned.found, tuned.confirmation, tuned.knobs
+    best = point_text(knobs, as_point(found.value))
+    names = [] if one_rate else [knob.label for knob in knobs]
+    facts: dict[str, Any] = {"searched": ", ".join(path for knob in knobs for path in knob.paths)}
+    facts |= {"value": full.value} if one_rate else dict(zip(names, full.value, strict=True))
+    facts |= {"best_of_the_search": best, "full_run": full.text}
+    facts |= {"at_an_end": full.value in (found.tried[0], found.tried[-1])} if one_rate else {}
+    facts |= {"chosen_by": tuned.chosen_by, "seed": tuned.seed}
+    facts |= {"rates_tried" if one_rate else "settings_tried": len(found.tried)}
     facts |= {"rounds_of_the_search": found.rounds, "bytes_of_the_search": found.bytes, "stopped": found.stopped}
+    start_is_better = full.is_start and full.start is not None
     if as_json:
-        print_json({**facts, "command": command, "rungs": rung_facts(result)})
+        runs = {key: one and one._asdict() for key, one in (("result", full.found), ("start", full.start))}
+        facts |= {"settings": tuned.settings, "command": command}
+        facts |= {"confirmation": {**runs, "rounds": full.rounds, "start_is_better": start_is_better}}
+        print_json({**facts, "rungs": rung_facts(found.rungs, names)})
         return
-    facts["at_an_end"] = "yes; a better rate may lie beyond" if found.at_end else "no"
-    facts["stopped"] = "by the budget; the best rate so far" if found.stopped else "search complete"
+    if one_rate:
+        facts["at_an_end"] = "yes; a better rate may lie beyond" if facts["at_an_end"] else "no"
+    facts["stopped"] = "by the budget; the best so far" if found.stopped else "search complete"
     show_facts(facts, "search")
+    if start_is_better:
+        err.print(visible(f"thinwire: note: {full.text}; {best} is not recommended", 500), soft_wrap=True)
     console.print(command, soft_wrap=True)
 
 
@@ -177,12 +228,15 @@ def _search_two(
     as_json: bool,
 ) -> None:
     """Search two hyperparameters, and print the bytes of the search and of a full grid."""
+    from thinwire.cli.searches import nothing_trains
     from thinwire.cli.tables import print_json, show_facts
     from thinwire.experiments.tune import tune as search
 
     found = search(
         experiment, size, density, budget=budget, out=out, data_dir=data_dir, validation_fraction=validation_fraction
     )
+    if not any(trial.accuracy for trial in found.tried):
+        nothing_trains(f"none of {len(found.tried)} settings trains {experiment.name} on {experiment.task.label}")
     facts: dict[str, Any] = {size.label: found.size, density.label: found.share, "chosen_by": found.chosen_by}
     facts |= {"bytes_total": found.bytes, "bytes_of_a_grid": found.grid, "stopped": found.stopped}
     if as_json:

@@ -1,20 +1,21 @@
-"""Successive halving: a search for one number, such as a learning rate, that gives long runs to few values.
+"""Successive halving: a search for one setting or several that gives long runs to few candidates.
 
-    rung 1        n rates, each with T / 2^(L - 1) rounds          L = 1 + ceil(log2 n)
+    rung 1        n candidates, each with T / 2^(L - 1) rounds          L = 1 + ceil(log2 n)
     rung i + 1    the better half of rung i, each with twice the rounds
-    rung L        one rate, T rounds
+    rung L        one candidate, T rounds
 
-Each rung trains from round 1 with a number of rounds of its own, so that schedules end with the run. A rate whose run
-fails in a rung is out. The result is the best rate of the longest rung that has one which never failed: usually the
-rate of the last rung. Paper: Non-stochastic Best Arm Identification and Hyperparameter Optimization (Jamieson and
-Talwalkar, AISTATS 2016).
+A candidate is any value: a learning rate, or a tuple of settings. Each rung trains from round 1 with a number of rounds
+of its own, so that schedules end with the run. A candidate whose run fails in a rung is out. The result is the best
+candidate of the longest rung that has one which never failed: usually that of the last rung. Paper: Non-stochastic Best
+Arm Identification and Hyperparameter Optimization (Jamieson and Talwalkar, AISTATS 2016).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN, Status
@@ -35,6 +36,7 @@ class Measured(NamedTuple):
         bytes: bytes that were sent; decides between equal losses.
         rounds: rounds that were trained.
         status: whether training failed.
+        by: `loss` if that is the criterion; then accuracies are only shown.
     """
 
     accuracy: float | None
@@ -42,12 +44,13 @@ class Measured(NamedTuple):
     bytes: int
     rounds: int
     status: TrialStatus = "finished"
+    by: Literal["accuracy", "loss"] = "accuracy"
 
 
 class Trial(NamedTuple):
-    """One rate in a rung, and its run."""
+    """One candidate in a rung, and its run."""
 
-    rate: float
+    value: Any
     measured: Measured
 
     @property
@@ -57,24 +60,24 @@ class Trial(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """Runs of equal length, in the order of their rates, and the rates of the next rung, the best first."""
+    """Runs of equal length, in the order of their candidates, and the candidates of the next rung, the best first."""
 
     rounds: int
     trials: tuple[Trial, ...]
-    kept: tuple[float, ...] = ()
+    kept: tuple[Any, ...] = ()
 
 
 class Halved(NamedTuple):
     """The result of a search.
 
     Args:
-        rate: the best rate; None if every rate failed or is at chance.
+        value: the best candidate; None if every one failed or is at chance.
         rungs: all runs.
         lost: bytes of a run that the budget ended.
         lost_rounds: its rounds.
     """
 
-    rate: float | None
+    value: Any
     rungs: tuple[Rung, ...]
     lost: int = 0
     lost_rounds: int = 0
@@ -90,9 +93,9 @@ class Halved(NamedTuple):
         return self.lost_rounds + sum(trial.measured.rounds for rung in self.rungs for trial in rung.trials)
 
     @property
-    def rates(self) -> tuple[float, ...]:
-        """All rates that were tried, ascending."""
-        return tuple(trial.rate for trial in self.rungs[0].trials)
+    def tried(self) -> tuple[Any, ...]:
+        """All candidates of the first rung; rates ascend."""
+        return tuple(trial.value for trial in self.rungs[0].trials)
 
     @property
     def stopped(self) -> bool:
@@ -102,10 +105,10 @@ class Halved(NamedTuple):
     @property
     def at_end(self) -> bool:
         """Whether the result is the smallest or the largest rate, so that a better one may lie beyond."""
-        return self.rate in (self.rates[0], self.rates[-1])
+        return self.value in (self.tried[0], self.tried[-1])
 
 
-Measure = Callable[[float, int], Measured]  # of a rate and a number of rounds
+Measure = Callable[[Any, int], Measured]  # of a candidate and a number of rounds
 
 
 def ladder(center: float, count: int) -> tuple[float, ...]:
@@ -120,8 +123,8 @@ def ladder(center: float, count: int) -> tuple[float, ...]:
     return tuple(math.ldexp(center, i - below) for i in range(count))
 
 
-def plan(count: int, rounds: int) -> tuple[tuple[int, int], ...]:
-    """The number of rates and of rounds of each rung.
+def plan(count: int, rounds: int, what: str = "rates") -> tuple[tuple[int, int], ...]:
+    """The number of candidates and of rounds of each rung.
 
     >>> plan(8, 60), plan(5, 100)
     (((8, 7), (4, 15), (2, 30), (1, 60)), ((5, 12), (3, 25), (2, 50), (1, 100)))
@@ -132,8 +135,8 @@ def plan(count: int, rounds: int) -> tuple[tuple[int, int], ...]:
     fewest = 1 << (len(counts) - 1)
     if rounds < fewest:
         raise ConfigError(
-            f"{count} rates are searched in {len(counts)} rungs, each with twice the rounds of the one before it: the "
-            f"last needs {fewest} rounds or more, not {rounds}; write more rounds, or fewer rates"
+            f"{count} {what} are searched in {len(counts)} rungs, each with twice the rounds of the one before it: the "
+            f"last needs {fewest} rounds or more, not {rounds}; write more rounds, or fewer {what}"
         )
     return tuple((number, rounds >> (len(counts) - 1 - i)) for i, number in enumerate(counts))
 
@@ -146,7 +149,7 @@ def successive_halving(
     extend: int = 0,
     on_rung: Callable[[Rung], None] = lambda rung: None,
 ) -> Halved:
-    """The search over any measure.
+    """The search for a rate, over any measure.
 
     Args:
         measure: runs a rate for a number of rounds; raises `Spent` when the budget is used up.
@@ -159,32 +162,63 @@ def successive_halving(
     >>> def measure(rate, rounds):
     ...     return Measured(1 - abs(rate - 1.0) / 10, 0.0, bytes=100 * rounds, rounds=rounds)
     >>> found = successive_halving(measure, (0.5, 1.0, 2.0, 4.0), rounds=8)
-    >>> found.rate, [(rung.rounds, len(rung.trials)) for rung in found.rungs], found.rounds, found.bytes
+    >>> found.value, [(rung.rounds, len(rung.trials)) for rung in found.rungs], found.rounds, found.bytes
     (1.0, [(2, 4), (4, 2), (8, 1)], 24, 2400)
     """
     if len(rates) < 2 or list(rates) != sorted(set(rates)) or not 0 < rates[0] <= rates[-1] < math.inf:
         raise ConfigError(f"rates must be two or more numbers above 0, ascending, not {list(rates)}")
-    steps = plan(len(rates), rounds)
     middle = (len(rates) - 1) // 2
     ahead = [rates[i] for i in sorted(range(len(rates)), key=lambda i: abs(i - middle))]  # a budget ends the last ones
+    more = partial(_beyond, factor=rates[1] / rates[0])
+    return halving(measure, ahead, rounds, key=float, extend=extend, more=more, on_rung=on_rung)
+
+
+def halving(
+    measure: Measure,
+    candidates: Sequence[Any],
+    rounds: int,
+    *,
+    key: Callable[[Any], Any],
+    extend: int = 0,
+    more: Callable[[Iterable[Trial]], Any] = lambda trials: None,
+    on_rung: Callable[[Rung], None] = lambda rung: None,
+) -> Halved:
+    """The search over candidates of any kind, in the order in which they are tried: a budget ends the last ones.
+
+    Args:
+        measure: runs a candidate for a number of rounds; raises `Spent` when the budget is used up.
+        candidates: two or more values that can be keys of a dictionary.
+        rounds: of the last rung.
+        key: the order of the candidates in a rung.
+        extend: how many further candidates of `more` are tried in the first rung.
+        more: a further candidate after some trials; None for none.
+        on_rung: is called with each rung when it ends.
+
+    >>> def measure(point, rounds):
+    ...     return Measured(None, abs(point[0] - 0.3) + point[1], bytes=0, rounds=rounds, by="loss")
+    >>> halving(measure, [(0.1, 1), (0.1, 2), (0.3, 1), (0.3, 2)], rounds=8, key=tuple).value
+    (0.3, 1)
+    """
+    steps = plan(len(candidates), rounds)
+    ahead = list(candidates)
     rungs: list[Rung] = []
     spent = Spent(0)
     for i, (_, length) in enumerate(steps):
-        trials: dict[float, Trial] = {}
+        trials: dict[Any, Trial] = {}
         try:
-            for rate in ahead:
-                trials[rate] = Trial(rate, measure(rate, length))
+            for value in ahead:
+                trials[value] = Trial(value, measure(value, length))
             for _ in range(extend if i == 0 else 0):
-                if (more := _beyond(trials.values(), rates[1] / rates[0])) is None:
+                if (further := more(trials.values())) is None:
                     break
-                trials[more] = Trial(more, measure(more, length))
+                trials[further] = Trial(further, measure(further, length))
         except Spent as error:
             spent = error
-        fit = [trial.rate for trial in ranked(trials.values()) if not trial.failed]
+        fit = [trial.value for trial in ranked(trials.values()) if not trial.failed]
         last = i + 1 == len(steps) or spent.lost > 0
         ahead = [] if last else fit[: steps[i + 1][0]]
         if trials:
-            rungs.append(Rung(length, tuple(trials[rate] for rate in sorted(trials)), tuple(ahead)))
+            rungs.append(Rung(length, tuple(trials[value] for value in sorted(trials, key=key)), tuple(ahead)))
             on_rung(rungs[-1])
         if not ahead:
             break
@@ -194,19 +228,19 @@ def successive_halving(
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Trials, the best first: by accuracy, then by loss, then by bytes; those that failed last.
+    """Trials, the best first: by accuracy (or loss, if that is the criterion), loss, bytes; those that failed last.
 
     Accuracies at chance are noise: runs at chance so far come after the others, in the order of their losses.
 
     >>> one, two = Measured(0.5, 1.0, 10, 1), Measured(0.5, 0.9, 20, 1)
-    >>> [trial.rate for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
+    >>> [trial.value for trial in ranked([Trial(0.1, one), Trial(0.2, two)])]
     [0.2, 0.1]
     """
 
     def key(trial: Trial) -> tuple[bool, float, float, int]:
-        accuracy, loss, sent, _, status = trial.measured
+        accuracy, loss, sent, _, status, by = trial.measured
         worst = math.inf
-        error = worst if accuracy is None or status == "at chance so far" else -accuracy
+        error = worst if accuracy is None or by == "loss" or status == "at chance so far" else -accuracy
         known = loss if loss is not None and not math.isnan(loss) else worst
         return trial.failed, error, known, sent
 
@@ -216,18 +250,19 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
 def _beyond(trials: Iterable[Trial], factor: float) -> float | None:
     """The next rate beyond the end that has the best one; None if the best one is not at an end."""
     order = ranked(trials)
-    low, high = min(trial.rate for trial in order), max(trial.rate for trial in order)
-    best = low if order[0].failed else order[0].rate
+    rates: list[float] = [trial.value for trial in order]
+    low, high = min(rates), max(rates)
+    best = low if order[0].failed else rates[0]
     if best not in (low, high):
         return None
     return low / factor if best == low else high * factor
 
 
-def _best(rungs: Sequence[Rung]) -> float | None:
-    """The best rate of the longest rung that has one which never failed and is above chance."""
-    out = {trial.rate for rung in rungs for trial in rung.trials if trial.failed}
+def _best(rungs: Sequence[Rung]) -> Any:
+    """The best candidate of the longest rung that has one which never failed and is above chance."""
+    out = {trial.value for rung in rungs for trial in rung.trials if trial.failed}
     for rung in reversed(rungs):
         for trial in ranked(rung.trials):
-            if trial.rate not in out and trial.measured.status == "finished":
-                return trial.rate
+            if trial.value not in out and trial.measured.status == "finished":
+                return trial.value
     return None

@@ -85,6 +85,15 @@ def parse_value(text: str) -> Any:
     return tree["value"] if tree.keys() == {"value"} else text
 
 
+def value_words(value: Any) -> str:
+    """A value as it is written after `--set KEY=`.
+
+    >>> value_words(0.3), value_words({"kind": "raw"})
+    ('0.3', '{ kind = "raw" }')
+    """
+    return _value(value)
+
+
 class _TooLarge(Exception):
     """A number that is larger than any setting."""
 

@@ -16,54 +16,24 @@ learning rate.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from thinwire.core.text import visible
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.experiment import Experiment, to_table
-from thinwire.experiments.load import from_table
+from thinwire.experiments.knobs import Knob as Knob
+from thinwire.experiments.knobs import Number, set_knob, setting
+from thinwire.experiments.knobs import numbers as numbers
 from thinwire.experiments.loop import Stop, rounds
-from thinwire.experiments.overrides import put
-from thinwire.experiments.toml import Table
 from thinwire.experiments.trials import Spent as Spent
 from thinwire.experiments.trials import Trials
 from thinwire.training.batches import Local
-
-Number = int | float
-_NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})(e[+-]?\d{1,2})?(/\d{1,18})?", re.IGNORECASE)
-
-
-class Knob(NamedTuple):
-    """A setting, or several that get the same value, and the values to try, ascending."""
-
-    paths: tuple[str, ...]
-    values: tuple[Number, ...]
-
-    @property
-    def label(self) -> str:
-        """Its name in tables: the last part of its path."""
-        return self.paths[0].rpartition(".")[2]
-
-    @classmethod
-    def parse(cls, text: str) -> Knob:
-        """A knob from the text of a command line.
-
-        >>> Knob.parse("method.up.density+method.down.density=1/4,1")
-        Knob(paths=('method.up.density', 'method.down.density'), values=(0.25, 1))
-        """
-        paths, sign, values = text.partition("=")
-        if not sign or not all(paths.split("+")):
-            raise ConfigError(f"--knob takes key=value,value,..., such as method.space.rank=1,4,16, not {text!r}")
-        return cls(tuple(paths.split("+")), numbers(values, paths))
 
 
 class Tried(NamedTuple):
@@ -101,25 +71,6 @@ class Found(NamedTuple):
 
 Measured = tuple[float, int] | tuple[float, int, float | None]  # criterion, bytes, accuracy on the test set
 Measure = Callable[[Number, Number], Measured]  # of a size and a share
-
-
-def numbers(text: str, what: str) -> tuple[Number, ...]:
-    """Numbers separated by commas; fractions are allowed.
-
-    >>> numbers("1,4", "ranks"), numbers("1/16,0.25,1", "densities")
-    ((1, 4), (0.0625, 0.25, 1))
-    """
-    try:
-        words = [one.strip() for one in text.split(",")]
-        if not all(_NUMBER.fullmatch(word) for word in words):
-            raise ValueError(text)
-        exact = [Fraction(word) for word in words]
-    except (ValueError, ZeroDivisionError) as error:
-        given = visible(text, 80)
-        raise ConfigError(
-            f"{what} must be numbers separated by commas, such as 1,4 or 1/16,1/4, not {given!r}"
-        ) from error
-    return tuple(int(one) if one.denominator == 1 else float(one) for one in exact)
 
 
 def search(measure: Measure, sizes: Sequence[Number], shares: Sequence[Number], top: Number = 1.0) -> Found:
@@ -222,7 +173,7 @@ def tune(
         for knob in (size, share):
             for value in knob.values:
                 set_knob(experiment, knob, value)  # raises for impossible values before the first run
-        top = _as(share, to_table(experiment), share.values[-1])
+        top = setting(to_table(set_knob(experiment, share, share.values[-1])), share.paths[0])
         found = search(measure, size.values, share.values, top)
     known = {(one.size, one.share): one.bytes for one in found.tried}
     pairs = [(one, two) for one in size.values for two in share.values]
@@ -241,37 +192,3 @@ def _about(experiment: Experiment, data_dir: Path | None) -> int:
     simulation = quick.engine.prepare(build_job(quick, data_dir))
     *_, (_, last) = rounds(simulation, simulation.start(), Stop(2))
     return (last.bytes_up + last.bytes_down + last.bytes_catchup) * experiment.rounds
-
-
-def set_knob(experiment: Experiment, knob: Knob, value: Number) -> Experiment:
-    """The experiment with a knob set to a value."""
-    table = to_table(experiment)
-    for path in knob.paths:
-        before = setting(table, path)
-        now = _as(knob, table, value)
-        parent = path.rpartition(".")[0]
-        if path.endswith(".rank") and isinstance(setting(table, parent).get("alpha"), float):
-            put(table, f"{parent}.alpha", setting(table, f"{parent}.alpha") * now / before)
-        put(table, path, now)
-    return from_table(table)
-
-
-def _as(knob: Knob, table: Table, value: Number) -> Number:
-    """The value converted to the type of the setting."""
-    if isinstance(setting(table, knob.paths[0]), int):
-        if value != int(value):
-            raise ConfigError(f"{knob.paths[0]} is a whole number, so {value} cannot be tried; write whole numbers")
-        return int(value)
-    return float(value)
-
-
-def setting(table: Table, path: str) -> Any:
-    """The value of a setting by its dotted path; raises a ConfigError if the experiment has none."""
-    here: Any = table
-    for part in path.split("."):
-        if not isinstance(here, dict) or part not in here:
-            raise ConfigError(
-                f"this experiment has no setting {path!r} to search over; `thinwire show` prints them all"
-            )
-        here = here[part]
-    return here

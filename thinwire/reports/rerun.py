@@ -12,7 +12,7 @@ from thinwire.experiments.presets import presets
 from thinwire.experiments.recipe import DEFAULT
 from thinwire.experiments.task_files import OWN, names_new_code
 from thinwire.experiments.toml import Table as TomlTable
-from thinwire.experiments.toml import dumps
+from thinwire.experiments.toml import value_words
 
 _OPTIONS = {
     "rounds": "--rounds",
@@ -78,6 +78,5 @@ def _changes(base: TomlTable, wanted: TomlTable, under: str = "") -> dict[str, s
         if isinstance(value, dict) and isinstance(before, dict) and value.get("kind") == before.get("kind"):
             changes.update(_changes(before, value, f"{under}{key}."))
         else:
-            written = dumps({"x": [value]}).strip().removeprefix("x = [").removesuffix("]")
-            changes[f"{under}{key}"] = written
+            changes[f"{under}{key}"] = value_words(value)
     return changes

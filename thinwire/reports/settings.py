@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from thinwire.experiments.overrides import flat as flat
 from thinwire.experiments.toml import Table as TomlTable
 
 
@@ -14,21 +14,6 @@ def without_seed(config: TomlTable) -> TomlTable:
     These are the seed, the byte accounting, and the fingerprint of initial weights and data, which depend on the seed.
     """
     return {key: value for key, value in config.items() if key not in ("seed", "accounting", "fingerprint")}
-
-
-def flat(config: TomlTable) -> dict[str, Any]:
-    """Every value by its dotted path.
-
-    >>> flat({"rounds": 2, "method": {"up": {"kind": "raw"}}})
-    {'rounds': 2, 'method.up.kind': 'raw'}
-    """
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            values.update({f"{key}.{inner}": deep for inner, deep in flat(value).items()})
-        else:
-            values[key] = value
-    return values
 
 
 def differing(configs: Sequence[TomlTable]) -> list[str]:

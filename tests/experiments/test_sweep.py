@@ -1,0 +1,140 @@
+"""Sweeps on real runs, and their tables: paired seeds, failed settings, objectives without accuracy."""
+
+import json
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.core import registry
+from thinwire.data.examples import Arrays, Source
+from thinwire.errors import ConfigError
+from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import default_folder, execute
+
+TINY = {"rounds": 2, "clients": 10, "cohort": 2, "overrides": {"local.steps": 8}}
+
+
+@pytest.fixture
+def line():
+    """A regression task: `y = x w + noise`."""
+    before = registry.foreign()
+
+    def make(data_dir=None):
+        random = torch.Generator().manual_seed(0)
+        x = torch.randn(260, 4, generator=random)
+        y = x @ torch.tensor([1.0, -2.0, 0.5, 3.0]) + 0.1 * torch.randn(260, generator=random)
+        y = y[:, None]
+        train, test = (Arrays(x[part], y[part]) for part in (slice(200), slice(200, None)))
+        return Source(train, test, 1, loss="mse")
+
+    def model():
+        made = torch.nn.Linear(4, 1)
+        torch.nn.init.zeros_(made.weight)
+        torch.nn.init.constant_(made.bias, 10.0)  # worse than the mean of the targets
+        return made
+
+    preset = {"task": {"clients": 5, "partition": "iid", "model": "line-model"}, "cohort": {"size": 5}}
+    tw.register("model", "line-model", doc="A line.")(model)
+    tw.register("dataset", "line", doc="A line.", preset=preset)(make)
+    yield "line"
+    registry.unregister(registry.foreign() - before)
+
+
+def test_all_settings_have_the_same_seeds_and_the_directories_of_run(tmp_path):
+    given = {"rounds": 2, "task.clients": 10, "cohort.size": 2, **TINY["overrides"]}
+    one = resolve("fedavg", "digits", {**given, "seed": 1, "method.client_opt.lr": 0.1, "local.batch": 16})
+    folder = default_folder(one, tmp_path)
+    execute(one, folder)
+    written = (folder / "summary.json").stat().st_mtime_ns
+    found = tw.sweep("fedavg", {"lr": [0.1, 0.3], "batch": [16, 64]}, "digits", seeds=2, out=tmp_path, **TINY)
+    assert (folder / "summary.json").stat().st_mtime_ns == written, "a finished run is used again"
+    assert sorted((row.values["lr"], row.values["batch"]) for row in found.rows) == [
+        *((0.1, 16), (0.1, 64), (0.3, 16), (0.3, 64))
+    ]
+    for row in found.rows:
+        totals = [json.loads((path / "summary.json").read_text()) for path in row.runs]
+        assert [total["seed"] for total in totals] == [0, 1] == list(found.seeds)
+        assert row.final.mean == pytest.approx(sum(total["final_accuracy"] for total in totals) / 2)
+        assert row.bytes == sum(total["bytes_total_honest"] for total in totals) / 2
+    best, *others = found.rows
+    assert found.best is best
+    assert best.difference.mean == 0
+    for row in others:
+        assert row.difference.mean == pytest.approx(row.final.mean - best.final.mean)
+        assert row.difference.mean <= 0 < row.difference.half
+    text = repr(found)
+    assert text.startswith("Sweep fedavg on digits: 4 settings, 2 seeds, ranked by final test accuracy\n  best: lr ")
+    assert text.count("\n") < 4
+    assert found._repr_html_().count("<tr>") == 5
+    assert [row["is_best"] for row in found.plain()] == [True, False, False, False]
+
+
+def test_settings_that_fail_are_listed_and_never_the_best(tmp_path):
+    rates = [1e30, 1e-9, 0.3]
+    found = tw.sweep("fedavg", {"lr": rates}, "digits", seeds=1, out=tmp_path, html=tmp_path / "page.html", **TINY)
+    assert found.best.values == {"lr": 0.3}
+    failed = {row.values["lr"]: row.failed for row in found.rows}
+    assert failed == {0.3: "-", 1e30: "1 of 1 diverged", 1e-9: "1 of 1 at chance"}
+    assert [row.difference is None for row in found.rows] == [False, True, True]
+    assert "1 of 1 diverged" in found.cells().text()
+    assert "fedavg (lr 0.3)" in (tmp_path / "page.html").read_text()
+    none = tw.sweep("fedavg", {"lr": rates[:2]}, "digits", seeds=1, out=tmp_path, **TINY)
+    assert none.best is None
+    assert "no setting trains" in repr(none)
+
+
+def test_regression_is_ranked_by_the_lowest_loss(tmp_path, line):
+    found = tw.sweep("fedavg", {"lr": [0.001, 0.1]}, line, seeds=2, rounds=3, out=tmp_path, recipe="paper")
+    assert found.objective.name == "loss"
+    assert found.best.values == {"lr": 0.1}
+    assert found.best.final.mean < found.rows[1].final.mean
+    assert found.rows[1].difference.mean > 0
+    assert "final loss" in found.cells().heads
+    held = tw.sweep(
+        "fedavg", {"lr": [0.001, 0.1]}, line, seeds=1, rounds=3, out=tmp_path, recipe="paper", validation_fraction=0.2
+    )
+    assert held.by_validation
+    assert held.how == "loss on examples that the clients hold out"
+    assert held.best.validation.mean < held.rows[1].validation.mean
+    compared = tw.compare({"slow": _sgd(0.001), "fast": _sgd(0.1)}, line, seeds=1, rounds=3, out=tmp_path / "compare")
+    assert "final test loss" in repr(compared)
+    assert [row.method for row in compared.rows] == ["slow", "fast"]
+    tuned = tw.tune("fedavg", line, over={"lr": [0.001, 0.1]}, rounds=4, out=tmp_path / "search", recipe="paper")
+    assert tuned.settings == {"method.client_opt.lr": 0.1}
+    assert tuned.chosen_by.startswith("loss on the 10 %")
+    assert tuned.confirmation.found.accuracy is None
+    with pytest.raises(ConfigError, match=r"none of 2 settings trains fedavg on line in 2 rounds \(2 at chance\)"):
+        tw.tune("fedavg", line, over={"lr": [1e-9, 1e-8]}, rounds=2, out=tmp_path / "search", recipe="paper")
+
+
+def _sgd(rate):
+    return tw.Method(client_opt=tw.SGD(rate))
+
+
+def test_impossible_values_are_refused_before_the_first_run(tmp_path):
+    for over, message in (
+        ({"cohort": [2, 50]}, "cohort must be from 1 to the number of clients, 10, not 50"),
+        ({"lr": [0.1, "big"]}, "method.client_opt.lr must be of type float"),
+        ({"nothing": [1]}, "fedavg has no setting 'nothing'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tw.sweep("fedavg", over, "digits", out=tmp_path, **(TINY | {"cohort": None}))
+    for wrong in ({"seeds": 0}, {"html": tmp_path / "absent/page.html"}):
+        with pytest.raises(ConfigError):
+            tw.sweep("fedavg", {"lr": [0.1]}, "digits", out=tmp_path, **TINY, **wrong)
+    for methods in ("fedavg", []):
+        with pytest.raises(ConfigError, match="methods must be a list"):
+            tw.compare(methods, "digits", out=tmp_path)
+    with pytest.raises(ConfigError, match="not int; write for example 'mapo'"):
+        tw.sweep(3, {"lr": [0.1]}, "digits", out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_frame_has_the_values_and_means(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    found = tw.sweep("fedavg", {"lr": [0.1]}, "digits", seeds=1, out=tmp_path, **TINY)
+    assert isinstance(found.frame(), pandas.DataFrame)
+    assert found.frame()["lr"].tolist() == [0.1]
+    compared = tw.compare(["fedavg"], "digits", seeds=1, out=tmp_path, **TINY)
+    assert compared.frame()["final_accuracy_mean"].tolist() == [compared.rows[0].final_accuracy.mean]
