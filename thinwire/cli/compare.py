@@ -102,7 +102,7 @@ def compare(
     from thinwire.reports.report import check_page
     from thinwire.reports.report import report as write_report
 
-    check_page([html] if html else [], target or ())
+    check_page([html] if html else [], ())
     if not methods:
         known = presets("methods")
         methods = [name for name in TOUR if name in known]
@@ -124,6 +124,7 @@ def compare(
         )
 
     experiments = [resolved(method, one_seed) for method in methods for one_seed in range(first, first + seeds)]
+    check_page([], target or (), experiments[0].eval.objective)
     searches: dict[str, SearchRecord] = {}
     if tune:
         search = RateSearch(rates=tune_rates, share=tune_share, extend=0)

@@ -53,8 +53,8 @@ class Chapter(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def as_html(title: str, chapters: Sequence[Chapter]) -> str:
-    """The page as one HTML file."""
+def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy") -> str:
+    """The page as one HTML file; `about` is what is compared, apart from bytes."""
     body = "\n".join(
         f"<section><h2>{escape(chapter.heading)}</h2>\n" + "\n".join(map(_html, chapter.pieces)) + "\n</section>"
         for chapter in chapters
@@ -66,7 +66,7 @@ def as_html(title: str, chapters: Sequence[Chapter]) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
-        f"<header><h1>{escape(title)}</h1><p>Accuracy and communication cost.</p></header>\n"
+        f"<header><h1>{escape(title)}</h1><p>{escape(about)} and communication cost.</p></header>\n"
         f"<main>\n{body}\n</main>\n"
         "<footer><p>Written by <code>thinwire report</code>.</p></footer>\n</body>\n</html>\n"
     )
@@ -109,7 +109,7 @@ def _table_html(table: Table) -> str:
     )
 
 
-def as_markdown(title: str, chapters: Sequence[Chapter]) -> str:
+def as_markdown(title: str, chapters: Sequence[Chapter], about: str = "") -> str:
     """The texts and tables of the page, without charts."""
     parts = [f"# {plain(title)}"]
     for chapter in chapters:
