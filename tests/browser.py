@@ -82,8 +82,8 @@ def open_page(browser, file, width, scheme="light"):
     assert errors == []
     assert requests == [file.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate(CLASHES) == []
-    assert page.evaluate(TABLES) == []
+    assert not (found := page.evaluate(CLASHES)), found
+    assert not (found := page.evaluate(TABLES)), found
     assert page.evaluate(SMALLEST) >= 11
     figures = page.evaluate(FIGURES)
     assert figures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,7 +20,7 @@ x, y = load_diabetes(return_X_y=True)
 inputs = torch.tensor(x, dtype=torch.float32) * 20
 targets = torch.tensor((y - y.mean()) / y.std(), dtype=torch.float32)[:, None]
 test, clients = (inputs[:92], targets[:92]), [(inputs[i::10], targets[i::10]) for i in range(92, 102)]
-local = tw.Local(epochs=1, batch_size=8)
+local = tw.Local(epochs=1, batch=8)
 for seed in (0, 1):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
@@ -39,9 +38,7 @@ def project(tmp_path_factory):
     """The folder of the script after it ran, as a reader would run it."""
     folder = tmp_path_factory.mktemp("regression")
     (folder / "diabetes.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "diabetes.py"], cwd=folder, capture_output=True, text=True, env={**os.environ}
-    )
+    done = subprocess.run([sys.executable, "diabetes.py"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -13,13 +13,13 @@ from thinwire.reports.finals import FAILED_RUNS
 from thinwire.reports.formatting import accuracy_text, metric_text, retry_text, value_interval, value_text
 from thinwire.reports.headline import headline
 from thinwire.reports.objectives import ACCURACY, objective_key, objective_name
-from thinwire.reports.page import Chapter, Figure, Lead, Piece, Table
+from thinwire.reports.page import LONG_NAME, Chapter, Figure, Lead, Piece, Table
 from thinwire.reports.seed_groups import SeedGroup
 from thinwire.reports.settings import differing
 from thinwire.reports.targets import Costs
 from thinwire.reports.yardstick import untuned
 
-_WIDEST = 15  # columns that fit beside each other at 1280 pixels
+_WIDEST, _CHARACTER, _PADDING = 1050, 8.6, 14  # pixels: of a table at 1280, of a character, around a cell
 
 
 def overview_chapter(task: str, groups: Sequence[SeedGroup], baseline: SeedGroup, costs: Costs) -> Chapter:
@@ -106,15 +106,33 @@ def _totals_tables(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Tab
     words = "accuracy" if objective == ACCURACY else name
     scored = f"{words} (mean ± standard deviation over seeds; the interval is of final {words}){also}"
     sent = f"bytes of all messages of all clients, and ratio: bytes of {baseline.label} divided by these"
-    if 1 + sum(map(len, (results, total, interval, bytes_, counts))) <= _WIDEST:
-        return [_table(f"All rounds: {scored}, {sent}", groups, results + total + interval + bytes_ + counts)]
+    together = results + total + interval + bytes_ + counts
+    if len(_packed(groups, together)) == 1:
+        return [_table(f"All rounds: {scored}, {sent}", groups, together)]
+    first, second = _packed(groups, results + interval + counts), _packed(groups, total + bytes_)
+    captions = [scored, *["results, continued"] * (len(first) - 1), sent, *["bytes, continued"] * (len(second) - 1)]
     return [
-        _table(f"All rounds: {scored}", groups, results + interval + counts),
-        _table(f"All rounds: {sent}", groups, total + bytes_),
+        _table(f"All rounds: {caption}", groups, columns)
+        for caption, columns in zip(captions, first + second, strict=True)
     ]
 
 
 Columns = list[tuple[str, list[str]]]  # a head, and a cell for each group
+
+
+def _packed(groups: Sequence[SeedGroup], columns: Columns) -> list[Columns]:
+    """The columns in as few tables as fit at 1280 pixels, each beside the names of the methods."""
+    names = min(max(len(group.label) for group in groups), LONG_NAME + 8) * _CHARACTER + _PADDING
+    found: list[Columns] = []
+    room = 0.0
+    for head, cells in columns:
+        width = max(map(len, [*cells, *head.split()])) * _CHARACTER + _PADDING  # heads wrap
+        if width > room:
+            found.append([])
+            room = _WIDEST - names
+        room -= width
+        found[-1].append((head, cells))
+    return found
 
 
 def _table(caption: str, groups: Sequence[SeedGroup], columns: Columns) -> Table:

@@ -11,6 +11,8 @@ from thinwire.core.text import markdown_text as plain
 from thinwire.core.text import visible
 from thinwire.reports.style import STYLE
 
+LONG_NAME = 14  # characters of a name above which it may wrap
+
 
 class Table(NamedTuple):
     """Caption, column heads and rows of a table; the first column names the row. A folded table opens on a click."""
@@ -96,7 +98,7 @@ def _html(piece: Piece) -> str:
 
 def _table_html(table: Table) -> str:
     kind = ' class="words"' if len(table.heads) == 2 else ""
-    kind = kind or (' class="long-names"' if any(len(row[0]) > 14 for row in table.rows) else "")
+    kind = kind or (' class="long-names"' if any(len(row[0]) > LONG_NAME for row in table.rows) else "")
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.heads)
     rows = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"

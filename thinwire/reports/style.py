@@ -121,6 +121,7 @@ thead th{color:var(--soft);font-weight:600;border-bottom:1px solid var(--edge);v
 tbody tr+tr>*{border-top:1px solid var(--grid)}
 th:first-child{text-align:left;white-space:nowrap;position:sticky;left:0;background:var(--card)}
 .long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:13em}
+.words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:min(17em,38vw)}
 h2+figure{margin-top:8px}
 pre{overflow-x:auto;background:var(--page);border:1px solid var(--edge);border-radius:8px;padding:12px;font-size:.85rem}
 code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
@@ -136,7 +137,6 @@ header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}
 section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
 th,td{padding:6px 8px}
 .long-names th:first-child{min-width:42vw}
-.words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8em}
 pre{white-space:normal}pre code{display:block;padding-left:2em;text-indent:-2em}
 }
 @media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}
