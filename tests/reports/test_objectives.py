@@ -100,6 +100,8 @@ def test_targets_of_a_loss_are_reached_from_above(ranked_run, tmp_path):
     assert only.best.mean == min(values)
     _, html, _ = page_of(tmp_path, targets=[2.5])
     assert "Bytes to reach test loss 2.5" in html
+    with pytest.raises(tw.ConfigError, match="finite value"):
+        page_of(tmp_path, targets=[math.nan])
 
 
 def test_runs_with_different_objectives_are_not_on_one_axis(ranked_run, write_run, tmp_path):
@@ -164,6 +166,7 @@ def test_methods_that_never_reached_a_target_are_listed_and_not_drawn(write_run,
     _, html, text = page_of(tmp_path, targets=[0.8])
     assert html.count("Never reached by slow.") == 2
     assert "| slow | not reached |" in text
+    assert "slow and fedavg reached no target together. At the end slow has sent 60 kB, as many as fedavg" in text
     times = html[html.index("Time to 80 %") :]
     assert "slow" not in times[times.index("legend") : times.index("</ul>")]
 

@@ -61,4 +61,5 @@ def _times_fewer(group: SeedGroup, baseline: SeedGroup, target: float | None) ->
     total = human_bytes(statistics.fmean(theirs.values()))
     if saving is None:
         return f"compared with {total} of {baseline.label}"
-    return f"{saving.factor:.3g} times {word} than {baseline.label} ({total}; {saving.text})"
+    factor = f"{saving.factor:.3g} times {word} than" if f"{saving.factor:.3g}" != "1" else "as many as"
+    return f"{factor} {baseline.label} ({total}; {saving.text})"

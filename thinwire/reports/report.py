@@ -66,8 +66,7 @@ def report(
     tasks = list(dict.fromkeys(run.task for run in recorded))
     groups = {task: group([run for run in recorded if run.task == task]) for task in tasks}
     parts = [part for task in tasks for part in sections(task, groups[task])]
-    if all(part.groups[0].objective == ACCURACY for part in parts):
-        check_targets(targets)
+    check_targets(targets, accuracy=all(part.groups[0].objective == ACCURACY for part in parts))
     chapters = []
     for part in parts:
         prefix = f"{part.name}: " if len(parts) > 1 else ""
@@ -120,16 +119,17 @@ def check_page(files: Sequence[Path | str], targets: Sequence[float], objective:
         objective: its name; "" for accuracy.
     """
     check_files(files)
-    if objective in ("", "accuracy"):
-        check_targets(targets)
+    check_targets(targets, accuracy=objective in ("", "accuracy"))
 
 
-def check_targets(targets: Sequence[float]) -> None:
-    """Raise an error for targets that are no accuracies."""
+def check_targets(targets: Sequence[float], accuracy: bool) -> None:
+    """Raise an error for targets that are no accuracies, or no numbers if runs have another objective."""
     for target in targets:
-        if not 0 < target <= 1:
+        if accuracy and not 0 < target <= 1:
             other = "for a run with another objective, state it with --set eval.objective=loss"
             raise ConfigError(f"a target is an accuracy above 0 and at most 1, such as 0.8, not {target}; {other}")
+        if not math.isfinite(target):
+            raise ConfigError(f"a target is a finite value of the objective, such as 0.8, not {target}")
 
 
 def check_files(files: Sequence[Path | str]) -> None:
