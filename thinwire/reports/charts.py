@@ -168,10 +168,10 @@ def bars(rows: Sequence[Bar], area: PlotArea, longest: float = 0) -> str:
     scale = (area.width - 4) / longest
     parts, y = [], 0.0
     for row in rows:
+        lines = wrapped(row.label, area.width - 12 - len(row.value) * NAME_WIDTH)
+        parts += [text(0, y + 14 + 16 * i, line, "start", "name") for i, line in enumerate(lines)]
         parts.append(text(area.width - 2, y + 14, row.value, "end", "value"))
-        for i, line in enumerate(wrapped(row.label, area.width - 12 - len(row.value) * NAME_WIDTH)):
-            y += 16 if i else 0
-            parts.append(text(0, y + 14, line, "start", "name"))
+        y += 16 * (len(lines) - 1)
         x = 1.0
         for length, opacity in row.segments:
             wide = max(0.0, length * scale)
