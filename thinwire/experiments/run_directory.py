@@ -38,6 +38,7 @@ from thinwire.experiments.files import append, naming, read_checked, with_checks
 from thinwire.experiments.load import from_table
 from thinwire.experiments.lock import PROCESS, locked, note_process
 from thinwire.experiments.loop import Training as Training
+from thinwire.experiments.machine_time import MachineTime
 from thinwire.experiments.records import (
     BEST,
     SUMS,
@@ -72,6 +73,8 @@ class RunFolder:
         self.retries = 0  # how often the run went back
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
+        self._facts: dict[str, Any] = {}  # of environment.json
+        self._time: MachineTime | None = None  # since the first round here, without loading of data
 
     @property
     def experiment(self) -> Experiment:
@@ -160,6 +163,7 @@ class RunFolder:
 
     def record(self, record: RoundRecord) -> None:
         """Add the line of a round."""
+        self._time = self._time or MachineTime()
         append(self.path / "metrics.jsonl", _line(record).encode())
         self._lines.append(_line(record))
 
@@ -201,10 +205,10 @@ class RunFolder:
         return Training(**kept)
 
     def write_environment(self, facts: dict[str, Any]) -> None:
-        """Write the machine, the versions, and some facts about this run."""
-        write_atomically(
-            self.path / "environment.json", (json.dumps({**environment(), **facts}, indent=1) + "\n").encode()
-        )
+        """Write the machine, the versions, some facts about this run, and its time so far."""
+        self._facts = facts
+        found = {**environment(), **facts, **(self._time.facts() if self._time else {})}
+        write_atomically(self.path / "environment.json", (json.dumps(found, indent=1) + "\n").encode())
 
     def finish(self, summary: Summary, weights: Tree, best: bytes | None = None) -> None:
         """Write the final weights, the checksums and, last, the totals: a run with totals is finished.
@@ -223,7 +227,9 @@ class RunFolder:
         self._write_totals(summary, models)
 
     def _write_totals(self, summary: Summary, others: dict[str, bytes]) -> None:
-        """Write the checksums of a finished run, then its totals."""
+        """Write the time of the run if it trained here, the checksums, then its totals."""
+        if self._facts:
+            self.write_environment(self._facts)
         lines, totals = "".join(self._lines).encode(), (json.dumps(summary, indent=1) + "\n").encode()
         write_atomically(self.path / SUMS, sums_of({"metrics.jsonl": lines, **others, "summary.json": totals}))
         write_atomically(self.path / "summary.json", totals)

@@ -4,52 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thinwire.core.text import visible
 from thinwire.core.units import human_bytes
 from thinwire.experiments.collapse import count_broken
 from thinwire.reports.curve_figure import curve_figure
 from thinwire.reports.evaluation import CLIENT_QUANTILES, WORST_CLIENTS
 from thinwire.reports.finals import FAILED_RUNS
-from thinwire.reports.formatting import accuracy_interval, accuracy_text, metric_text, percent_text, retry_text
-from thinwire.reports.page import Chapter, Figure, Lead, Piece, Table
-from thinwire.reports.seed_groups import DIRECTIONS, SeedGroup, TargetCost
+from thinwire.reports.formatting import accuracy_text, metric_text, retry_text, value_interval, value_text
+from thinwire.reports.headline import headline
+from thinwire.reports.objectives import ACCURACY, objective_key, objective_name
+from thinwire.reports.page import LONG_NAME, Chapter, Figure, Lead, Piece, Table
+from thinwire.reports.seed_groups import SeedGroup
 from thinwire.reports.settings import differing
+from thinwire.reports.targets import Costs
+from thinwire.reports.yardstick import untuned
 
-Costs = dict[float, list[TargetCost | None]]  # by target, for each group
+_WIDEST, _DIGIT, _PADDING = 1058, 8.9, 14  # pixels of a table at 1280, of a digit in a wide font, around a cell
 
 
 def overview_chapter(task: str, groups: Sequence[SeedGroup], baseline: SeedGroup, costs: Costs) -> Chapter:
-    """Accuracy and bytes of all methods on a task."""
+    """The objective and the bytes of all methods on a task."""
     pieces: list[Piece] = []
-    if headline := _headline(groups, baseline, costs):
-        pieces.append(Lead(headline))
+    if text := headline(groups, baseline, costs):
+        pieces.append(Lead(text))
+    if text := untuned(groups, baseline):
+        pieces.append(text)
     pieces.append(_setup(groups))
     pieces += _notes(groups)
     pieces += _figures(task, groups, tuple(costs))
-    pieces.append(_totals_table(groups, baseline))
+    pieces += _totals_tables(groups, baseline)
     if any(group.final_client_quantile("worst_10") for group in groups):
         pieces.append(_clients_table(groups))
-    return Chapter("Accuracy and bytes", pieces)
-
-
-def _headline(groups: Sequence[SeedGroup], baseline: SeedGroup, costs: Costs) -> str:
-    """Which method reaches the highest target that the baseline also reaches with the fewest bytes."""
-    place = groups.index(baseline)
-    for target in sorted(costs, reverse=True):
-        theirs = costs[target][place]
-        candidates = [
-            (cost.bytes.mean, group)
-            for group, cost in zip(groups, costs[target], strict=True)
-            if cost and cost.seeds == len(group.runs) and not group.failed  # a collapsed run lost what it had reached
-        ]
-        if theirs is None or len(candidates) < 2:
-            continue
-        least, best = min(candidates, key=lambda pair: pair[0])
-        start = f"Fewest bytes to reach {percent_text(target)}: {best.label}, {human_bytes(least)} in total"
-        if best is baseline:
-            return f"{start}."
-        ratio = f"{theirs.bytes.mean / least:.3g} times fewer than {baseline.label}"
-        return f"{start}, {ratio} ({human_bytes(theirs.bytes.mean)})."
-    return ""
+    name = objective_name(baseline.objective).removeprefix("test ")
+    return Chapter(f"{name[:1].upper()}{name[1:]} and bytes", pieces)
 
 
 def _setup(groups: Sequence[SeedGroup]) -> str:
@@ -91,72 +78,112 @@ def _notes(groups: Sequence[SeedGroup]) -> list[Piece]:
 
 
 def _figures(task: str, groups: Sequence[SeedGroup], targets: tuple[float, ...]) -> list[Figure]:
-    """Accuracy (or loss) against bytes and rounds, then client accuracy and each metric against bytes."""
-    main = "accuracy" if any(group.curve("accuracy") for group in groups) else "loss"
+    """The objective (or training loss) against bytes and rounds, then other metrics against bytes."""
+    ranked = objective_key(groups[0].objective)
+    main = ranked if any(group.curve(ranked) for group in groups) else "loss"
     figures = [curve_figure(task, groups, main, targets, against) for against in ("bytes", "rounds")]
-    others = ["client_accuracy", *(f"metrics.{name}" for name in _metric_names(groups))]
+    others = ["accuracy", "client_accuracy", *(f"metrics.{name}" for name in _metric_names(groups))]
     figures += [
         curve_figure(task, groups, metric, (), "bytes")
         for metric in others
-        if any(group.curve(metric) for group in groups)
+        if metric != ranked and any(group.curve(metric) for group in groups)
     ]
     return figures
 
 
 def _metric_names(groups: Sequence[SeedGroup]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group.metric_names))
+    """The metrics beside the objective."""
+    names = dict.fromkeys(name for group in groups for name in group.metric_names)
+    return [name for name in names if name != groups[0].objective.name]
 
 
-def _totals_table(groups: Sequence[SeedGroup], baseline: SeedGroup) -> Table:
-    """Accuracy and bytes of all rounds; the most important columns first, since a phone shows three or four."""
-    metrics = _metric_names(groups)
-    worst = any(group.final_client_quantile("worst_10") for group in groups)
-    base, lost = baseline.total("bytes_total"), any(run.retries for group in groups for run in group.runs)
-    rows = []
-    for group in groups:
-        total = group.total("bytes_total")
-        by_direction = [group.total(f"bytes_{way}") for way in DIRECTIONS]
-        assert total
-        assert base
-        ideal, abandoned = group.total("bytes_total_ideal"), group.total("bytes_abandoned")
-        assert ideal
-        assert abandoned
-        rows.append(
-            [
-                group.label,
-                accuracy_text(group.total("final_accuracy")),
-                accuracy_text(group.total("best_accuracy")),
-                *(metric_text(group.final_metric(name)) for name in metrics),
-                *([accuracy_text(group.final_client_quantile("worst_10"))] if worst else []),
-                human_bytes(total.mean),
-                f"{base.mean / total.mean:.3g}x" if total.mean else "-",
-                accuracy_interval(group.total("final_accuracy")),
-                *(human_bytes(way.mean) if way else "-" for way in by_direction),
-                *([human_bytes(abandoned.mean)] if lost else []),
-                human_bytes(ideal.mean),
-                f"{min(len(run.records) for run in group.runs):,}",
-                f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}",
-                count_broken(run.verdict.status for run in group.runs),
-            ]
-        )
-    heads = ["method", "final %", "best %", *metrics, *([f"{WORST_CLIENTS}, %"] if worst else []), "total", "ratio"]
-    heads += [
-        "95 % interval",
-        "up",
-        "down",
-        "catch-up",
-        *(["abandoned"] if lost else []),
-        "ideal",
-        "rounds",
-        "seeds",
-        FAILED_RUNS,
+def _totals_tables(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Table]:
+    """Results and bytes of all rounds, as one table, or two if it were too wide; the important columns first."""
+    objective = baseline.objective
+    name = objective_name(objective)
+    results, total, interval, bytes_, counts = _columns(groups, baseline)
+    also = ", final metrics" if len(results) > 2 else ""
+    words = "accuracy" if objective == ACCURACY else name
+    scored = f"{words} (mean ± standard deviation over seeds; the interval is of final {words}){also}"
+    sent = f"bytes of all messages of all clients, and ratio: bytes of {baseline.label} divided by these"
+    together = results + total + interval + bytes_ + counts
+    if len(_packed(groups, together)) == 1:
+        return [_table(f"All rounds: {scored}, {sent}", groups, together)]
+    first, second = _packed(groups, results + interval + counts), _packed(groups, total + bytes_)
+    captions = [scored, *["results, continued"] * (len(first) - 1), sent, *["bytes, continued"] * (len(second) - 1)]
+    return [
+        _table(f"All rounds: {caption}", groups, columns)
+        for caption, columns in zip(captions, first + second, strict=True)
     ]
-    also = ", final metrics" if metrics else ""
-    caption = (
-        f"All rounds: accuracy (mean ± standard deviation over seeds; the interval is of final accuracy){also}, bytes "
-        f"of all messages of all clients, and ratio: bytes of {baseline.label} divided by these"
-    )
-    return Table(caption, heads, rows)
+
+
+Columns = list[tuple[str, list[str]]]  # a head, and a cell for each group
+
+
+def _packed(groups: Sequence[SeedGroup], columns: Columns) -> list[Columns]:
+    """The columns in as few tables as fit at 1280 pixels, each beside the names of the methods."""
+    names = min(max(_width(group.label) for group in groups), LONG_NAME * 13.0) + _PADDING
+    found: list[Columns] = []
+    room = 0.0
+    for head, cells in columns:
+        width = max(map(_width, [*cells, *head.split()])) + _PADDING  # heads wrap
+        if width > room:
+            found.append([])
+            room = _WIDEST - names
+        room -= width
+        found[-1].append((head, cells))
+    return found
+
+
+def _width(text: str) -> float:
+    """The width of a text in pixels; spaces, points and some letters are half as wide as digits."""
+    return sum(_DIGIT / 2 if character in " .,:-ijlt" else _DIGIT for character in text)
+
+
+def _table(caption: str, groups: Sequence[SeedGroup], columns: Columns) -> Table:
+    rows = zip((group.label for group in groups), *(cells for _, cells in columns), strict=True)
+    return Table(caption, ["method", *(head for head, _ in columns)], list(rows))
+
+
+def _columns(groups: Sequence[SeedGroup], baseline: SeedGroup) -> tuple[Columns, Columns, Columns, Columns, Columns]:
+    """The columns of the totals: results, total bytes, the interval, bytes by direction, and counts of runs."""
+    objective = baseline.objective
+    unit = "%" if objective == ACCURACY else objective_name(objective)
+    results = [
+        (f"final {unit}", [value_text(objective, group.final) for group in groups]),
+        (f"best {unit}", [value_text(objective, group.best) for group in groups]),
+    ]
+    if objective != ACCURACY and any(group.total("final_accuracy") for group in groups):
+        results.append(("final accuracy %", [accuracy_text(group.total("final_accuracy")) for group in groups]))
+    for name in _metric_names(groups):
+        results.append((visible(name, 60), [metric_text(group.final_metric(name)) for group in groups]))
+    if any(group.final_client_quantile("worst_10") for group in groups):
+        worst = [accuracy_text(group.final_client_quantile("worst_10")) for group in groups]
+        results.append((f"{WORST_CLIENTS}, %", worst))
+    base, means = _mean(baseline, "bytes_total"), [_mean(group, "bytes_total") for group in groups]
+    total = [
+        ("total", [human_bytes(mean) for mean in means]),
+        ("ratio", [f"{base / mean:.3g}x" if mean else "-" for mean in means]),
+    ]
+    interval = [("95 % interval", [value_interval(objective, group.final) for group in groups])]
+    ways = {"up": "bytes_up", "down": "bytes_down", "catch-up": "bytes_catchup"}
+    if any(run.retries for group in groups for run in group.runs):
+        ways["abandoned"] = "bytes_abandoned"
+    ways["ideal"] = "bytes_total_ideal"
+    bytes_ = [(head, [human_bytes(_mean(group, key)) for group in groups]) for head, key in ways.items()]
+    seeds = [f"{len(group.runs)}{' (unfinished)' if group.unfinished else ''}" for group in groups]
+    counts = [
+        ("rounds", [f"{min(len(run.records) for run in group.runs):,}" for group in groups]),
+        ("seeds", seeds),
+        (FAILED_RUNS, [count_broken(run.verdict.status for run in group.runs) for group in groups]),
+    ]
+    return results, total, interval, bytes_, counts
+
+
+def _mean(group: SeedGroup, key: str) -> float:
+    found = group.total(key)
+    assert found
+    return found.mean
 
 
 def _clients_table(groups: Sequence[SeedGroup]) -> Table:

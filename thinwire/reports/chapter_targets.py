@@ -1,4 +1,4 @@
-"""Chapters about reaching a target accuracy: bytes, and time over slow links."""
+"""Chapters about reaching a target: bytes, and time over slow links."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from thinwire.core.units import human_bytes, human_joules, human_seconds
 from thinwire.experiments.link_time import LINKS
-from thinwire.reports.chapter_overview import Costs
 from thinwire.reports.charts import Bar, DotRow, PlotArea, bars, dots
-from thinwire.reports.formatting import NARROW, byte_interval, ident, percent_text
+from thinwire.reports.formatting import NARROW, byte_interval, ident
+from thinwire.reports.objectives import target_text
 from thinwire.reports.page import Chapter, Figure, Piece, Table
 from thinwire.reports.seed_groups import SeedGroup, TargetCost
 from thinwire.reports.svg import shade, swatch
+from thinwire.reports.targets import Costs
+from thinwire.reports.timing import busy_note
 
 _LEGEND = ((shade(1.0), "up"), (shade(0.55), "down"), (shade(0.0), "catch-up"))
 _HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", "energy", "seeds")
@@ -19,12 +21,13 @@ _HEADS = ("method", "total", "ratio", "rounds", "95 % interval", "ideal", "energ
 
 def bytes_chapter(task: str, groups: Sequence[SeedGroup], baseline: SeedGroup, costs: Costs) -> Chapter:
     """Bytes to each target: a bar chart and a table."""
+    side = "above" if baseline.objective.higher_is_better else "below"
     pieces: list[Piece] = [
-        "A target is reached in the first evaluated round at or above it, for each seed separately. Catch-up is what "
+        f"A target is reached in the first evaluated round at or {side} it, for each seed separately. Catch-up is what "
         "clients downloaded because they had missed rounds; the ideal total leaves it out."
     ]
     for target, reached in costs.items():
-        title = f"Bytes to reach {percent_text(target)}, {task}"
+        title = f"Bytes to reach {target_text(baseline.objective, target)}, {task}"
         if any(reached):
             name = f"{ident(task)}-cost-{target:g}".replace(".", "-")
             pieces.append(_bytes_figure(title, name, groups, reached))
@@ -51,8 +54,14 @@ def _bytes_figure(title: str, name: str, groups: Sequence[SeedGroup], reached: S
     area = PlotArea(title, description, "bytes", ident=name)
     several = any(len(group.runs) > 1 for group in groups)
     whisker = " Mean over seeds; the thin line spans the lowest to the highest seed." if several else ""
-    note = f"All messages of all clients.{whisker}"
+    note = f"All messages of all clients.{whisker}{_missing(groups, reached)}"
     return Figure(title, note, bars(drawn, area), bars(drawn, area._replace(width=NARROW)), _LEGEND)
+
+
+def _missing(groups: Sequence[SeedGroup], reached: Sequence[TargetCost | None]) -> str:
+    """Which methods are not drawn, as the end of a note."""
+    never = [group.label for group, cost in zip(groups, reached, strict=True) if cost is None]
+    return f" Never reached by {', '.join(never)}." if never else ""
 
 
 def _bytes_row(group: SeedGroup, cost: TargetCost | None, baseline: TargetCost | None) -> list[str]:
@@ -71,8 +80,16 @@ def _bytes_row(group: SeedGroup, cost: TargetCost | None, baseline: TargetCost |
     ]
 
 
-def time_chapter(task: str, groups: Sequence[SeedGroup], costs: Costs) -> Chapter:
-    """Modeled time to each target by link: dots for the first target, a table for all."""
+def time_chapter(task: str, groups: Sequence[SeedGroup], costs: Costs, compute: float | None) -> Chapter:
+    """Modeled time to each target by link: dots for the first target, a table for all.
+
+    Args:
+        task: name of the task.
+        groups: the methods.
+        costs: of each target.
+        compute: training seconds of a client per round, if given; otherwise they are measured.
+    """
+    objective = groups[0].objective
     target, reached = next(iter(costs.items()))
     rows = [
         DotRow(
@@ -85,22 +102,23 @@ def time_chapter(task: str, groups: Sequence[SeedGroup], costs: Costs) -> Chapte
         )
         for link in LINKS
     ]
-    title = f"Time to {percent_text(target)} by link, {task}"
+    title = f"Time to {target_text(objective, target)} by link, {task}"
     description = "; ".join(f"{row.label}: {', '.join(text for _, _, text in row.dots)}" for row in rows)
     area = PlotArea(title, description, "time (log scale)", ident=f"{ident(task)}-time", x_text=human_seconds)
     figure = Figure(
         title,
-        "Every client has this link. Left is better.",
+        f"Every client has this link. Left is better.{_missing(groups, reached)}",
         dots(rows, area),
         dots(rows, area._replace(width=NARROW)),
-        [(swatch(i), group.label) for i, group in enumerate(groups)],
+        [(swatch(i), group.label) for i, (group, cost) in enumerate(zip(groups, reached, strict=True)) if cost],
     )
     cells = [
-        [group.label, percent_text(goal), *(human_seconds(cost.seconds[link.name]) for link in LINKS)]
+        [group.label, target_text(objective, goal), *(human_seconds(cost.seconds[link.name]) for link in LINKS)]
         for goal, goal_costs in costs.items()
         for group, cost in zip(groups, goal_costs, strict=True)
         if cost
     ]
     speeds = [f"{link.down / 1e6:g} / {link.up / 1e6:g}" for link in LINKS]
     caption = "Time to a target by speed, Mbps down / up (means over the seeds that reached it)"
-    return Chapter("Time over slow links", [figure, Table(caption, ("method", "target", *speeds), cells)])
+    busy: list[Piece] = [note] if compute is None and (note := busy_note(groups)) else []
+    return Chapter("Time over slow links", [*busy, figure, Table(caption, ("method", "target", *speeds), cells)])

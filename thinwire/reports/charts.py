@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from thinwire.core.text import html_text as escape
 from thinwire.reports.axis import Format, HorizontalAxis, round_ticks
-from thinwire.reports.svg import COLORS, NAME_WIDTH, TICK_WIDTH, dash, marker, shortened, text
+from thinwire.reports.svg import COLORS, NAME_WIDTH, TICK_WIDTH, dash, marker, shortened, text, wrapped
 
 ROW_HEIGHT = 46.0  # of a bar or a row of dots with its name
 
@@ -42,6 +42,7 @@ class PlotArea(NamedTuple):
     integer_x: bool = False  # ticks at integers only
     x_text: Format = plain_number
     y_text: Format = plain_number
+    limits: tuple[float, float] | None = None  # of y; values outside are drawn at the edge
     marks: tuple[tuple[float, str], ...] = ()  # labeled horizontal lines; one too close to an earlier one is left out
 
 
@@ -51,6 +52,7 @@ class Curve(NamedTuple):
     label: str
     series: int  # gives color, dash and marker
     points: Sequence[tuple[float, float, float, float]]
+    broken: bool = False  # all its runs failed, so that it has no part in the scale
 
 
 class Bar(NamedTuple):
@@ -76,7 +78,7 @@ class DotRow(NamedTuple):
 def curves(series: Sequence[Curve], area: PlotArea) -> str:
     """Curves with a band from the lowest to the highest seed."""
     xs = [p[0] for curve in series for p in curve.points if p[0] > 0 or not area.log_x]
-    ys = [v for curve in series for p in curve.points for v in p[1:]]
+    ys = area.limits or [v for curve in series for p in curve.points for v in p[1:]]
     if not xs:
         return _svg(area, ['<text x="16" y="30">nothing to draw yet</text>'], 60)
     y_ticks = round_ticks(min(ys), max(ys), 6 if area.height > 300 else 5)
@@ -98,6 +100,7 @@ class _Plot:
 
     def y_at(self, value: float) -> float:
         low, high = self.y_ticks[0], self.y_ticks[-1]
+        value = min(max(value, low), high)
         return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
     def grid(self, area: PlotArea) -> list[str]:
@@ -165,10 +168,10 @@ def bars(rows: Sequence[Bar], area: PlotArea, longest: float = 0) -> str:
     scale = (area.width - 4) / longest
     parts, y = [], 0.0
     for row in rows:
-        parts.append(
-            text(0, y + 14, shortened(row.label, area.width - 12 - len(row.value) * NAME_WIDTH), "start", "name")
-        )
+        lines = wrapped(row.label, area.width - 12 - len(row.value) * NAME_WIDTH)
+        parts += [text(0, y + 14 + 16 * i, line, "start", "name") for i, line in enumerate(lines)]
         parts.append(text(area.width - 2, y + 14, row.value, "end", "value"))
+        y += 16 * (len(lines) - 1)
         x = 1.0
         for length, opacity in row.segments:
             wide = max(0.0, length * scale)

@@ -1,4 +1,4 @@
-"""Table of several methods on one task: accuracy, bytes and times, averaged over seeds."""
+"""Table of several methods on one task: their objective, bytes and times, averaged over seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.link_time import LINKS
+from thinwire.metrics.objective import Objective
 from thinwire.reports.evaluation import numbers_of, without_accuracy
+from thinwire.reports.objectives import ACCURACY
 
 Summary = dict[str, Any]
 
@@ -47,6 +49,10 @@ class ComparisonRow(NamedTuple):
     final_metrics: Mapping[str, MeanStd] = {}
     final_clients_eval: Mapping[str, MeanStd] = {}  # distribution of accuracy over clients
     bytes_abandoned: float = 0.0  # of rounds before a run went back; in bytes_total_honest
+    objective: Objective = ACCURACY
+    final: MeanStd | None = None  # of the objective
+    best: MeanStd | None = None
+    compared_with: str = ""  # the method of which the ratio has the bytes
 
     @property
     def worst_clients(self) -> MeanStd | None:
@@ -55,45 +61,79 @@ class ComparisonRow(NamedTuple):
 
 
 def table(summaries: Sequence[Summary]) -> list[ComparisonRow]:
-    """One row per method, in order of first appearance; the baseline is FedAvg, or else the first method."""
+    """One row per method, in order of first appearance.
+
+    The ratio compares with FedAvg on the same task (the setting that is best by the objective), or else with the first
+    method.
+    """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary["method"], []).append(summary)
     # runs with different accounting are compared by all their bytes
     accounting = "ideal" if all(summary["accounting"] == "ideal" for summary in summaries) else "honest"
+    return [_row(method, group, _baseline(group, groups), accounting) for method, group in groups.items()]
+
+
+def _row(method: str, group: Sequence[Summary], baseline: Sequence[Summary], accounting: str) -> ComparisonRow:
     key = f"bytes_total_{accounting}"
-    baseline = _mean(groups.get("fedavg") or next(iter(groups.values())), key) if groups else 0.0
-    rows = []
-    for method, group in groups.items():
-        total = _mean(group, key)
-        rows.append(
-            ComparisonRow(
-                method,
-                len(group),
-                MeanStd.of(summary["final_accuracy"] for summary in group),
-                MeanStd.of(summary["best_accuracy"] for summary in group),
-                _mean(group, "bytes_up"),
-                _mean(group, "bytes_down"),
-                _mean(group, "bytes_catchup"),
-                total,
-                baseline / total if total else None,
-                _mean(group, "seconds"),
-                accounting,
-                _mean(group, "bytes_total_honest"),
-                _mean(group, "bytes_total_ideal"),
-                _seconds_by_link(group),
-                count_broken(summary.get("status") for summary in group),
-                means([without_accuracy(numbers_of(summary.get("final_metrics"))) for summary in group]),
-                means([numbers_of(summary.get("final_clients_eval")) for summary in group]),
-                statistics.fmean(summary.get("bytes_abandoned", 0) for summary in group),
-            )
-        )
-    return rows
+    total, objective = _mean(group, key), _objective(group)
+    return ComparisonRow(
+        method,
+        len(group),
+        MeanStd.of(summary["final_accuracy"] for summary in group),
+        MeanStd.of(summary["best_accuracy"] for summary in group),
+        _mean(group, "bytes_up"),
+        _mean(group, "bytes_down"),
+        _mean(group, "bytes_catchup"),
+        total,
+        _mean(baseline, key) / total if total else None,
+        _mean(group, "seconds"),
+        accounting,
+        _mean(group, "bytes_total_honest"),
+        _mean(group, "bytes_total_ideal"),
+        _seconds_by_link(group),
+        count_broken(summary.get("status") for summary in group),
+        means([without_accuracy(numbers_of(summary.get("final_metrics"))) for summary in group]),
+        means([numbers_of(summary.get("final_clients_eval")) for summary in group]),
+        statistics.fmean(summary.get("bytes_abandoned", 0) for summary in group),
+        objective,
+        _ranked(group, "final"),
+        _ranked(group, "best"),
+        baseline[0]["method"],
+    )
+
+
+def _baseline(group: Sequence[Summary], groups: Mapping[str, list[Summary]]) -> list[Summary]:
+    """The best FedAvg runs on the task of a group by the same objective, or else the first runs of that task."""
+    same = [one for one in groups.values() if one[0].get("task") == group[0].get("task")]
+    objective = _objective(group)
+    tested = [one for one in same if one[0].get("name", one[0]["method"]) == "fedavg" and _objective(one) == objective]
+    found = tested[0] if tested else same[0]
+    for one in tested[1:]:
+        ours, theirs = _ranked(one, "best"), _ranked(found, "best")
+        if objective.better(ours.mean if ours else None, theirs.mean if theirs else None):
+            found = one
+    return found
+
+
+def _objective(group: Sequence[Summary]) -> Objective:
+    """The objective of a group; accuracy for runs of versions that did not record one."""
+    entry = group[0].get("objective")
+    if not isinstance(entry, Mapping) or not isinstance(name := entry.get("name"), str):
+        return ACCURACY
+    return Objective(name, entry.get("higher_is_better") is not False)
+
+
+def _ranked(group: Sequence[Summary], end: str) -> MeanStd | None:
+    """The `best` or `final` value of the objective."""
+    if _objective(group) == ACCURACY:
+        return MeanStd.of(summary[f"{end}_accuracy"] for summary in group)
+    return MeanStd.of(numbers_of(summary.get("objective")).get(end) for summary in group)
 
 
 def metric_names(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Names of the metrics of some rows, in order of first appearance."""
-    return list(dict.fromkeys(name for row in rows for name in row.final_metrics))
+    """Names of the metrics of some rows beside their objective, in order of first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row.final_metrics if name != row.objective.name))
 
 
 def means(values: Sequence[Mapping[str, float]]) -> dict[str, MeanStd]:
@@ -115,6 +155,8 @@ def as_json(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, MeanStd):
         return value._asdict()
+    if isinstance(value, Objective):
+        return {"name": value.name, "higher_is_better": value.higher_is_better}
     return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 

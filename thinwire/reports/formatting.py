@@ -7,18 +7,11 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes
+from thinwire.metrics.objective import Objective
+from thinwire.reports.objectives import ACCURACY, number_text
 from thinwire.reports.seed_groups import MeanInterval
 
 NARROW = 340  # pixels: every chart is drawn wide and narrow, and the style sheet shows the one that fits
-
-
-def percent_text(fraction: float) -> str:
-    """A fraction in percent, with three digits.
-
-    >>> percent_text(0.8125)
-    '81.2 %'
-    """
-    return f"{100 * fraction:.3g} %"
 
 
 def retry_text(retry: Mapping[str, Any]) -> str:
@@ -50,7 +43,7 @@ def metric_text(value: MeanInterval | None) -> str:
     """Mean and standard deviation of a metric in its own unit."""
     if value is None:
         return "-"
-    return f"{value.mean:.4g}" + (f" ± {value.std:.2g}" if value.half is not None else "")
+    return number_text(value.mean) + (f" ± {number_text(value.std, 2)}" if value.half is not None else "")
 
 
 def accuracy_interval(value: MeanInterval | None) -> str:
@@ -59,6 +52,18 @@ def accuracy_interval(value: MeanInterval | None) -> str:
         return "-"
     low, high = max(0.0, value.mean - value.half), min(1.0, value.mean + value.half)
     return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def value_text(objective: Objective, value: MeanInterval | None) -> str:
+    """Mean and standard deviation of an objective: accuracy in percent, others in their own unit."""
+    return accuracy_text(value) if objective == ACCURACY else metric_text(value)
+
+
+def value_interval(objective: Objective, value: MeanInterval | None) -> str:
+    """The 95 % interval of the mean of an objective."""
+    if objective == ACCURACY or value is None or value.half is None:
+        return accuracy_interval(value)
+    return f"{number_text(value.mean - value.half)} to {number_text(value.mean + value.half)}"
 
 
 def byte_interval(value: MeanInterval) -> str:

@@ -11,6 +11,8 @@ from thinwire.core.text import markdown_text as plain
 from thinwire.core.text import visible
 from thinwire.reports.style import STYLE
 
+LONG_NAME = 14  # characters of a name above which it may wrap
+
 
 class Table(NamedTuple):
     """Caption, column heads and rows of a table; the first column names the row. A folded table opens on a click."""
@@ -53,8 +55,8 @@ class Chapter(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def as_html(title: str, chapters: Sequence[Chapter]) -> str:
-    """The page as one HTML file."""
+def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy") -> str:
+    """The page as one HTML file; `about` is what is compared, apart from bytes."""
     body = "\n".join(
         f"<section><h2>{escape(chapter.heading)}</h2>\n" + "\n".join(map(_html, chapter.pieces)) + "\n</section>"
         for chapter in chapters
@@ -66,7 +68,7 @@ def as_html(title: str, chapters: Sequence[Chapter]) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
-        f"<header><h1>{escape(title)}</h1><p>Accuracy and communication cost.</p></header>\n"
+        f"<header><h1>{escape(title)}</h1><p>{escape(about)} and communication cost.</p></header>\n"
         f"<main>\n{body}\n</main>\n"
         "<footer><p>Written by <code>thinwire report</code>.</p></footer>\n</body>\n</html>\n"
     )
@@ -96,7 +98,7 @@ def _html(piece: Piece) -> str:
 
 def _table_html(table: Table) -> str:
     kind = ' class="words"' if len(table.heads) == 2 else ""
-    kind = kind or (' class="long-names"' if any(len(row[0]) > 14 for row in table.rows) else "")
+    kind = kind or (' class="long-names"' if any(len(row[0]) > LONG_NAME for row in table.rows) else "")
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.heads)
     rows = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
@@ -109,7 +111,7 @@ def _table_html(table: Table) -> str:
     )
 
 
-def as_markdown(title: str, chapters: Sequence[Chapter]) -> str:
+def as_markdown(title: str, chapters: Sequence[Chapter], about: str = "") -> str:
     """The texts and tables of the page, without charts."""
     parts = [f"# {plain(title)}"]
     for chapter in chapters:

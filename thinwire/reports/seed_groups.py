@@ -1,9 +1,9 @@
-"""Runs that differ only in their seed form a group: its curves, its totals, and its cost to reach a target accuracy.
+"""Runs that differ only in their seed form a group: its curves, its totals, and its cost to reach a target.
 
     95 % interval of the mean of n seeds = mean +- t(0.975, n - 1) * standard deviation / sqrt(n)
 
 Curves are means over seeds by round, over the rounds that every seed has; a curve against bytes uses the mean bytes of
-these rounds. A target is reached in the first evaluated round whose accuracy is at or above it.
+these rounds. A target is reached in the first evaluated round whose objective is as good or better.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from thinwire.experiments.link_time import JOULES_PER_BYTE, energy, seconds_by_l
 from thinwire.experiments.records import Record, Recorded, honest_bytes, totals
 from thinwire.experiments.toml import Table as TomlTable
 from thinwire.experiments.toml import dumps
+from thinwire.metrics.objective import Objective
 from thinwire.reports.evaluation import (
     final_clients_eval,
     final_metrics,
@@ -26,6 +27,7 @@ from thinwire.reports.evaluation import (
     metric_value,
     without_accuracy,
 )
+from thinwire.reports.objectives import ACCURACY, objective_key, objectives
 from thinwire.reports.settings import unique_labels, without_seed
 
 # 97.5 % quantiles of Student's t with 1 to 30 degrees of freedom
@@ -58,8 +60,16 @@ class MeanInterval(NamedTuple):
         if len(known) < 2:
             return cls(known[0], 0.0, None) if known else None
         std = statistics.stdev(known)
-        t = _T[len(known) - 2] if len(known) - 2 < len(_T) else 1.96
-        return cls(statistics.fmean(known), std, t * std / math.sqrt(len(known)))
+        return cls(statistics.fmean(known), std, student_t(len(known) - 1) * std / math.sqrt(len(known)))
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t.
+
+    >>> student_t(1), student_t(1000)
+    (12.706, 1.96)
+    """
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96
 
 
 class Point(NamedTuple):
@@ -90,6 +100,7 @@ class SeedGroup(NamedTuple):
 
     label: str
     runs: list[Recorded]
+    objective: Objective = ACCURACY
 
     @property
     def config(self) -> TomlTable:
@@ -121,6 +132,40 @@ class SeedGroup(NamedTuple):
         """Names of the metrics that its runs recorded, apart from accuracy."""
         return list(dict.fromkeys(name for run in self.runs for name in metric_names(run.records)))
 
+    @property
+    def best(self) -> MeanInterval | None:
+        """The best value of its objective in each run, over seeds."""
+        return MeanInterval.of(self.best_of(run) for run in self.runs)
+
+    @property
+    def final(self) -> MeanInterval | None:
+        """The last value of its objective in each run, over seeds."""
+        return MeanInterval.of(next(iter(self.values(run)[::-1]), None) for run in self.runs)
+
+    def values(self, run: Recorded) -> list[float]:
+        """The values of its objective in the evaluated rounds of a run."""
+        found = (metric_value(record, objective_key(self.objective)) for record in run.records)
+        return [value for value in found if value is not None]
+
+    def best_of(self, run: Recorded) -> float | None:
+        """The best value of its objective in a run; None if it has none."""
+        return (max if self.objective.higher_is_better else min)(self.values(run), default=None)
+
+    def until(self, run: Recorded, target: float) -> list[Record]:
+        """The rounds of a run up to the first that reaches a target; empty if none does."""
+        for i, record in enumerate(run.records):
+            value = metric_value(record, objective_key(self.objective))
+            if value is not None and not self.objective.better(target, value):
+                return run.records[: i + 1]
+        return []
+
+    def bytes_by_seed(self, target: float | None) -> dict[int, float]:
+        """Bytes to a target by seed, for the seeds that reached it; with None the bytes of all rounds."""
+        if target is None:
+            return {seed: run.totals["bytes_total"] for seed, run in zip(self.seeds, self.runs, strict=True)}
+        parts = {seed: self.until(run, target) for seed, run in zip(self.seeds, self.runs, strict=True)}
+        return {seed: totals(part)["bytes_total"] for seed, part in parts.items() if part}
+
     def total(self, key: str) -> MeanInterval | None:
         """One of the `totals` of a run, over seeds."""
         return MeanInterval.of(run.totals[key] for run in self.runs)
@@ -149,14 +194,14 @@ class SeedGroup(NamedTuple):
     def cost_to_reach(
         self, target: float, compute: float | None = None, joules_per_byte: float = JOULES_PER_BYTE
     ) -> TargetCost | None:
-        """The cost of reaching an accuracy; None if no seed reached it.
+        """The cost of reaching a target; None if no seed reached it.
 
         Args:
-            target: the accuracy, from 0 to 1.
+            target: a value of the objective; an accuracy from 0 to 1.
             compute: training seconds of a client per round; as measured by default.
             joules_per_byte: of the energy model.
         """
-        spent = [part for run in self.runs if (part := _until(run.records, target))]
+        spent = [part for run in self.runs if (part := self.until(run, target))]
         if not spent:
             return None
         sums = [totals(part) for part in spent]
@@ -188,32 +233,5 @@ def group(runs: Sequence[Recorded]) -> list[SeedGroup]:
             by_seed[seed] = run
     groups = [[by_seed[seed] for seed in sorted(by_seed)] for by_seed in by_config.values()]
     labels = unique_labels([members[0].name for members in groups], [members[0].table for members in groups])
-    return [SeedGroup(label, members) for label, members in zip(labels, groups, strict=True)]
-
-
-def choose_targets(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[float]:
-    """Targets that separate groups: what every run reached, and 95 % and 99 % of the baseline's best accuracy.
-
-    Each is rounded down to half a percent; duplicates and targets that no run reached are left out.
-    """
-    best = [totals(run.records)["best_accuracy"] for group in groups for run in group.runs]
-    known = [value for value in best if value is not None]
-    top = baseline.total("best_accuracy")
-    if not known or top is None:
-        return []
-    wanted = [min(known), 0.95 * top.mean, 0.99 * top.mean]
-    rounded = sorted({math.floor(200 * value) / 200 for value in wanted})
-    return [target for target in rounded if 0 < target <= max(known)]
-
-
-def baseline_of(groups: Sequence[SeedGroup]) -> SeedGroup:
-    """FedAvg, or else the first group."""
-    return next((group for group in groups if group.runs[0].name == "fedavg"), groups[0])
-
-
-def _until(records: Sequence[Record], target: float) -> list[Record]:
-    """The rounds up to the first that reaches a target; empty if none does."""
-    for i, record in enumerate(records):
-        if record["accuracy"] is not None and record["accuracy"] >= target:
-            return list(records[: i + 1])
-    return []
+    ranked = objectives([next((run for run in members if run.summary), members[0]) for members in groups])
+    return [SeedGroup(*parts) for parts in zip(labels, groups, ranked, strict=True)]

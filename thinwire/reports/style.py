@@ -1,7 +1,7 @@
 """Style sheet of the page: light and dark, phone and desktop, colors that are distinct for any color vision.
 
-The eight series colors have a contrast of at least 4.5 to 1 against their background (`tests/reports/test_report.py`
-computes it), and charts never rely on color alone.
+Texts and the eight series colors have a contrast of at least 4.5 to 1 against their background (`contrast`), and charts
+never rely on color alone.
 """
 
 from __future__ import annotations
@@ -11,15 +11,51 @@ DARK = ("#5bb8f5", "#ff9650", "#38c99a", "#ee9bd2", "#e8c14a", "#a9a8ff", "#ff84
 BACKGROUNDS = ("#ffffff", "#171b20")
 
 
-def _colors(colors: tuple[str, ...]) -> str:
-    return "".join(f"--c{i}:{color};" for i, color in enumerate(colors))
+LIGHT_COLORS = {
+    "page": "#f4f5f7",
+    "card": BACKGROUNDS[0],
+    "ink": "#1b1f24",
+    "soft": "#566069",
+    "edge": "#d9dde2",
+    "grid": "#e5e8ec",
+    "note": "#fff4d6",
+    **{f"c{i}": color for i, color in enumerate(LIGHT)},
+}
+DARK_COLORS = {
+    "page": "#0e1114",
+    "card": BACKGROUNDS[1],
+    "ink": "#e8ebee",
+    "soft": "#a3adb7",
+    "edge": "#2c333b",
+    "grid": "#2a3037",
+    "note": "#3a3116",
+    **{f"c{i}": color for i, color in enumerate(DARK)},
+}
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colors by WCAG 2, from 1 to 21.
+
+    >>> round(contrast("#777777", "#ffffff"), 2)
+    4.48
+    """
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _variables(colors: dict[str, str]) -> str:
+    return "".join(f"--{name}:{color};" for name, color in colors.items())
 
 
 _ROOT = (
-    f":root{{color-scheme:light dark;--page:#f4f5f7;--card:{BACKGROUNDS[0]};--ink:#1b1f24;--soft:#566069;"
-    f"--edge:#d9dde2;--grid:#e5e8ec;--note:#fff4d6;{_colors(LIGHT)}}}"
-    f"@media(prefers-color-scheme:dark){{:root{{--page:#0e1114;--card:{BACKGROUNDS[1]};--ink:#e8ebee;--soft:#a3adb7;"
-    f"--edge:#2c333b;--grid:#2a3037;--note:#3a3116;{_colors(DARK)}}}}}"
+    f":root{{color-scheme:light dark;{_variables(LIGHT_COLORS)}}}"
+    f"@media(prefers-color-scheme:dark){{:root{{{_variables(DARK_COLORS)}}}}}"
     + "".join(f".s{i}{{stroke:var(--c{i})}}.f{i}{{fill:var(--c{i})}}" for i in range(len(LIGHT)))
 )
 
@@ -84,6 +120,8 @@ summary{cursor:pointer;font-weight:600;padding:4px 0}
 thead th{color:var(--soft);font-weight:600;border-bottom:1px solid var(--edge);vertical-align:bottom}
 tbody tr+tr>*{border-top:1px solid var(--grid)}
 th:first-child{text-align:left;white-space:nowrap;position:sticky;left:0;background:var(--card)}
+.long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:13em}
+.words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:min(17em,38vw)}
 h2+figure{margin-top:8px}
 pre{overflow-x:auto;background:var(--page);border:1px solid var(--edge);border-radius:8px;padding:12px;font-size:.85rem}
 code{font-family:ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
@@ -98,8 +136,7 @@ linear-gradient(to left,var(--shade),transparent) right/18px 100% no-repeat scro
 header,main,footer{padding-left:10px;padding-right:10px}header{padding-top:20px}
 section{padding:14px 12px;border-radius:10px;margin:12px 0}h1{font-size:1.35rem}
 th,td{padding:6px 8px}
-.long-names th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:42vw}
-.words th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:8em}
+.long-names th:first-child{min-width:42vw}
 pre{white-space:normal}pre code{display:block;padding-left:2em;text-indent:-2em}
 }
 @media print{body{background:none}section{break-inside:avoid;border:0;padding:0}}

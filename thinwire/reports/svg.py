@@ -41,6 +41,21 @@ def shortened(label: str, width: float) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
+def wrapped(label: str, width: float) -> list[str]:
+    """A name in lines of at most a width in pixels, broken after a space, `+`, `-`, `.`, `,` or `/` where possible.
+
+    >>> wrapped("topk+a-long-name (lr 0.1)", 120)
+    ['topk+a-long-', 'name (lr 0.1)']
+    """
+    most, lines, rest = max(4, int(width / NAME_WIDTH)), [], label
+    while len(rest) > most:
+        breaks = [i for i in range(1, most + 1) if rest[i - 1] in " +-.,/"]
+        at = breaks[-1] if breaks and breaks[-1] > most // 3 else most
+        lines.append(rest[:at].rstrip())
+        rest = rest[at:].lstrip()
+    return [*lines, rest]
+
+
 def marker(series: int, x: float, y: float, tooltip: str) -> str:
     """The marker of a series at a position."""
     title = f"<title>{escape(tooltip)}</title>" if tooltip else ""

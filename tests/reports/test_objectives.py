@@ -1,0 +1,223 @@
+"""Pages of runs with any objective: words, units, direction, targets, savings against the best FedAvg, sweeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+import thinwire as tw
+from thinwire.cli.tables import show_comparison
+from thinwire.experiments.records import read_run
+from thinwire.metrics.objective import Objective
+from thinwire.reports.chapter_sweep import sweeps
+from thinwire.reports.compare import as_json, table
+from thinwire.reports.report import summaries
+from thinwire.reports.seed_groups import group
+from thinwire.reports.style import BACKGROUNDS, DARK_COLORS, LIGHT_COLORS, contrast
+from thinwire.reports.targets import choose_targets
+from thinwire.reports.yardstick import Saving, baseline_of
+
+R2, LOSS, PERPLEXITY = Objective("r2"), Objective("loss", False), Objective("perplexity", False)
+
+
+@pytest.fixture
+def ranked_run(write_run):
+    """Write a run without accuracy whose objective goes from one value to another."""
+
+    def write(name, objective, first, last, **more):
+        path = write_run(name, **{"rounds": 20, **more})
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for i, line in enumerate(lines, 1):
+            value = last + (first - last) * math.exp(-8 * i / len(lines))
+            line["accuracy"] = None
+            if objective.name == "loss":
+                line["test_loss"] = value
+            else:
+                line["metrics"] = {objective.name: value}
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        entry = {"name": objective.name, "higher_is_better": objective.higher_is_better}
+        change_summary(path, objective=entry)
+        return path
+
+    return write
+
+
+def change_summary(path, **entries):
+    file = path / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+def page_of(tmp_path, **options):
+    groups = tw.report([tmp_path / "runs"], tmp_path / "page.html", tmp_path / "page.md", **options)
+    return groups, (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("objective", "first", "last", "side", "unit"),
+    [
+        (R2, -3.0, 0.45, "above", "r2"),
+        (LOSS, 9000.0, 2900.0, "below", "test loss"),
+        (PERPLEXITY, 900.0, 31.0, "below", "perplexity"),
+    ],
+    ids=["r2", "loss", "perplexity"],
+)
+def test_pages_have_the_words_and_numbers_of_the_objective(
+    ranked_run, tmp_path, capsys, objective, first, last, side, unit
+):
+    for seed in (0, 1):
+        ranked_run("fedavg", objective, first, last + seed * 0.01, seed=seed, up=4000)
+        ranked_run("thin", objective, first, last + seed * 0.01, seed=seed, up=1000)
+    groups, html, text = page_of(tmp_path)
+    assert f"Fewest bytes to reach {unit} " in html
+    assert re.search(
+        r"thin, [\d.]+ kB in total, 4 times fewer than fedavg \([\d.]+ kB; 95 % interval over 2 shared", html
+    )
+    assert f"| method | final {unit} | best {unit} | total |" in text
+    assert f"at or {side} it" in text
+    assert ("Up and left" if objective.higher_is_better else "Down and left") in html
+    assert f"{unit[:1].upper()}{unit[1:]} against bytes" in html
+    for word in ("accuracy", "final %", "Accuracy"):
+        assert word not in re.sub(r"FedPara.*|<style>.*?</style>", "", html, flags=re.S)
+    capsys.readouterr()
+    show_comparison(table(summaries(groups)), "own")
+    shown = capsys.readouterr().out
+    assert f"final {unit}" in shown
+    assert "%" not in shown
+    assert as_json(table(summaries(groups)))[0]["objective"]["name"] == objective.name
+
+
+def test_targets_of_a_loss_are_reached_from_above(ranked_run, tmp_path):
+    path = ranked_run("fedavg", LOSS, 10.0, 2.0)
+    (only,) = group([read_run(path)])
+    targets = choose_targets([only], only)
+    assert targets == sorted(targets, reverse=True)
+    cost = only.cost_to_reach(2.5, compute=0.0)
+    values = only.values(only.runs[0])
+    assert cost.rounds.mean == next(i for i, value in enumerate(values, 1) if value <= 2.5)
+    assert only.best.mean == min(values)
+    _, html, _ = page_of(tmp_path, targets=[2.5])
+    assert "Bytes to reach test loss 2.5" in html
+    with pytest.raises(tw.ConfigError, match="finite value"):
+        page_of(tmp_path, targets=[math.nan])
+
+
+def test_runs_with_different_objectives_are_not_on_one_axis(ranked_run, write_run, tmp_path):
+    ranked_run("fedavg", R2, -1.0, 0.4)
+    write_run("mapo")
+    ranked_run("unfinished", R2, -1.0, 0.3)
+    (tmp_path / "runs/unfinished-s0/summary.json").unlink()
+    groups, html, text = page_of(tmp_path)
+    assert [one.objective.name for one in groups] == ["r2", "accuracy", "r2"]
+    note = "the runs of letters have different objectives, so they are not on one axis"
+    assert text.count(f"{note}: r2 (fedavg, unfinished); test accuracy (mapo).") == 2
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert "## letters by r2: R2 and bytes" in text
+
+
+def test_savings_are_against_the_best_fedavg_and_say_if_it_was_not_tuned(write_run, tmp_path):
+    for rate, best, up in ((0.1, 0.6, 1000), (0.3, 0.9, 3000), (9.0, 0.3, 100)):
+        for seed in (0, 1):
+            write_run("fedavg", folder=f"runs{rate}", seed=seed, best=best, up=up, lr=rate)
+    for seed in (0, 1):
+        write_run("thin", folder="runs2", seed=seed, best=0.9, up=300)
+    folders = [tmp_path / name for name in ("runs0.1", "runs0.3", "runs9.0", "runs2")]
+    tw.report(folders, md=tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert baseline_of(tw.report(folders)).label == "fedavg (lr 0.3)"
+    assert "10 times fewer than fedavg (lr 0.3)" in text
+    assert "one setting only" not in text
+    assert {row.compared_with for row in table(summaries(tw.report(folders)))} == {"fedavg (lr 0.3)"}
+    tw.report(folders[1::2], md=tmp_path / "page.md")
+    untuned = "fedavg ran with one setting only and without a search, so a tuned fedavg may need fewer bytes."
+    assert untuned in (tmp_path / "page.md").read_text()
+
+
+def test_interval_of_savings():
+    paired = Saving.of({0: 400.0, 1: 440.0, 2: 360.0}, {0: 101.0, 1: 109.0, 2: 90.0})
+    apart = Saving.of({0: 400.0, 1: 440.0, 2: 360.0}, {5: 101.0, 6: 109.0, 7: 90.0})
+    assert paired.factor == apart.factor == pytest.approx(4.0)
+    assert (paired.shared, apart.shared) == (3, 0)
+    assert apart.interval[0] < paired.interval[0] < 4 < paired.interval[1] < apart.interval[1]
+    assert "which includes 1" in Saving.of({0: 1.0, 1: 9.0}, {0: 2.0, 1: 3.0}).text
+
+
+def test_a_diverged_run_does_not_change_the_scale(ranked_run, tmp_path):
+    ranked_run("fedavg", LOSS, 9.0, 2.0)
+    before = page_of(tmp_path)[1]
+    path = ranked_run("wild", LOSS, 2.0, 1e12)
+    change_summary(path, status="diverged", status_round=21, status_why="the loss is not finite", chance_accuracy=None)
+    _, html, text = page_of(tmp_path, targets=[3.0])
+    line = re.compile(r'class="line s0" d="([^"]+)"')
+    heights = [[pair.split()[1] for pair in line.search(page)[1].strip("M").split("L")] for page in (before, html)]
+    assert heights[0] == heights[1], "the same scale as without it"
+    assert "wild (diverged)" in html
+    assert "Values outside the scale are drawn at its edge: wild (diverged)." in html
+    assert html.count("Never reached by wild.") == 2
+    assert "wild, seed 0, diverged" in text
+
+
+def test_methods_that_never_reached_a_target_are_listed_and_not_drawn(write_run, tmp_path):
+    write_run("fedavg", best=0.9)
+    write_run("slow", best=0.4)
+    _, html, text = page_of(tmp_path, targets=[0.8])
+    assert html.count("Never reached by slow.") == 2
+    assert "| slow | not reached |" in text
+    assert "slow and fedavg reached no target together. At the end slow has sent 60 kB, as many as fedavg" in text
+    times = html[html.index("Time to 80 %") :]
+    assert "slow" not in times[times.index("legend") : times.index("</ul>")]
+
+
+def test_a_sweep_has_a_chart_of_each_setting(ranked_run, tmp_path):
+    for rate in (0.01, 0.1, 1.0):
+        for k in (64, 128):
+            for seed in (0, 1):
+                options = {"seed": seed, "lr": rate, "k": k, "folder": f"runs-{rate}-{k}"}
+                path = ranked_run("mapo", R2, -1.0, 0.4 - abs(math.log10(rate) + 1) / 10 + seed / 100, **options)
+                if rate == 1.0 and k == 128:
+                    change_summary(path, status="diverged", status_round=21, status_why="x", chance_accuracy=None)
+    folders = sorted(tmp_path.glob("runs-*"))
+    groups = tw.report(folders, tmp_path / "page.html", tmp_path / "page.md")
+    (sweep,) = sweeps(groups)
+    assert (sweep.x, sweep.line) == ("lr", "k")
+    html, text = (tmp_path / "page.html").read_text(), (tmp_path / "page.md").read_text()
+    assert "mapo: best r2 against lr, letters" in html
+    assert [label for label in ("k 64", "k 128") if f"</svg>{label}</li>" in html] == ["k 64", "k 128"]
+    assert "Not drawn, because all runs failed: mapo (lr 1.0, k 128)." in html
+    assert "| lr | k | best r2 | final r2 | total | seeds | diverged or collapsed |" in text
+    assert "lr (log scale)" in html
+
+
+def test_busy_machines_are_named_beside_the_times(write_run, tmp_path):
+    for name, used in (("fedavg", 3.0), ("thin", 9.9)):
+        facts = {"device": "cpu", "clients_trained_by": "vmap", "wall_seconds": 10.0, "processor_seconds": used}
+        (write_run(name) / "environment.json").write_text(json.dumps(facts))
+    words = (
+        "the seconds of fedavg were measured on a busy machine and are too long: a process had a processor for only 30"
+    )
+    assert words in page_of(tmp_path)[2]
+    assert words not in page_of(tmp_path, compute=1.0)[2]
+
+
+def test_runs_record_their_processor_time(real_runs):
+    for path in real_runs.iterdir():
+        facts = json.loads((path / "environment.json").read_text())
+        assert facts["wall_seconds"] >= 0
+        assert facts["processor_seconds"] >= 0
+
+
+@pytest.mark.parametrize("colors", [LIGHT_COLORS, DARK_COLORS], ids=["light", "dark"])
+def test_text_and_lines_have_enough_contrast(colors):
+    """WCAG 2: 4.5 to 1 for text, 3 to 1 for lines that carry meaning."""
+    for text in ("ink", "soft"):
+        for under in ("page", "card", "note"):
+            assert contrast(colors[text], colors[under]) >= 4.5, (text, under)
+    assert colors["card"] in BACKGROUNDS
+    for name, color in colors.items():
+        if re.fullmatch(r"c\d", name):
+            assert contrast(color, colors["card"]) >= 4.5
+            assert contrast(color, colors["note"]) >= 3
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
