@@ -214,12 +214,16 @@ TOP = ("name", "seed", "rounds", "accounting")
 _NOT_IN_DIGEST = ("accounting", "import")  # neither changes a run
 
 
-def digest(table: Table) -> str:
+def digest(table: Table, script: bool = False) -> str:
     """A short hash of a resolved configuration; two runs with one digest, and of one's own data, are equal.
 
     The fingerprint of own data is checked apart (`task_record.py`), so that a run can be replaced (`--again`).
+
+    Args:
+        table: the configuration.
+        script: whether it is that of a call of `tw.simulate`, of which the fingerprint is a part.
     """
-    left_out = _NOT_IN_DIGEST if "script" in table else (*_NOT_IN_DIGEST, "fingerprint")
+    left_out = _NOT_IN_DIGEST if script else (*_NOT_IN_DIGEST, "fingerprint")
     kept = portable({key: value for key, value in table.items() if key not in left_out})
     return hashlib.sha256(dumps(kept).encode()).hexdigest()[:12]
 

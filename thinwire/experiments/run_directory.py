@@ -69,7 +69,7 @@ class RunFolder:
     def __init__(self, path: Path, configuration: Experiment | Table) -> None:
         self.path = path
         self.table = to_table(configuration) if isinstance(configuration, Experiment) else configuration
-        self.config = digest(identity(self.table))
+        self.config = digest(identity(self.table), script="script" in self.table)
         self.retries = 0  # how often the run went back
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
