@@ -433,7 +433,7 @@ def test_run_task_is_the_run_of_the_command_line(tmp_path, thinwire):
 def test_run_task_takes_a_method_and_refuses_what_is_no_task():
     run = tw.run_task(METHOD, metrics=["f1"], objective="f1", name="mine", **QUICK)
     assert (run.name, run.objective.name) == ("mine", "f1")
-    with pytest.raises(tw.ConfigError, match="a task is a thinwire.Task, or a function"):
+    with pytest.raises(tw.ConfigError, match="or a function that returns one"):
         tw.run_task("fedavg", 3)
     with pytest.raises(tw.ConfigError, match="method must be"):
         tw.run_task(3)

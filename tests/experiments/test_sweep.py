@@ -97,7 +97,7 @@ def test_regression_is_ranked_by_r2(tmp_path, line):
     assert held.how == "loss on examples that the clients hold out"
     assert held.best.validation.mean < held.rows[1].validation.mean
     compared = tw.compare({"slow": _sgd(0.001), "fast": _sgd(0.1)}, line, seeds=1, rounds=3, out=tmp_path / "compare")
-    assert "final test loss" in repr(compared)
+    assert "final r2" in repr(compared)
     assert [row.method for row in compared.rows] == ["slow", "fast"]
     tuned = tw.tune("fedavg", line, over={"lr": [0.001, 0.1]}, rounds=4, out=tmp_path / "search", recipe="paper")
     assert tuned.settings == {"method.client_opt.lr": 0.1}
