@@ -26,7 +26,7 @@ SMALLER = {
     "watch": ("--once",),
 }
 # Commands that need minutes, other packages or a finished run of another kind, and the test that runs each.
-ELSEWHERE = {
+OTHER_TESTS = {
     "thinwire deploy": "tests/deployment/test_deploy.py::test_deployment_equals_the_simulation",
     "thinwire export-peft": "tests/test_pretrained.py::test_a_run_writes_an_adapter_that_peft_loads",
     "make test": "tests/test_readme.py",
@@ -75,7 +75,7 @@ def test_install_commands_are_those_of_the_makefile():
 
 
 def test_commands_that_other_tests_run_have_these_tests():
-    for test in ELSEWHERE.values():
+    for test in OTHER_TESTS.values():
         file, _, name = test.partition("::")
         known = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
         assert not name or name in known, test
@@ -87,7 +87,7 @@ def test_every_command_runs(thinwire):
         Path(name).write_text(content)
     done = set()
     for line in (line for page in PAGES for line in commands(page)):
-        if line in done or any(plain(line).startswith(known) for known in ELSEWHERE):
+        if line in done or any(plain(line).startswith(known) for known in OTHER_TESTS):
             continue
         done.add(line)
         if re.match(r"python3\.11 -m venv|\. \.venv/bin/activate|(\.venv/bin/)?pip install", line):

@@ -18,7 +18,7 @@ from thinwire.errors import ConfigError, DataError
 
 X = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(9) % 3
-CLIENTS = Assignment(np.array([8, 0, 1, 2, 3, 4, 5]), np.array([0, 3, 7]))  # example 6 and 7 belong to nobody
+CLIENTS = Assignment(np.array([8, 0, 1, 2, 3, 4, 5]), np.array([0, 3, 7]))  # examples 6 and 7 are of no client
 
 
 def task(inputs=X, targets=Y, model=None, clients=CLIENTS, **options) -> Task:

@@ -112,7 +112,9 @@ Log = Annotated[
 Targets = Annotated[
     list[float] | None,
     typer.Option(
-        "--target", metavar="ACCURACY", help="Compare the cost of reaching this accuracy, such as 0.8; may be repeated."
+        "--target",
+        metavar="VALUE",
+        help="Compare the cost of reaching this value of the objective, such as an accuracy of 0.8; may be repeated.",
     ),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Run again, even if this run is finished.")]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.core.frames import data_frame
 from thinwire.core.text import html_text, visible
 from thinwire.core.units import human_bytes
-from thinwire.errors import ConfigError
 from thinwire.metrics.objective import Objective
 from thinwire.runtime.job import RoundRecord
 
@@ -96,13 +96,9 @@ def as_frame(records: Sequence[RoundRecord]) -> Any:
 
     A metric is a column of its name; a value over clients is one of its name after `clients_`.
     """
-    try:
-        import pandas  # type: ignore
-    except ImportError as error:
-        raise ConfigError("run.frame() needs pandas: pip install pandas") from error
     rows = []
     for record in records:
         row = record._asdict()
         metrics, clients = row.pop("metrics"), row.pop("clients_eval")
         rows.append({**row, **metrics, **{f"clients_{key}": value for key, value in (clients or {}).items()}})
-    return pandas.DataFrame(rows).set_index("round")
+    return data_frame(rows).set_index("round")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.core.frames import data_frame
 from thinwire.core.units import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.experiments.compare import Compared, compare_methods, watcher
@@ -24,7 +25,7 @@ from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
 from thinwire.reports.compare import ComparisonRow, MeanStd, as_json, table
 from thinwire.reports.report import check_page, report
-from thinwire.reports.text_table import Cells, frame
+from thinwire.reports.text_table import Cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class Comparison:
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame; means and standard deviations are columns of their own."""
-        return frame([_flat(row) for row in self.plain()])
+        return data_frame([_flat(row) for row in self.plain()])
 
     def plain(self) -> list[dict[str, Any]]:
         """The rows as plain values, for JSON."""
@@ -143,7 +144,7 @@ def compare(
         tune_seed: the seed of the search; none of the seeds of the comparison.
         out: the folder of the runs; finished ones are used again.
         html: the file of a page.
-        targets: accuracies whose cost the page compares.
+        targets: values of the objective whose cost the page compares.
         overrides: settings of all methods by dotted path.
         recipe: the name of a recipe.
         device: `cpu` or `cuda`.
@@ -151,7 +152,7 @@ def compare(
         again: run even if a run is finished.
         progress: print a line for each run; by default in a terminal.
     """
-    check_page([html] if html else [], targets)
+    check_page([html] if html else [], ())
     if isinstance(methods, str | Method) or not methods:
         raise ConfigError(f"methods must be a list such as ['fedavg', 'mapo'], not {methods!r}")
     if seeds < 1:
@@ -160,6 +161,7 @@ def compare(
     pairs: list[tuple[str, Any]] = list(named.items()) or [("", one) for one in methods]
     options: dict[str, Any] = {"rounds": rounds, "clients": clients, "cohort": cohort, "device": device}
     makes = [maker(one, on, name=name, recipe=recipe, overrides=overrides, **options) for name, one in pairs]
+    check_page([], targets, makes[0]({}).eval.objective)
     compared = compare_methods(
         makes,
         range(seed, seed + seeds),

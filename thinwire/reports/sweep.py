@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from thinwire.core.frames import data_frame
 from thinwire.core.units import human_bytes
 from thinwire.errors import ConfigError
 from thinwire.experiments.collapse import BROKEN, count_broken
@@ -30,7 +31,7 @@ from thinwire.metrics.objective import Objective
 from thinwire.protocol.method import Method
 from thinwire.reports.report import check_page, report
 from thinwire.reports.seed_groups import MeanInterval
-from thinwire.reports.text_table import Cells, frame
+from thinwire.reports.text_table import Cells
 
 
 class SweepRow(NamedTuple):
@@ -111,7 +112,7 @@ class Sweep:
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame."""
-        return frame(self.plain())
+        return data_frame(self.plain())
 
     def plain(self) -> list[dict[str, Any]]:
         """The rows as plain values, for JSON."""

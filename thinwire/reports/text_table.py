@@ -1,12 +1,11 @@
-"""Tables as plain text, for `repr`, and as HTML, for notebooks; and rows as a pandas frame."""
+"""Tables as plain text, for `repr`, and as HTML, for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from thinwire.core.text import html_text, visible
-from thinwire.errors import ConfigError
 
 
 class Cells(NamedTuple):
@@ -40,12 +39,3 @@ class Cells(NamedTuple):
         rows = ("".join(f"<td>{html_text(cell)}</td>" for cell in row) for row in self.rows)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A pandas DataFrame with one row for each mapping."""
-    try:
-        import pandas  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ConfigError("a frame needs pandas, which is not installed; write pip install pandas") from error
-    return pandas.DataFrame(list(rows))
