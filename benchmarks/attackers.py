@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.core.key import Key
-from thinwire.deployment.apps import job_of
+from thinwire.deployment.jobs import job_of
 from thinwire.errors import Diverged
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.protocol.client import Updates

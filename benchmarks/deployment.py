@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.apps import deployable
+from thinwire.deployment.jobs import deployable
 from thinwire.deployment.local import Processes, deploy, free_ports
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute

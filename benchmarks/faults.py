@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.corrupt import CORRUPTIONS, FORGERIES
 from thinwire.core.key import Key
-from thinwire.deployment.apps import MakeJob, deployable, job_of
+from thinwire.deployment.jobs import MakeJob, deployable, job_of
 from thinwire.deployment.local import DeploymentFailed, deploy
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute

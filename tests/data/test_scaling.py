@@ -21,7 +21,7 @@ from thinwire.data.scaling import (
     unpack_scale,
     unpack_sums,
 )
-from thinwire.deployment.apps import deployable
+from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError, WireError
 from thinwire.experiments.build import build_job, build_task, prepared
 from thinwire.experiments.config import resolve

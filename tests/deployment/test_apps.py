@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.apps import clients_of_node, deployable, job_of, read_deployment, read_experiment, run_name
+from thinwire.deployment.jobs import clients_of_node, deployable, job_of, read_experiment
+from thinwire.deployment.server_app import read_deployment, run_name
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.toml import loads

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.own_code import forgotten, write_project
-from thinwire.deployment.apps import deployable
 from thinwire.deployment.certificates import make_certificate, make_key
+from thinwire.deployment.jobs import deployable
 from thinwire.deployment.local import deploy
 from thinwire.deployment.processes import DeploymentFailed, free_ports
 from thinwire.experiments.config import resolve

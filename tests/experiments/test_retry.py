@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.deployment.apps import deployable
+from thinwire.deployment.jobs import deployable
 from thinwire.errors import CheckpointError, ConfigError, Diverged, UnknownName
 from thinwire.experiments.collapse import Course, judge, news
 from thinwire.experiments.config import resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.flower.test_server import experiment
-from thinwire.deployment.apps import write_log
+from thinwire.deployment.server_app import write_log
 from thinwire.experiments.build import build_job
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from thinwire.deployment.apps import deployable
+from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment, to_table
 from thinwire.experiments.files import write_all

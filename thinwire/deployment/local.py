@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.apps import FAILED, deployable
 from thinwire.deployment.certificates import make_certificate, make_key
+from thinwire.deployment.jobs import deployable
 from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
+from thinwire.deployment.server_app import FAILED
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import OnRound, refuse_diverged

@@ -120,6 +120,10 @@ class GridTransport:
                 self.unresponsive[node] = time.monotonic() + 5 * HELLO_SECONDS
         return frozenset().union(*self.serves.values())
 
+    def name(self, client: int) -> str:
+        """What logs and records call a client."""
+        return f"client {client}"
+
     def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
         """Send all requests, and yield the responses as they arrive."""
         node_of = {client: node for node, clients in self.serves.items() for client in clients}

@@ -141,7 +141,7 @@ class FlowerServer:
         except Diverged as error:
             raise Diverged(f"round {number}: {error}") from error
         for i, why in closed.refused.items():
-            self.log(f"round {number}: refused client {i}: {why}")
+            self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
             got.refused[i] = why
             del got.uploads[i]
         return closed
@@ -152,7 +152,7 @@ class FlowerServer:
         loss, odd = _training_loss(counted, self.job.method.norm_bound)
         bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
         for i, why in bounded.items():
-            self.log(f"round {number}: bounded client {i}: {why}")
+            self.log(f"round {number}: bounded {self.transport.name(i)}: {why}")
         record = RoundRecord(
             *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
             lr=lr,
@@ -181,7 +181,7 @@ class FlowerServer:
                 got.bytes_catchup += sum(len(request.data) for request in lost.values())
                 self._exchange(got, opened, lost)
             for i, why in got.refused.items():
-                self.log(f"round {number}: refused client {i}: {why}")
+                self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
             if len(got.uploads) >= needed:
                 return got
             self.log(f"round {number}: {len(got.uploads)} of {len(requests)} clients responded, {needed} are needed")

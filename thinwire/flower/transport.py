@@ -27,6 +27,10 @@ class Transport(Protocol):
         """The clients that are available now."""
         ...
 
+    def name(self, client: int) -> str:
+        """What logs and records call a client."""
+        ...
+
     def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
         """The responses that arrive within that time, in the order of arrival.
 
@@ -47,6 +51,10 @@ class InMemory:
     def clients(self) -> Set[int]:
         """All clients of the task."""
         return frozenset(range(len(self.client.job.task.clients)))
+
+    def name(self, client: int) -> str:
+        """Its number: clients in memory have no names."""
+        return f"client {client}"
 
     def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""

@@ -1,0 +1,109 @@
+"""The ServerApp of a Flower app: it runs on the machine of the SuperLink.
+
+    app = server_app(experiment, job)
+
+`job(None)` returns the `Job` of the server, with the test set.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.text import visible
+from thinwire.deployment.jobs import MakeJob, deployable
+from thinwire.errors import CheckpointError, ThinwireError
+from thinwire.experiments.config import Experiment
+from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.files import append, read_json, write_atomically
+from thinwire.experiments.records import rounds_in
+from thinwire.flower import need_flower
+from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.server import FlowerServer
+from thinwire.protocol.contract import Contract
+from thinwire.runtime.federation import OnMessage
+
+FAILED = "thinwire failed:"  # prefix of the server's error message in the log
+
+
+def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
+    """A Flower ServerApp that runs an experiment into a run directory, or resumes it.
+
+    Args:
+        experiment: the experiment.
+        job: returns the job of the server, given None.
+        on_message: called with every message that is counted.
+
+    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`).
+    """
+    need_flower()
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+    from thinwire.flower.grid_transport import GridTransport
+
+    app = ServerApp()
+    experiment = deployable(experiment)
+
+    def main(grid: Grid, context: Context) -> None:
+        config = context.run_config
+        path = Path(str(config.get("run-dir") or default_folder(experiment)))
+        settings = {key: config[key] for key in ("nodes", "seconds", "quorum", "tries") if key in config}
+        policy = RoundPolicy(**{key: value for key, value in settings.items() if key != "nodes"})
+
+        def log(line: str) -> None:
+            write_log(path, line)
+
+        def prepare() -> FlowerServer:
+            server = FlowerServer(experiment.engine, job(None), connect, policy, log)
+            server.federation.try_model()
+            return server
+
+        def connect(contract: Contract, clients: int) -> GridTransport:
+            return GridTransport(grid, lambda: run_name(path, settings), contract.schema.digest, clients, log=log)
+
+        try:
+            execute(experiment, path, resume=True, prepare=prepare, on_message=on_message)
+        except (ThinwireError, OSError) as error:
+            log(f"{FAILED} {error}")
+            raise
+
+    app.main()(main)
+    return app
+
+
+def write_log(path: Path, line: str) -> None:
+    """Print a line for `flwr log`, and append it to `server.log` of the run directory, with control codes escaped."""
+    line = visible(line)
+    print(line, flush=True)
+    if (path / "config.toml").is_file():
+        append(path / "server.log", f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n".encode())
+
+
+def run_name(path: Path, settings: Mapping[str, Any]) -> str:
+    """The name under which clients store their states; a run without checkpoints gets a new one.
+
+    The name is written to the run directory, with the settings of the deployment.
+    """
+    known = read_deployment(path)
+    name = known["run"] if known and rounds_in(path / "checkpoints") else secrets.token_hex(8)
+    write_atomically(path / "deployment.json", (json.dumps({"run": name, **settings}, indent=1) + "\n").encode())
+    return str(name)
+
+
+def read_deployment(path: Path) -> dict[str, Any] | None:
+    """Name and settings of the deployment of a run directory; None if it was not deployed."""
+    file = path / "deployment.json"
+    if not file.is_file():
+        return None
+    try:
+        known = read_json(file)
+        return {
+            key: known[key] for key in ("run", "nodes", "seconds", "quorum", "tries") if key in known or key == "run"
+        }
+    except KeyError as error:
+        raise CheckpointError(f"{file} cannot be read (it lacks {error})") from error
