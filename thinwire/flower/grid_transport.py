@@ -131,9 +131,9 @@ class GridTransport:
         if self.asked:
             late = JOIN_SECONDS if fresh else 0.0
             self._read_hellos(late if self.admission.serves else HELLO_SECONDS)
-        if self.told:
-            list(self.grid.pull_messages(list(self.told)))
-            self.told = {name: until for name, until in self.told.items() if until > time.monotonic()}
+        for reply in self.grid.pull_messages(list(self.told)) if self.told else ():
+            self.told.pop(reply.metadata.reply_to_message_id, None)
+        self.told = {name: until for name, until in self.told.items() if until > time.monotonic()}
         return self.admission.clients()
 
     def name(self, client: int) -> str:
