@@ -34,6 +34,7 @@ def test_sites_get_the_lowest_free_clients():
     assert roster.site_of(2).name == "south"
     assert roster.site_of(4) is None
     assert roster.site_of_key(key(3)).name == "east"
+    assert roster.keys() == {0: key(1), 1: key(2), 2: key(2), 3: key(3)}
     after = roster.revoke("south").add("west", key(4), 3)
     assert after.site("west").clients == (1, 2, 4)
     assert after.site("south").revoked

@@ -96,6 +96,10 @@ class Roster:
         """The site that has a client."""
         return next((site for site in self.active() if client in site.clients), None)
 
+    def keys(self) -> dict[int, str]:
+        """The public key of the site of each client."""
+        return {client: site.key for site in self.active() for client in site.clients}
+
     def add(self, name: str, key: str, clients: int | None = None) -> Roster:
         """A roster with one more site, which gets the lowest numbers that are free.
 

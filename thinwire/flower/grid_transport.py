@@ -117,8 +117,8 @@ class GridTransport:
     def clients(self) -> Set[int]:
         """The clients of all connected nodes that are used.
 
-        New nodes are asked what they are. The first are waited for; later a node that takes long to respond, since it
-        loads its data, delays nobody: its response is read by a later call.
+        New nodes are asked what they are. A node that takes long to respond, since it loads its data, or that is silent
+        delays nobody: its response is read by a later call.
         """
         here = set(self.grid.get_node_ids())
         new = self.admission.to_ask(here)
@@ -129,8 +129,7 @@ class GridTransport:
             if name := self._push(node, pack({"run": self.run, "nonce": nonce}), "query", HELLO_SECONDS):
                 self.asked[name] = _Asked(node, nonce, time.monotonic() + HELLO_SECONDS)
         if self.asked:
-            late = JOIN_SECONDS if fresh else 0.0
-            self._read_hellos(late if self.admission.serves else HELLO_SECONDS)
+            self._read_hellos(JOIN_SECONDS if fresh else 0.0)
         for reply in self.grid.pull_messages(list(self.told)) if self.told else ():
             self.told.pop(reply.metadata.reply_to_message_id, None)
         self.told = {name: until for name, until in self.told.items() if until > time.monotonic()}
@@ -153,19 +152,24 @@ class GridTransport:
             for i, request in requests.items()
             if i in node_of
         }
-        names = {i: self.name(i) for i in sent}
+        names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
         for client, reply in self._exchange(sent, "train", seconds, node_of):
-            self.admission.reread()
-            if client not in self.admission.serves.get(node_of[client], ()):
-                self.log(f"{names[client]} was revoked or changed in this round: its response is not used")
-                continue
             if reply.has_error():  # of Flower or of the app, not of the client
                 self.log(f"{self.name(client)} did not respond: {visible(str(reply.error.reason), 300)}")
+                continue
+            if not self._is_from(client, reply):
+                name = names.get(client, f"client {client}")
+                self.log(f"{name}: ignored a response of node {reply.metadata.src_node_id}, which is no longer used")
                 continue
             try:
                 yield ClientResponse(client, _response(client, reply))
             except WireError as error:
                 yield ClientResponse(client, Response(b"", error=str(error)))
+
+    def _is_from(self, client: int, reply: Message) -> bool:
+        """Whether a reply is from the node that has the client now; the roster may have changed since the request."""
+        self.admission.reread()
+        return client in self.admission.serves.get(reply.metadata.src_node_id, ())
 
     def _read_hellos(self, seconds: float) -> None:
         """Admit or refuse the nodes that respond within that time."""
@@ -185,10 +189,13 @@ class GridTransport:
     def _read_hello(self, asked: _Asked, reply: Message) -> None:
         """Admit or refuse a node, which is told why."""
         try:
-            failed = str(reply.error.reason) if reply.has_error() else unpack(reply.content, error=str)[0][0]
-            if failed:  # it may be temporary; a node prints its own error
-                why = f"could not report its clients: {visible(failed, 300)}"
-                self.admission.postpone(asked.node, AGAIN_SECONDS, why)
+            (failed, refused) = unpack(reply.content, error=str, refusal=str)[0] if reply.has_content() else ("", "")
+            if failed or reply.has_error():  # it may be temporary; a node prints its own error
+                why = visible(failed or str(reply.error.reason), 300)
+                self.admission.postpone(asked.node, AGAIN_SECONDS, f"could not report its clients: {why}")
+                return
+            if refused:  # by the node, which prints it: it runs only an app of its own
+                self.admission.refuse(asked.node, refused)
                 return
             refusal = self.admission.admit(asked.node, _report(reply.content), self.run, asked.nonce)
         except WireError as error:
@@ -204,13 +211,18 @@ class GridTransport:
         return next(iter(self.grid.push_messages([message])), None) or ""
 
     def _exchange(
-        self, contents: Mapping[int, RecordDict], kind: str, seconds: float, node_of: Mapping[int, int]
+        self, contents: Mapping[int, RecordDict], kind: str, seconds: float, node_of: Mapping[int, int] | None = None
     ) -> Iterator[tuple[int, Message]]:
         """Push one message to each, and pull the replies until all have arrived or the time is over."""
+        from flwr.app import Message
+
         waiting = {}
         for key, content in contents.items():
-            if name := self._push(node_of[key], content, kind, seconds):
-                waiting[name] = key
+            node = key if node_of is None else node_of[key]
+            message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds + 60, group_id="thinwire")
+            pushed = list(self.grid.push_messages([message]))
+            if pushed and pushed[0]:
+                waiting[pushed[0]] = key
         end = time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(waiting)):
