@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from thinwire.deployment.app_folder import write_app
 from thinwire.deployment.certificates import make_certificate, make_key
+from thinwire.deployment.flower_adapter import REGISTER
 from thinwire.deployment.jobs import deployable
 from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
 from thinwire.deployment.server_app import FAILED
@@ -28,14 +29,6 @@ from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
 
 CONNECTION = "thinwire"
-
-# `flwr supernode register KEY CONNECTION` for many keys, in one process
-_REGISTER = """
-import sys
-from flwr.cli.app import app
-for key in sys.argv[2:]:
-    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
-"""
 
 
 def deploy(
@@ -131,7 +124,7 @@ def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
         ],
     )
     processes.wait_for_port(process, port)
-    processes.call([sys.executable, "-c", _REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
+    processes.call([sys.executable, "-c", REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
     return _SuperLink(process, port, keys, node_ports)
 
 
@@ -151,7 +144,8 @@ def _start_nodes(
     started = []
     for i, (key, node_port) in enumerate(zip(superlink.keys, superlink.node_ports, strict=True)):
         config = f"partition-id={i} num-partitions={len(superlink.keys)} state-dir={json.dumps(str(state))}"
-        command = [sys.executable, "-m", "thinwire", "node"] if low_latency else ["flower-supernode"]
+        own = [sys.executable, "-m", "thinwire", "node", "--app", str(home / "app")]
+        command = own if low_latency else ["flower-supernode"]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
         command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
         command += ["--node-config", config]

@@ -141,6 +141,9 @@ class GridTransport:
                 yield ClientResponse(client, Response(b"", error=str(error)))
 
     def _reported(self, reply: Message) -> frozenset[int]:
+        (refusal,), _ = unpack(reply.content, refusal=str)
+        if refusal:  # by the node, such as one with a pinned app
+            raise WireError(refusal)
         (served, schema), _ = unpack(reply.content, clients=list, schema=bytes)
         if schema != self.schema:
             raise WireError(
