@@ -43,6 +43,7 @@ def deploy(
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
     relay: Callable[[int], int] | None = None,
     low_latency: bool = True,
+    pinned: bool = True,
     edit_app: Callable[[Path], None] | None = None,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
@@ -58,6 +59,7 @@ def deploy(
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: maps the port of the SuperLink to the one that nodes connect to, such as that of a proxy.
         low_latency: run `thinwire node` (`deployment/node.py`), or else `flower-supernode`.
+        pinned: let `thinwire node` load the app, its data and its model once (`--app`), not for every message.
         edit_app: called with the folder of the app before it is run.
     """
     experiment = deployable(experiment)
@@ -85,7 +87,7 @@ def deploy(
             edit_app(home / "app")
         superlink = _start_superlink(processes, nodes)
         port = relay(superlink.port) if relay else superlink.port
-        supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency)
+        supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
         options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
         config = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
@@ -129,7 +131,7 @@ def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
 
 
 def _start_nodes(
-    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool
+    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool, pinned: bool
 ) -> list[subprocess.Popen[bytes]]:
     """Start the SuperNodes.
 
@@ -139,12 +141,13 @@ def _start_nodes(
         port: the port that they connect to.
         state: folder of the client states.
         low_latency: run `thinwire node` instead of `flower-supernode`.
+        pinned: with `--app`.
     """
     home = processes.home
     started = []
     for i, (key, node_port) in enumerate(zip(superlink.keys, superlink.node_ports, strict=True)):
         config = f"partition-id={i} num-partitions={len(superlink.keys)} state-dir={json.dumps(str(state))}"
-        own = [sys.executable, "-m", "thinwire", "node", "--app", str(home / "app")]
+        own = [sys.executable, "-m", "thinwire", "node", *(["--app", str(home / "app")] if pinned else [])]
         command = own if low_latency else ["flower-supernode"]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
         command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
