@@ -107,8 +107,8 @@ def endurance_table(found: Found) -> str:
     middle, high = statistics.median(seconds), statistics.quantiles(seconds, n=20)[-1]
     return "\n".join(rows) + (
         f"\n\n{found['nodes']} nodes, {found['rounds']} rounds of FedAvg on digits: {middle:.2f} s per round (median; "
-        f"95% of them at most {high:.2f} s), {found['lost']} updates lost, {found['all']:.0f} s in total. Memory is the "
-        "median over a quarter of the rounds; *files* are the run directory, client states and logs."
+        f"95% of them at most {high:.2f} s), {found['lost']} updates lost, {found['all']:.0f} s in total. Memory is "
+        "the median over a quarter of the rounds; *files* are the run directory, client states and logs."
     )
 
 

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, metadata
 from inspect import signature
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 
 from thinwire.errors import ConfigError
 
-KNOWN = ("1.40", "1.41", "1.42")  # tests/deployment/test_flower_versions.py runs a deployment with each
+KNOWN = ("1.40", "1.41", "1.42")  # tests/deployment/test_pinned_nodes.py runs a deployment with each
 
 NAMES: Mapping[str, Mapping[str, Sequence[str]]] = {  # by module: the names, and the parameters that are used
     "flwr.supernode.cli.flower_supernode": {"flower_supernode": (), "_parse_args_run_supernode": ()},
@@ -247,7 +248,9 @@ def app_bundle(folder: Path) -> bytes:
     """The bundle that `flwr run` would send of an app folder: a ZIP file of its files."""
     from flwr.cli.build import build_fab_from_disk
 
-    return build_fab_from_disk(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Flower's use of other packages
+        return build_fab_from_disk(folder)
 
 
 def import_client_app(folder: Path, reference: str) -> Any:

@@ -16,6 +16,7 @@ with a version that is not known to work, Flower's own node runs instead.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -83,6 +84,8 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     parsed = flower.parse_options(options)
     _import_all()
     pinned = pin(app, flower.parse_node_config(parsed.node_config)) if app is not None else None
+    gc.collect()
+    gc.freeze()  # forked processes share these pages as long as the collector does not write to them
     secret = secrets.token_bytes(32)
     worker = os.fork()
     if worker == 0:

@@ -8,7 +8,6 @@ messages, data that take long to read are read once.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import zipfile
@@ -157,5 +156,3 @@ def load_once(app: Any, node_config: Mapping[str, Any]) -> None:
         load(dict(node_config))
     finally:
         torch.set_num_threads(cores)
-    gc.collect()
-    gc.freeze()  # forked processes share these pages as long as the collector does not write to them
