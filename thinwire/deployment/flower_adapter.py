@@ -158,7 +158,7 @@ def poll_tasks(parsed: Any, secret: bytes, clock: Any, launch: Callable[[Any], N
         clock: replaces the module `time` where the process waits.
         launch: starts a process for a task, and returns.
     """
-    module = import_module("flwr.supercore.superexec.run_superexec")
+    module: Any = import_module("flwr.supercore.superexec.run_superexec")
     shorten_waits(module, clock)
     module.get_executor = lambda *_, **__: _Executor(launch)
     host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
@@ -213,14 +213,14 @@ def run_message(spec: Any, choose: Callable[[bytes], Any] | None = None) -> NoRe
     """
     from flwr.supercore.exit import exit_handler
 
-    module = import_module("flwr.supernode.runtime.run_clientapp")
+    module: Any = import_module("flwr.supernode.runtime.run_clientapp")
     code = 1
     try:
         exit_handler.registered_exit_handlers.clear()  # they belong to the parent process
         sys.argv = ["flwr-clientapp"]
         if choose is not None:
             sent: list[bytes] = []
-            module.install_from_fab = lambda fab_file, **_: sent.append(fab_file)  # type: ignore[assignment, return-value]
+            module.install_from_fab = lambda fab_file, **_: sent.append(fab_file)
             module.get_load_client_app_fn = lambda **_: lambda *_: choose(sent[0])
         certificates = Path(spec.root_certificates_path).read_bytes() if spec.root_certificates_path else None
         module.run_clientapp(
@@ -250,7 +250,8 @@ def app_bundle(folder: Path) -> bytes:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Flower's use of other packages
-        return build_fab_from_disk(folder)
+        bundle: bytes = build_fab_from_disk(folder)
+    return bundle
 
 
 def import_client_app(folder: Path, reference: str) -> Any:
