@@ -131,7 +131,7 @@ def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
 
 
 def _start_nodes(
-    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool, pinned: bool
+    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool, pinned: bool = False
 ) -> list[subprocess.Popen[bytes]]:
     """Start the SuperNodes.
 
