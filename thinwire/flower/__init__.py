@@ -3,6 +3,9 @@
 client.py            one client: a download in, an upload out
 client_store.py      what a client stores between messages
 server.py            the server: requests, checks, waits, decides; over any transport
+cohorts.py           the cohort of a round, from the clients that are there; the record of all cohorts
+policy.py            how long the server waits, how many clients it asks and needs
+deadline.py          the end of a wait
 transport.py         the contract of a transport, and one in memory
 grid_transport.py    Flower as a transport; the only file that needs it
 """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.core.text import visible
 from thinwire.errors import WireError
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.deadline import Deadline
 from thinwire.flower.transport import ClientResponse
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class GridTransport:
         self._make_run, self._run = run, ""
         self.serves: dict[int, frozenset[int]] = {}  # by node
         self.unresponsive: dict[int, float] = {}  # nodes, and until when they are not queried again
+        self.late: dict[str, tuple[int, Deadline]] = {}  # requests without a response: the client, and when they expire
+        self.arrived: list[tuple[int, Message]] = []  # replies that were pulled, and not read yet
 
     @property
     def run(self) -> str:
@@ -124,8 +127,8 @@ class GridTransport:
         """What logs and records call a client."""
         return f"client {client}"
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
-        """Send all requests, and yield the responses as they arrive."""
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
+        """Send all requests, and yield the responses as they arrive, also late ones to earlier requests."""
         node_of = {client: node for node, clients in self.serves.items() for client in clients}
         sent = {
             i: pack({"run": self.run, "client": i, "accepted": request.accepted}, request.data)
@@ -156,25 +159,39 @@ class GridTransport:
         return clients
 
     def _exchange(
-        self, contents: Mapping[int, RecordDict], kind: str, seconds: float, node_of: Mapping[int, int] | None = None
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        seconds: float | Deadline,
+        node_of: Mapping[int, int] | None = None,
     ) -> Iterator[tuple[int, Message]]:
         """Push one message to each, and pull the replies until all have arrived or the time is over."""
         from flwr.app import Message
 
-        waiting = {}
+        deadline = Deadline.of(seconds)
+        seconds, waiting, late = deadline.left(), dict[str, int](), dict[str, tuple[int, Deadline]]()
+        if kind == "train":  # until its message expires, a client may still respond
+            late = self.late = {one: (key, end) for one, (key, end) in self.late.items() if end.left()}
         for key, content in contents.items():
             node = key if node_of is None else node_of[key]
             message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds + 60, group_id="thinwire")
             pushed = list(self.grid.push_messages([message]))
             if pushed and pushed[0]:
                 waiting[pushed[0]] = key
-        end = time.monotonic() + seconds
-        while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(waiting)):
-                if (of := reply.metadata.reply_to_message_id) in waiting:
-                    yield waiting.pop(of), reply
-            if waiting:
-                time.sleep(self.poll)
+        expires, arrived = Deadline(seconds + 60), self.arrived if kind == "train" else []
+        try:
+            while waiting and deadline.left():
+                for reply in self.grid.pull_messages([*waiting, *late]):
+                    if (of := reply.metadata.reply_to_message_id) in waiting:
+                        arrived.append((waiting.pop(of), reply))
+                    elif of in late:
+                        arrived.append((late.pop(of)[0], reply))
+                while arrived:
+                    yield arrived.pop(0)
+                if waiting:
+                    time.sleep(min(self.poll, deadline.left()))
+        finally:  # the caller may close the round before the end
+            late |= {one: (key, expires) for one, key in waiting.items()}
 
 
 def _response(client: int, reply: Message) -> Response:

@@ -2,8 +2,11 @@
 
 What can go wrong, and what then happens:
 
-    a client is absent, or too late            the round continues without it, if enough others responded (`quorum`)
-    fewer responded                            asked again (they repeat their upload), then the run stops: resume
+    a client is not connected                  the cohort is drawn from those that are (`cohorts.py`)
+    a client is absent, or too late            the round continues without it, if enough others responded (`quorum`),
+                                               `grace` seconds after these
+    fewer responded                            asked again (they repeat their upload), and others in their place; then
+                                               the run stops: resume
     a message is damaged, much too long, of    refused and counted; the client's state does not change
       another version or method, or not finite
     a client is malicious                      bounded by the median of the cohort (`protocol/norm_bound.py`); outvoted,
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +31,8 @@ from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, IncompatibleParts, WireError
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.cohorts import CohortLog, CohortSampler, Turn
+from thinwire.flower.deadline import Clock, Deadline
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.transport import Transport
 from thinwire.protocol.contract import Contract
@@ -60,6 +65,10 @@ class _Collected:
     responses: dict[int, Response] = field(default_factory=dict)
     uploads: dict[int, Upload] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    cohort: tuple[int, ...] = ()
+    requests: dict[int, Request] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)  # clients that the round did not wait for
+    logged: set[int] = field(default_factory=set)  # refused clients that are in the log
     bytes_up: int = 0
     bytes_down: int = 0
     bytes_catchup: int = 0
@@ -75,6 +84,8 @@ class FlowerServer:
         connect: returns, for a contract and a number of clients, the transport to them.
         policy: how long to wait, and for how many.
         log: receives a line for everything that was refused.
+        record: the cohorts of the run; by default they are kept in memory.
+        clock: the clock that limits waits.
     """
 
     def __init__(
@@ -84,6 +95,8 @@ class FlowerServer:
         connect: Callable[[Contract, int], Transport],
         policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
+        record: CohortLog | None = None,
+        clock: Clock = time,
     ) -> None:
         if job.method.secure_aggregation:
             raise IncompatibleParts(
@@ -93,8 +106,8 @@ class FlowerServer:
         self.federation, self.job = Federation(engine, job), job
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
-        self.policy, self.log = policy or RoundPolicy(), log
-        self._waited = False  # nodes need some time to connect
+        self.policy, self.log, self.clock = policy or RoundPolicy(), log, clock
+        self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -111,22 +124,22 @@ class FlowerServer:
     def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server
-        plan, cohort = self.federation.sample(state)
-        trained = trained_by_tier(self.contract, server.public, cohort)
-        accepted = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
-        down = open_round(self.contract, server, {i: max(0, version) for i, version in accepted.items()})
-        requests = {i: Request(down[i], accepted[i]) for i in cohort}
-        got = self._collect(_Round(number, server, plan, trained), requests)
+        plan = self.federation.sample(state)[0]
+        got = self._collect(state, _Round(number, server, plan, {}))
         closed = self._close(number, server, plan, got)
-        up = {i: got.responses[i].data for i in cohort if i in got.uploads}
+        up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
+        self.cohorts.record.closed(number, sorted(up), sorted(got.late))
         if on_message:
-            show_messages(on_message, number, down, up)
+            show_messages(on_message, number, {i: request.data for i, request in got.requests.items()}, up)
         # the server knows only the version of a client's last accepted upload
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         contract = self.contract.at(server.public.version)
-        after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
+        after = state._replace(round=number, server=closed.server, clients=clients, cohort=got.cohort)
         after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        record = self._record(number, got, closed, len(cohort), contract.client_opt(server.public.version).lr)
+        places = max(len(got.cohort), self.federation.sampler.size) - len(got.late)
+        record = self._record(number, got, closed, places, contract.client_opt(server.public.version).lr)
+        spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
+        record = record._replace(late=len(got.late), epsilon=(spent or (None,))[0])
         with self.federation.compute():
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
@@ -165,48 +178,70 @@ class FlowerServer:
         # of the model that clients received, which is that of the round before
         return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
 
-    def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
-        """Send the requests, and again to clients that did not respond while there are too few."""
-        number, got, needed = opened.number, _Collected(), self.policy.needed(len(requests))
+    def _collect(self, state: RunState, opened: _Round) -> _Collected:
+        """Ask the cohort, and while there are too few uploads clients that did not respond, and others besides."""
+        number, got, size = opened.number, _Collected(), self.federation.sampler.size
+        order, kept = self.federation.sampler.order(state.round), () if opened.plan.resample else state.cohort
+        turn, needed = Turn(number, order, kept, size), self.policy.needed(size)
         for attempt in range(self.policy.tries):
-            here = self._available(requests.keys(), needed)
-            asked = {i: request for i, request in requests.items() if i in here and i not in got.uploads}
-            sent = {i: request.data for i, request in asked.items()}
-            ordinary, more = split_download(self.contract, opened.server, sent)
-            again = ordinary if attempt else 0  # a repeated message counts as catching up
-            got.bytes_down, got.bytes_catchup = got.bytes_down + ordinary - again, got.bytes_catchup + more + again
-            lost = self._exchange(got, opened, asked)
-            if lost:
-                got.drifted += len(lost)
-                got.bytes_catchup += sum(len(request.data) for request in lost.values())
-                self._exchange(got, opened, lost)
-            for i, why in got.refused.items():
-                self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
+            got.cohort = (
+                self.cohorts.again(turn, got.cohort, got.uploads.keys()) if attempt else self.cohorts.draw(turn)
+            )
+            opened = opened._replace(trained=trained_by_tier(self.contract, opened.server.public, got.cohort))
+            self._ask(got, opened, self._requests(state, got), needed)
+            self._log_refused(number, got)
             if len(got.uploads) >= needed:
+                got.late -= got.uploads.keys() | got.refused.keys()
+                if got.late:
+                    late = ", ".join(map(self.transport.name, sorted(got.late)))
+                    self.log(
+                        f"round {number}: closed with {len(got.uploads)} of {len(got.cohort)} clients; late: {late}"
+                    )
                 return got
-            self.log(f"round {number}: {len(got.uploads)} of {len(requests)} clients responded, {needed} are needed")
+            self.log(f"round {number}: {len(got.uploads)} of {len(got.cohort)} clients responded, {needed} are needed")
         raise WireError(
-            f"round {number}: {len(got.uploads)} of {len(requests)} clients sent an upload that can be used, {needed} "
-            "are needed; `thinwire resume` continues when they are back"
+            f"round {number}: {len(got.uploads)} of {len(got.cohort)} clients sent an upload that can be used, "
+            f"{needed} are needed; `thinwire resume` continues when they are back"
         )
 
-    def _available(self, cohort: Set[int], needed: int) -> Set[int]:
-        """The clients that can be asked. The first round waits for the whole cohort, later ones for enough of it."""
-        end = time.monotonic() + self.policy.seconds
-        wanted = needed if self._waited else len(cohort)
-        while len(here := cohort & self.transport.clients()) < wanted and time.monotonic() < end:
-            time.sleep(min(1.0, self.policy.seconds / 10))
-        self._waited = True
-        return here
+    def _requests(self, state: RunState, got: _Collected) -> dict[int, Request]:
+        """The requests to the clients of a cohort that are there and have not sent an upload that can be used."""
+        new = [i for i in got.cohort if i not in got.requests]
+        accepted = {i: state.clients[i].version if i in state.clients else -1 for i in new}
+        down = open_round(self.contract, state.server, {i: max(0, version) for i, version in accepted.items()})
+        repeated = {i: request for i, request in got.requests.items() if i in self.cohorts.here - got.uploads.keys()}
+        got.requests |= {i: Request(down[i], accepted[i]) for i in new}
+        asked = {i: got.requests[i] for i in got.cohort if i in repeated or i in new}
+        ordinary, more = split_download(self.contract, state.server, {i: one.data for i, one in asked.items()})
+        again, _ = split_download(self.contract, state.server, {i: one.data for i, one in repeated.items()})
+        got.bytes_down += ordinary - again  # a repeated message counts as catching up
+        got.bytes_catchup += more + again
+        return asked
 
-    def _exchange(self, got: _Collected, opened: _Round, asked: Mapping[int, Request]) -> dict[int, Request]:
+    def _ask(self, got: _Collected, opened: _Round, asked: Mapping[int, Request], needed: int) -> None:
+        """Collect the responses to requests; clients that request the whole state are sent it, while there is time."""
+        busy, deadline = (Deadline(self.policy.seconds, self.clock) for _ in range(2))
+        lost = self._exchange(got, opened, asked, deadline)
+        if len(got.uploads) < needed or self.policy.grace is None:
+            deadline = Deadline(self.policy.seconds, self.clock)
+        got.drifted += len(lost)
+        if lost and deadline.left():
+            got.bytes_catchup += sum(len(request.data) for request in lost.values())
+            self._exchange(got, opened, lost, deadline)
+        self.cohorts.late(got.late - got.uploads.keys(), busy)
+
+    def _exchange(
+        self, got: _Collected, opened: _Round, asked: Mapping[int, Request], deadline: Deadline
+    ) -> dict[int, Request]:
         """Collect the uploads that can be used; returns what clients need that requested the whole state."""
         lost: dict[int, Request] = {}
-        if not asked:
-            return lost
-        for client, response in self.transport.exchange(asked, self.policy.seconds):
+        size, enough = self.federation.sampler.size, False
+        for client, response in self.transport.exchange(asked, deadline) if asked else ():
             got.bytes_up += len(response.data)
-            if client not in asked or client in got.uploads or client in lost:
+            self.cohorts.responded(client)
+            if client not in got.requests:
+                self._late(opened.number, client)
+            if client not in got.requests or client in got.uploads or client in lost:
                 continue
             try:
                 result = self._read(opened, client, response)
@@ -214,10 +249,32 @@ class FlowerServer:
                 got.refused[client] = str(error)
                 continue
             if isinstance(result, bytes):
-                lost[client] = Request(result, asked[client].accepted)
-            else:
-                got.uploads[client], got.responses[client] = result, response
+                lost[client] = Request(result, got.requests[client].accepted)
+                continue
+            got.uploads[client], got.responses[client] = result, response
+            if self.policy.grace is not None and len(got.uploads) >= self.policy.needed(size):
+                deadline.at_most(self.policy.grace)
+                enough = True
+            if len(got.uploads) >= size and not asked.keys() <= got.uploads.keys() | lost.keys():
+                deadline.at_most(0.0)
+                enough = True
+                break
+        if enough and not deadline.left():
+            got.late |= asked.keys() - got.uploads.keys() - lost.keys() - got.refused.keys()
         return lost
+
+    def _late(self, number: int, client: int) -> None:
+        """Handle an upload to a round that is closed: it is not used, which the next request tells its client.
+
+        A server that aggregates by version, as FedBuff does, would use it here.
+        """
+        self.log(f"round {number}: {self.transport.name(client)} responded to a round that is closed; it is not used")
+
+    def _log_refused(self, number: int, got: _Collected) -> None:
+        """Log each refused client once."""
+        for i in got.refused.keys() - got.logged:
+            self.log(f"round {number}: refused {self.transport.name(i)}: {got.refused[i]}")
+        got.logged |= got.refused.keys()
 
     def _read(self, opened: _Round, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
