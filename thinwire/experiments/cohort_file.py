@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +29,32 @@ class CohortFile(CohortLog):
 
     def __init__(self, run: Path) -> None:
         super().__init__()
-        self.file = run / COHORTS
+        self.file, self._loaded = run / COHORTS, False
+        self._rest: bytes | None = None
 
-    @cached_property
-    def rounds(self) -> Mapping[int, RecordedRound]:  # type: ignore[override]
+    @property
+    def rounds(self) -> Mapping[int, RecordedRound]:
         """The rounds so far, by number from 1."""
-        data = self.file.read_bytes() if self.file.is_file() else b""
-        kept = 0
+        if not self._loaded:
+            self._load()
+        return self._rounds
+
+    def _load(self) -> None:
+        data, kept = self.file.read_bytes() if self.file.is_file() else b"", 0
         for line in data.splitlines(keepends=True):
             value = _parsed(line)
             if value is None:
                 break
             self._read(value)
             kept += len(line)
-        self.whole = data[:kept] if kept < len(data) else None  # what can be read, if that is not all
-        return self._rounds
+        self._loaded, self._rest = True, data[:kept] if kept < len(data) else None
 
     def _add(self, line: dict[str, Any]) -> None:
-        _ = self.rounds
-        if self.whole is not None:
-            write_atomically(self.file, self.whole)
-            self.whole = None
+        if not self._loaded:
+            self._load()
+        if self._rest is not None:  # the end of the file cannot be read
+            write_atomically(self.file, self._rest)
+            self._rest = None
         super()._add(line)
 
     def _write(self, line: dict[str, Any]) -> None:
