@@ -135,7 +135,7 @@ class CohortSampler:
         wanted = (frozenset(old) or everyone) if self._first else frozenset()
         self._first = False
         here = self._wait(everyone, wanted, self.policy.needed(turn.size))
-        if old and here.issuperset(old):
+        if old and here >= frozenset(old):
             return old
         if gone := [self.transport.name(i) for i in old if i not in here]:
             self.log(f"round {number}: drawn again without {', '.join(gone)}, not back in {self.policy.wait:g} seconds")
@@ -154,6 +154,10 @@ class CohortSampler:
             cohort = (*cohort, *others)
             self.record.drawn(turn.number, sorted(here), cohort)
         return cohort
+
+    def available(self, cohort: Set[int], needed: int) -> Set[int]:
+        """The clients of a cohort that are there, when so many of them are or `seconds` end."""
+        return self._wait(cohort, frozenset(), needed)
 
     def late(self, clients: Set[int], until: Deadline) -> None:
         """Note the clients whose responses the round did not wait for; others are asked until these have responded."""

@@ -23,23 +23,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, IncompatibleParts, WireError
-from thinwire.flower.client_store import Request, Response
+from thinwire.flower.client_store import Response
 from thinwire.flower.cohorts import CohortLog, CohortSampler, Turn
-from thinwire.flower.deadline import Clock, Deadline
+from thinwire.flower.collect import Collected, Collector, OpenRound
+from thinwire.flower.deadline import Clock
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.transport import Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
-from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round, split_download
+from thinwire.protocol.server import ClosedRound, close_round, full_state_message
 from thinwire.protocol.state import ClientState, ServerState
-from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
+from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
 from thinwire.runtime.job import Job, RoundRecord, RunState
@@ -47,32 +45,6 @@ from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
-
-
-class _Round(NamedTuple):
-    """A round that is open."""
-
-    number: int
-    server: ServerState
-    plan: Plan
-    trained: Mapping[int, Tree]  # the values that clients of each tier train
-
-
-@dataclass
-class _Collected:
-    """What one round has received so far."""
-
-    responses: dict[int, Response] = field(default_factory=dict)
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    cohort: tuple[int, ...] = ()
-    requests: dict[int, Request] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)  # clients that the round did not wait for
-    logged: set[int] = field(default_factory=set)  # refused clients that are in the log
-    bytes_up: int = 0
-    bytes_down: int = 0
-    bytes_catchup: int = 0
-    drifted: int = 0
 
 
 class FlowerServer:
@@ -106,8 +78,9 @@ class FlowerServer:
         self.federation, self.job = Federation(engine, job), job
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
-        self.policy, self.log, self.clock = policy or RoundPolicy(), log, clock
+        self.policy, self.log = policy or RoundPolicy(), log
         self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
+        self.collector = Collector(self.contract, self.cohorts, self._read)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -125,7 +98,7 @@ class FlowerServer:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server
         plan = self.federation.sample(state)[0]
-        got = self._collect(state, _Round(number, server, plan, {}))
+        got = self.collector.collect(state, OpenRound(number, server, plan), self._turn(state, plan))
         closed = self._close(number, server, plan, got)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         self.cohorts.record.closed(number, sorted(up), sorted(got.late))
@@ -136,7 +109,7 @@ class FlowerServer:
         contract = self.contract.at(server.public.version)
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=got.cohort)
         after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        places = max(len(got.cohort), self.federation.sampler.size) - len(got.late)
+        places = max(len(got.cohort), got.size) - len(got.late)
         record = self._record(number, got, closed, places, contract.client_opt(server.public.version).lr)
         spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
         record = record._replace(late=len(got.late), epsilon=(spent or (None,))[0])
@@ -146,7 +119,12 @@ class FlowerServer:
                 record = self.federation.evaluated(after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
-    def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:
+    def _turn(self, state: RunState, plan: Plan) -> Turn:
+        """How the cohort of the next round is taken; within a window of the schedule it is kept."""
+        sampler = self.federation.sampler
+        return Turn(state.round + 1, sampler.order(state.round), () if plan.resample else state.cohort, sampler.size)
+
+    def _close(self, number: int, server: ServerState, plan: Plan, got: Collected) -> ClosedRound:
         """The closed round; clients that it refuses are removed from what was collected."""
         try:
             noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
@@ -159,7 +137,7 @@ class FlowerServer:
             del got.uploads[i]
         return closed
 
-    def _record(self, number: int, got: _Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
+    def _record(self, number: int, got: Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
         """The record of a round, without evaluation."""
         counted = {i: got.responses[i] for i in got.uploads}
         loss, odd = _training_loss(counted, self.job.method.norm_bound)
@@ -178,105 +156,7 @@ class FlowerServer:
         # of the model that clients received, which is that of the round before
         return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
 
-    def _collect(self, state: RunState, opened: _Round) -> _Collected:
-        """Ask the cohort, and while there are too few uploads clients that did not respond, and others besides."""
-        number, got, size = opened.number, _Collected(), self.federation.sampler.size
-        order, kept = self.federation.sampler.order(state.round), () if opened.plan.resample else state.cohort
-        turn, needed = Turn(number, order, kept, size), self.policy.needed(size)
-        for attempt in range(self.policy.tries):
-            got.cohort = (
-                self.cohorts.again(turn, got.cohort, got.uploads.keys()) if attempt else self.cohorts.draw(turn)
-            )
-            opened = opened._replace(trained=trained_by_tier(self.contract, opened.server.public, got.cohort))
-            self._ask(got, opened, self._requests(state, got), needed)
-            self._log_refused(number, got)
-            if len(got.uploads) >= needed:
-                got.late -= got.uploads.keys() | got.refused.keys()
-                if got.late:
-                    late = ", ".join(map(self.transport.name, sorted(got.late)))
-                    self.log(
-                        f"round {number}: closed with {len(got.uploads)} of {len(got.cohort)} clients; late: {late}"
-                    )
-                return got
-            self.log(f"round {number}: {len(got.uploads)} of {len(got.cohort)} clients responded, {needed} are needed")
-        raise WireError(
-            f"round {number}: {len(got.uploads)} of {len(got.cohort)} clients sent an upload that can be used, "
-            f"{needed} are needed; `thinwire resume` continues when they are back"
-        )
-
-    def _requests(self, state: RunState, got: _Collected) -> dict[int, Request]:
-        """The requests to the clients of a cohort that are there and have not sent an upload that can be used."""
-        new = [i for i in got.cohort if i not in got.requests]
-        accepted = {i: state.clients[i].version if i in state.clients else -1 for i in new}
-        down = open_round(self.contract, state.server, {i: max(0, version) for i, version in accepted.items()})
-        repeated = {i: request for i, request in got.requests.items() if i in self.cohorts.here - got.uploads.keys()}
-        got.requests |= {i: Request(down[i], accepted[i]) for i in new}
-        asked = {i: got.requests[i] for i in got.cohort if i in repeated or i in new}
-        ordinary, more = split_download(self.contract, state.server, {i: one.data for i, one in asked.items()})
-        again, _ = split_download(self.contract, state.server, {i: one.data for i, one in repeated.items()})
-        got.bytes_down += ordinary - again  # a repeated message counts as catching up
-        got.bytes_catchup += more + again
-        return asked
-
-    def _ask(self, got: _Collected, opened: _Round, asked: Mapping[int, Request], needed: int) -> None:
-        """Collect the responses to requests; clients that request the whole state are sent it, while there is time."""
-        busy, deadline = (Deadline(self.policy.seconds, self.clock) for _ in range(2))
-        lost = self._exchange(got, opened, asked, deadline)
-        if len(got.uploads) < needed or self.policy.grace is None:
-            deadline = Deadline(self.policy.seconds, self.clock)
-        got.drifted += len(lost)
-        if lost and deadline.left():
-            got.bytes_catchup += sum(len(request.data) for request in lost.values())
-            self._exchange(got, opened, lost, deadline)
-        self.cohorts.late(got.late - got.uploads.keys(), busy)
-
-    def _exchange(
-        self, got: _Collected, opened: _Round, asked: Mapping[int, Request], deadline: Deadline
-    ) -> dict[int, Request]:
-        """Collect the uploads that can be used; returns what clients need that requested the whole state."""
-        lost: dict[int, Request] = {}
-        size, enough = self.federation.sampler.size, False
-        for client, response in self.transport.exchange(asked, deadline) if asked else ():
-            got.bytes_up += len(response.data)
-            self.cohorts.responded(client)
-            if client not in got.requests:
-                self._late(opened.number, client)
-            if client not in got.requests or client in got.uploads or client in lost:
-                continue
-            try:
-                result = self._read(opened, client, response)
-            except (WireError, Diverged) as error:
-                got.refused[client] = str(error)
-                continue
-            if isinstance(result, bytes):
-                lost[client] = Request(result, got.requests[client].accepted)
-                continue
-            got.uploads[client], got.responses[client] = result, response
-            if self.policy.grace is not None and len(got.uploads) >= self.policy.needed(size):
-                deadline.at_most(self.policy.grace)
-                enough = True
-            if len(got.uploads) >= size and not asked.keys() <= got.uploads.keys() | lost.keys():
-                deadline.at_most(0.0)
-                enough = True
-                break
-        if enough and not deadline.left():
-            got.late |= asked.keys() - got.uploads.keys() - lost.keys() - got.refused.keys()
-        return lost
-
-    def _late(self, number: int, client: int) -> None:
-        """Handle an upload to a round that is closed: it is not used, which the next request tells its client.
-
-        A server that aggregates by version, as FedBuff does, would use it here.
-        """
-        self.log(f"round {number}: {self.transport.name(client)} responded to a round that is closed; it is not used")
-
-    def _log_refused(self, number: int, got: _Collected) -> None:
-        """Log each refused client once."""
-        for i in got.refused.keys() - got.logged:
-            self.log(f"round {number}: refused {self.transport.name(i)}: {got.refused[i]}")
-        got.logged |= got.refused.keys()
-
-    def _read(self, opened: _Round, client: int, response: Response) -> Upload | bytes:
+    def _read(self, opened: OpenRound, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
         if response.error:
             raise WireError(f"it could not respond: {visible(response.error, 300)}")
