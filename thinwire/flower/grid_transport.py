@@ -184,8 +184,8 @@ class GridTransport:
                 for reply in self.grid.pull_messages([*waiting, *late]):
                     if (of := reply.metadata.reply_to_message_id) in waiting:
                         arrived.append((waiting.pop(of), reply))
-                    elif of in late:
-                        arrived.append((late.pop(of)[0], reply))
+                    elif of in late and (client := late.pop(of)[0]) not in contents:  # else it responds once more
+                        arrived.append((client, reply))
                 while arrived:
                     yield arrived.pop(0)
                 if waiting:
