@@ -238,9 +238,11 @@ def test_a_replay_has_the_weights_of_the_deployment(method, tmp_path):
     assert (found.rounds, found.largest) == (6, 0.0)
 
 
-def test_a_replay_with_other_cohorts_differs(tmp_path):
+def test_a_replay_with_other_cohorts_differs(tmp_path, thinwire):
     run = tmp_path / "run"
     deployed(run, "fedavg")
+    code, out, _ = thinwire("replay", str(run))
+    assert (code, "the final weights are identical, bit for bit" in out) == (0, True)
     file = run / "cohorts.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[3]["accepted"] = [0]
@@ -249,6 +251,10 @@ def test_a_replay_with_other_cohorts_differs(tmp_path):
     assert not found.identical
     assert found.first == 2
     assert found.largest > 0
+    code, out, _ = thinwire("replay", str(run))
+    assert code == 1
+    assert "blocks differ" in out
+    assert "the test loss differs from round 2 on" in out
     file.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
     with pytest.raises(CheckpointError, match="lacks the accepted clients of round 6"):
         replay(run)
