@@ -114,7 +114,7 @@ def test_others_take_the_places_of_clients_that_do_not_respond():
     state, record = server.round(server.start())
     assert len(transport.asked) > 1
     assert sorted(server.cohorts.record.rounds[1].accepted) == [6, 7, 8, 9]
-    assert any("take the places of clients that did not respond" in line for line in lines)
+    assert any("take part in place of clients that did not respond" in line for line in lines)
     assert record.absent + record.late == len(server.cohorts.record.rounds[1].cohort) - 4
     assert state.round == 1
 
@@ -127,6 +127,30 @@ def test_a_run_without_enough_clients_stops_and_can_be_resumed():
     there[0] = frozenset({2, 7, 8})
     state, record = server.round(server.start())
     assert (state.round, record.clients, record.absent) == (1, 3, 1)
+
+
+def test_clients_that_join_while_a_round_has_too_few_are_asked():
+    server, transport, _ = federation(
+        RoundPolicy(seconds=5.0, wait=0.0), listed=lambda: frozenset({7} if transport.clock.now < 6 else {2, 7, 8})
+    )
+    state, record = server.round(server.start())
+    assert (state.round, record.clients, record.absent) == (1, 3, 1)
+    assert [set(one) for one in transport.asked] == [{7}, {2, 8}]
+
+
+def test_a_first_round_with_a_roster_waits_for_its_sites_only():
+    there = [frozenset({1, 2, 5})]
+    server, transport, lines = federation(RoundPolicy(wait=30.0), listed=lambda: there[0])
+    transport.sites = lambda: {1: "north", 2: "south", 5: "west"}
+    server.round(server.start())
+    assert transport.began == 0
+    assert not lines
+    there[0] = frozenset({1, 2})
+    server, transport, lines = federation(RoundPolicy(wait=30.0), listed=lambda: there[0])
+    transport.sites = lambda: {1: "north", 2: "south", 5: "west"}
+    server.round(server.start())
+    assert transport.began == 30
+    assert lines == ["round 1: 2 of 3 clients are there after 30 seconds"]
 
 
 def test_sites_join_and_leave_between_rounds():

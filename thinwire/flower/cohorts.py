@@ -132,13 +132,18 @@ class CohortSampler:
         number, everyone = turn.number, frozenset(turn.order)
         before = self.record.rounds.get(number) if self._first else None
         old = before.cohort if before and everyone.issuperset(before.cohort) else ()
-        wanted = (frozenset(old) or everyone) if self._first else frozenset()
+        known = everyone & self.transport.sites().keys() or everyone  # with a roster, others do not come
+        wanted = (frozenset(old) or known) if self._first else frozenset()
         self._first = False
         here = self._wait(everyone, wanted, self.policy.needed(turn.size))
         if old and here >= frozenset(old):
             return old
         if gone := [self.transport.name(i) for i in old if i not in here]:
             self.log(f"round {number}: drawn again without {', '.join(gone)}, not back in {self.policy.wait:g} seconds")
+        elif not wanted <= here:
+            self.log(
+                f"round {number}: {len(here)} of {len(known)} clients are there after {self.policy.wait:g} seconds"
+            )
         cohort = self._chosen(turn, here)
         self.record.drawn(number, sorted(here), cohort)
         return cohort
@@ -146,11 +151,11 @@ class CohortSampler:
     def again(self, turn: Turn, cohort: tuple[int, ...], responded: Set[int]) -> tuple[int, ...]:
         """The cohort of a round with too few uploads: others take the places of those that did not respond."""
         here = self._wait(frozenset(turn.order), frozenset(), self.policy.needed(turn.size), responded)
-        missing = len(cohort) - len(responded & frozenset(cohort))
+        missing = max(len(cohort), self.policy.asked(turn.size)) - len(responded)
         free = [i for i in turn.order if i in here - self._working() and i not in cohort]
         if others := free[:missing]:
             names = ", ".join(map(self.transport.name, others))
-            self.log(f"round {turn.number}: {names} take the places of clients that did not respond")
+            self.log(f"round {turn.number}: {names} take part in place of clients that did not respond")
             cohort = (*cohort, *others)
             self.record.drawn(turn.number, sorted(here), cohort)
         return cohort

@@ -127,6 +127,10 @@ class GridTransport:
         """What logs and records call a client."""
         return f"client {client}"
 
+    def sites(self) -> dict[int, str]:
+        """The name of the site of each client; empty without a roster."""
+        return {}
+
     def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
         """Send all requests, and yield the responses as they arrive, also late ones to earlier requests."""
         node_of = {client: node for node, clients in self.serves.items() for client in clients}

@@ -32,6 +32,10 @@ class Transport(Protocol):
         """What logs and records call a client."""
         ...
 
+    def sites(self) -> Mapping[int, str]:
+        """The name of the site of each client; empty without a roster."""
+        ...
+
     def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
         """The responses that arrive within that time, in the order of arrival; also late ones to earlier requests.
 
@@ -58,6 +62,10 @@ class InMemory:
     def name(self, client: int) -> str:
         """Its number: clients in memory have no names."""
         return f"client {client}"
+
+    def sites(self) -> Mapping[int, str]:
+        """None: there is no roster in memory."""
+        return {}
 
     def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""
