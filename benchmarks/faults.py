@@ -36,6 +36,7 @@ from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.deadline import Deadline
 from thinwire.flower.grid_transport import GridTransport, pack, unpack
 from thinwire.flower.transport import ClientResponse
 from thinwire.protocol.round import close_round, decode_uploads, initial_server_state, plan_round
@@ -159,7 +160,7 @@ class DuplicatingNetwork(GridTransport):
 
     seed, logs = 0, Path()
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
         """The responses of the network, with duplicates."""
         key = Key(self.seed).fold("echo", max(0, *(request.accepted for request in requests.values())))
         before, self.before = getattr(self, "before", []), []

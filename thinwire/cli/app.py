@@ -21,6 +21,7 @@ from thinwire.cli.execution import TRAINING_FAILED
 from thinwire.cli.export_peft import export_peft
 from thinwire.cli.options import Imports
 from thinwire.cli.partition import partition
+from thinwire.cli.replay import replay
 from thinwire.cli.repro import repro
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
@@ -83,6 +84,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
 app.command()(check)
+app.command()(replay)
 app.command()(repro)
 app.command()(partition)
 app.command()(sweep)

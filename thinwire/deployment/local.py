@@ -53,7 +53,7 @@ def deploy(
         path: the run directory.
         nodes: number of SuperNodes; client i is on node i modulo this number.
         data_dir: folder that holds the datasets.
-        settings: of the server: `seconds`, `quorum`, `tries` (see `RoundPolicy`).
+        settings: of the server: `seconds`, `quorum`, `tries`, `grace`, `over-select`, `wait` (see `RoundPolicy`).
         resume: continue an unfinished run.
         on_round: called after every round.
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
@@ -88,7 +88,9 @@ def deploy(
         superlink = _start_superlink(processes, nodes)
         port = relay(superlink.port) if relay else superlink.port
         supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
-        options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
+        settings = settings or {}
+        wait = settings.get("seconds", 600.0)  # all nodes are started here, so the first round waits for all of them
+        options = {"run-dir": json.dumps(str(path)), "nodes": nodes, "wait": wait, **settings}
         config = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
         if on_start:

@@ -19,12 +19,13 @@ from thinwire.deployment.jobs import MakeJob, deployable
 from thinwire.deployment.roster import RosterFile
 from thinwire.deployment.software import software_of
 from thinwire.errors import CheckpointError, ThinwireError
+from thinwire.experiments.cohort_file import CohortFile
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.records import rounds_in
 from thinwire.flower import need_flower
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.policy import KEYS, RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.protocol.contract import Contract
 from thinwire.runtime.federation import OnMessage
@@ -40,8 +41,8 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         job: returns the job of the server, given None.
         on_message: called with every message that is counted.
 
-    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`), `roster` (see
-    `Roster`).
+    Keys of the run configuration: `run-dir`, and the fields of `RoundPolicy`: `seconds`, `quorum`, `tries`, `grace`,
+    `over-select`, `wait`; and `roster` (see `Roster`).
     """
     need_flower()
     from flwr.app import Context
@@ -55,14 +56,14 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         path = Path(str(config.get("run-dir") or default_folder(experiment)))
-        settings = {key: config[key] for key in ("nodes", "seconds", "quorum", "tries") if key in config}
-        policy = RoundPolicy(**{key: value for key, value in settings.items() if key != "nodes"})
+        settings = {key: config[key] for key in ("nodes", *KEYS) if key in config}
+        policy = RoundPolicy.of(settings)
 
         def log(line: str) -> None:
             write_log(path, line)
 
         def prepare() -> FlowerServer:
-            server = FlowerServer(experiment.engine, job(None), connect, policy, log)
+            server = FlowerServer(experiment.engine, job(None), connect, policy, log, CohortFile(path))
             server.federation.try_model()
             return server
 
@@ -107,8 +108,6 @@ def read_deployment(path: Path) -> dict[str, Any] | None:
         return None
     try:
         known = read_json(file)
-        return {
-            key: known[key] for key in ("run", "nodes", "seconds", "quorum", "tries") if key in known or key == "run"
-        }
+        return {key: known[key] for key in ("run", "nodes", *KEYS) if key in known or key == "run"}
     except KeyError as error:
         raise CheckpointError(f"{file} cannot be read (it lacks {error})") from error
