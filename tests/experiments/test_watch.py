@@ -8,10 +8,9 @@ import sys
 import threading
 import time
 
-from thinwire.cli.watch import status_line
 from thinwire.experiments.lock import PROCESS, note_process, writer
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.experiments.watch import follow, standing
+from thinwire.experiments.watch import follow, standing, status_line
 
 
 def test_standing_of_a_finished_run(real_runs):
