@@ -41,6 +41,7 @@ seconds = 600.0   # seconds that the server waits for uploads
 quorum = 0.5      # fraction of the cohort that must upload
 nodes = 0         # number of nodes that `thinwire deploy` started; 0 otherwise
 tries = 3         # number of requests to a client while the quorum is not reached
+http = ""         # address of the live page, metrics and health, such as 127.0.0.1:9100; if empty, there is none
 """
 
 _TASK = '''\

@@ -18,6 +18,7 @@ from thinwire.core.text import visible
 from thinwire.deployment.jobs import MakeJob, deployable
 from thinwire.deployment.private_files import private
 from thinwire.deployment.round_lines import RoundLines
+from thinwire.deployment.server_process import FAILED, HOPELESS
 from thinwire.deployment.shutdown import Shutdown, Stopped
 from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 from thinwire.experiments.config import Experiment
@@ -31,9 +32,6 @@ from thinwire.protocol.contract import Contract
 from thinwire.reports.live_server import live_server
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord
-
-FAILED = "thinwire failed:"  # prefix of the server's error message in the log
-HOPELESS = "thinwire: the same command would fail again"  # the line after it, if the settings are wrong
 
 
 def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:

@@ -17,6 +17,8 @@ from thinwire.experiments.files import read_json
 from thinwire.experiments.lock import PROCESS, writer
 
 PROGRAM = "flwr-serverapp"
+FAILED = "thinwire failed:"  # prefix of the server's error message in the log
+HOPELESS = "thinwire: the same command would fail again"  # the line after it, if the settings are wrong
 
 
 def server_process(path: Path) -> int | None:

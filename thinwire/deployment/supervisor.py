@@ -27,16 +27,13 @@ from typing import Any
 from thinwire.core.text import visible
 from thinwire.deployment.private_files import private_folder
 from thinwire.deployment.processes import FLOWER_ENV, DeploymentFailed
-from thinwire.deployment.server_app import FAILED, HOPELESS
-from thinwire.deployment.server_process import is_stale, server_process, stop_server
+from thinwire.deployment.server_process import FAILED, HOPELESS, is_stale, server_process, stop_server
 from thinwire.deployment.shutdown import GRACE
 from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.records import read_totals
-from thinwire.experiments.run_directory import Summary
-from thinwire.flower import need_flower
 
 LONGEST_PAUSE = 30.0
-LAST_LINES = 5.0  # seconds for the last lines of a server that has ended
+LAST_LINES = 3.0  # seconds for the last lines of a server that has ended
 POLL = 0.25
 
 
@@ -51,6 +48,7 @@ class Supervisor:
         config: texts of `-c` for `flwr run`, such as `quorum=0.8`.
         restarts: attempts in a row that may end without a finished round.
         log: receives lines of the server and of the supervisor.
+        flwr: Flower's command line; by default the one beside this Python, or in PATH.
     """
 
     app: Path
@@ -59,6 +57,7 @@ class Supervisor:
     config: Sequence[str] = ()
     restarts: int = 30
     log: Callable[[str], None] = print
+    flwr: str = ""
 
     def __post_init__(self) -> None:
         if not (self.app / "pyproject.toml").is_file():
@@ -68,9 +67,8 @@ class Supervisor:
         if self.restarts < 0:
             raise ConfigError(f"--restarts must be 0 or more, not {self.restarts}")
 
-    def run(self) -> Summary:
+    def run(self) -> dict[str, Any]:
         """Run until there is a summary; SIGTERM and Ctrl-C end the open round in order and raise `Interrupted`."""
-        need_flower()
         with _alone(self.run_dir), _Signals() as signals:
             failures = 0
             while True:
@@ -94,9 +92,17 @@ class Supervisor:
     @property
     def command(self) -> list[str]:
         """The command of an attempt."""
-        program = _flwr()
         given = [word for text in (f'run-dir="{self.run_dir.resolve()}"', *self.config) for word in ("-c", text)]
-        return [program, "run", str(self.app.resolve()), self.connection, "--stream", *given]
+        return [self.program, "run", str(self.app.resolve()), self.connection, "--stream", *given]
+
+    @property
+    def program(self) -> str:
+        """Flower's command line."""
+        beside = str(Path(sys.executable).parent)
+        found = self.flwr or shutil.which("flwr", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+        if not found:
+            raise ConfigError(f"the program flwr was not found in {beside} or in PATH; pip install 'thinwire[flower]'")
+        return found
 
 
 class Interrupted(BaseException):
@@ -195,7 +201,7 @@ class _Attempt:
     def _stop_flower_run(self) -> None:
         """Tell the SuperLink that the run has ended, if it does not know; it may be gone itself."""
         if self.flower_run and read_totals(self.supervisor.run_dir) is None:
-            command = [_flwr(), "stop", self.flower_run, self.supervisor.connection]
+            command = [self.supervisor.program, "stop", self.flower_run, self.supervisor.connection]
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(command, capture_output=True, timeout=30, check=False, env={**os.environ, **FLOWER_ENV})
 
@@ -225,15 +231,6 @@ class _Signals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.number = self.number or number
         self._event.set()
-
-
-def _flwr() -> str:
-    """The program of Flower's command line, next to this Python or in PATH."""
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("flwr", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if program is None:
-        raise ConfigError(f"the program flwr was not found in {beside} or in PATH; pip install 'thinwire[flower]'")
-    return program
 
 
 def _end(client: subprocess.Popen[bytes]) -> None:
