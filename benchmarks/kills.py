@@ -41,7 +41,7 @@ from thinwire.experiments.execute import execute
 COMMAND = "python benchmarks/kills.py --docs docs"
 TARGETS = ("server", "SuperLink", "node")
 RESTART = 1.0  # seconds after which a dead process is started again
-GAPS = (3.0, 30.0)  # seconds between two kills
+GAPS = (1.0, 12.0)  # seconds between two kills
 
 _SERVER = """
 from pathlib import Path
@@ -124,19 +124,21 @@ def killed_run(folder: Path, *, kills: int, nodes: int, rounds: int, seed: int) 
         supervisor = processes.start("supervisor", [sys.executable, "-m", "thinwire", *words, *config])
         while not (run / "metrics.jsonl").is_file() and supervisor.poll() is None:
             time.sleep(0.1)  # until the server has begun
-        after = time.monotonic()
+        after, rounds_then = time.monotonic(), 0
         while supervisor.poll() is None:
             services.tend()
             i = sum(done.values())
             low, high = GAPS
             due = after + low + (high - low) * float(key.fold("gap", i).uniform(1))
-            if i < kills and time.monotonic() > due:
-                after = time.monotonic()
+            # every second kill waits for a new round; the others may hit processes that are being started
+            if i < kills and time.monotonic() > due and (i % 2 or _rounds(run) > rounds_then):
+                after, rounds_then = time.monotonic(), _rounds(run)
                 which, node = (
                     int(key.fold(one, i).integers(1, most)) for one, most in (("target", 3), ("node", nodes))
                 )
                 while not kill_one(services, run, TARGETS[which], node):  # it is being started: the next kind
                     which = (which + 1) % len(TARGETS)
+                    services.tend()
                 done[TARGETS[which]] += 1
                 print(f"{time.monotonic() - began:6.0f} s  kill {i + 1}: {TARGETS[which]}", file=sys.stderr)
             time.sleep(0.1)
@@ -153,6 +155,11 @@ def killed_run(folder: Path, *, kills: int, nodes: int, rounds: int, seed: int) 
         "minutes": (time.monotonic() - began) / 60,
         **check(experiment, folder),
     }
+
+
+def _rounds(run: Path) -> int:
+    """The rounds that are done."""
+    return (run / "metrics.jsonl").read_bytes().count(b"\n")
 
 
 def check(experiment: Experiment, folder: Path) -> dict[str, Any]:
