@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes, human_seconds, percent
-from thinwire.errors import ConfigError
+from thinwire.errors import CheckpointError, ConfigError
 from thinwire.experiments.collapse import BROKEN
+from thinwire.experiments.files import read_json
 from thinwire.experiments.lock import writer
 from thinwire.experiments.records import honest_bytes, read_run
 from thinwire.experiments.toml import Table
@@ -104,7 +105,17 @@ def how_to_resume(path: Path, table: Table) -> str:
     """
     if "script" in table:
         return f"run `python {table['script']}` again, with resume=True"
+    if _deployed_elsewhere(path):
+        return f"`thinwire supervise APP_DIR CONNECTION --run-dir {path}` continues it"
     return f"`thinwire resume {path}` continues it"
+
+
+def _deployed_elsewhere(path: Path) -> bool:
+    """Whether `flwr run` started the run, and not `thinwire deploy`, which notes the number of its nodes."""
+    try:
+        return not read_json(path / "deployment.json").get("nodes")
+    except CheckpointError:
+        return False
 
 
 def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
