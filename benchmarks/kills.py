@@ -38,7 +38,6 @@ from thinwire.deployment.server_process import server_process
 from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
 
-COMMAND = "python benchmarks/kills.py --docs docs"
 TARGETS = ("server", "SuperLink", "node")
 RESTART = 1.0  # seconds after which a dead process is started again
 GAPS = (1.0, 12.0)  # seconds between two kills
@@ -193,6 +192,14 @@ def text_of(entry: dict[str, Any]) -> str:
     return f"{table}\n\n" + textwrap.fill(f"*{entry['machine']}; flwr {entry['flwr']}; {load}.*", 120)
 
 
+def command_of(entry: dict[str, Any]) -> str:
+    """The command that repeats a measurement."""
+    found = entry["found"]
+    options = {"kills": sum(found["kills"].values()), **{name: found[name] for name in ("nodes", "rounds", "seed")}}
+    words = " ".join(f"--{name} {value}" for name, value in options.items())
+    return f"python benchmarks/kills.py {words} --docs docs"
+
+
 def main() -> None:
     """Run it, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -210,7 +217,7 @@ def main() -> None:
     print(text_of(entry))
     if given.docs:
         (given.docs / "operation.json").write_text(json.dumps({"kills": entry}, indent=1) + "\n")
-        write_part(given.docs / "operation.md", "kills", text_of(entry), COMMAND)
+        write_part(given.docs / "operation.md", "kills", text_of(entry), command_of(entry))
 
 
 if __name__ == "__main__":

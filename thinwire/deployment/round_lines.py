@@ -55,5 +55,6 @@ def outcome(record: RoundRecord) -> str:
     >>> outcome(RoundRecord(3, 0.1, 0.9, 0.2, 10, 10, 0, 2, 0.1, refused=1, absent=2))
     '2 clients, 1 refused, 2 absent'
     """
-    others = (f"{getattr(record, name)} {name}" for name in ("refused", "bounded", "absent") if getattr(record, name))
+    counts = record._asdict()
+    others = (f"{counts[name]} {name}" for name in ("refused", "bounded", "absent", "late") if counts.get(name))
     return ", ".join((f"{record.clients} clients", *others))

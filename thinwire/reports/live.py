@@ -29,7 +29,7 @@ from thinwire.reports.seed_groups import group
 REFRESH = 5  # seconds between two loads of the page
 SILENCE = 900.0  # seconds without a new round after which a run is not healthy; ten rounds if they take longer
 _ROUNDS, _LOG_LINES, _TAIL = 12, 15, 1 << 20
-_OUTCOMES = ("refused", "bounded", "absent")
+_OUTCOMES = ("refused", "bounded", "absent", "late")
 
 
 class Health(NamedTuple):
@@ -136,7 +136,7 @@ def _family(name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str
     >>> print(_family("a", "gauge", "Text.", [({"x": 'q"1'}, 2), ({}, float("inf"))]), end="")
     # HELP a Text.
     # TYPE a gauge
-    a{x="q\\\\"1"} 2
+    a{x="q\\"1"} 2
     a +Inf
     """
     lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
@@ -153,7 +153,7 @@ def _label(text: str) -> str:
 def _number(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if math.isnan(value) else f"{value:.17g}" if isinstance(value, float) else str(value)
+    return "NaN" if math.isnan(value) else repr(value)
 
 
 # -- page --------------------------------------------------------------------------------------------------------------
