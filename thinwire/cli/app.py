@@ -26,6 +26,7 @@ from thinwire.cli.repro import repro
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
 from thinwire.cli.site import site
+from thinwire.cli.supervise import supervise
 from thinwire.cli.sweep import sweep
 from thinwire.cli.tune import tune
 from thinwire.cli.watch import watch
@@ -95,6 +96,7 @@ app.command()(compare)
 app.command()(report)
 app.command()(watch)
 app.add_typer(site, name="site")
+app.command()(supervise)
 
 
 def main() -> None:

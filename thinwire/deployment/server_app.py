@@ -16,9 +16,13 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.deployment.jobs import MakeJob, deployable
+from thinwire.deployment.private_files import private
 from thinwire.deployment.roster import RosterFile
+from thinwire.deployment.round_lines import RoundLines
+from thinwire.deployment.server_process import FAILED, HOPELESS
+from thinwire.deployment.shutdown import Shutdown, Stopped
 from thinwire.deployment.software import software_of
-from thinwire.errors import CheckpointError, ThinwireError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError
 from thinwire.experiments.cohort_file import CohortFile
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder, execute
@@ -28,9 +32,9 @@ from thinwire.flower import need_flower
 from thinwire.flower.policy import KEYS, RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.protocol.contract import Contract
+from thinwire.reports.live_server import live_server
 from thinwire.runtime.federation import OnMessage
-
-FAILED = "thinwire failed:"  # prefix of the server's error message in the log
+from thinwire.runtime.job import RoundRecord
 
 
 def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
@@ -42,7 +46,10 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         on_message: called with every message that is counted.
 
     Keys of the run configuration: `run-dir`, and the fields of `RoundPolicy`: `seconds`, `quorum`, `tries`, `grace`,
-    `over-select`, `wait`; and `roster` (see `Roster`).
+    `over-select`, `wait`; `roster` (see `Roster`); and `http`, an address such as 127.0.0.1:9100 for the live page,
+    metrics and health (`reports/live_server.py`).
+
+    After SIGTERM the open round is closed and saved before the server ends (`shutdown.py`).
     """
     need_flower()
     from flwr.app import Context
@@ -72,10 +79,24 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
             software = software_of(job, contract)
             return GridTransport(grid, lambda: run_name(path, settings), software, clients, log=log, sites=sites)
 
+        lines, shutdown = RoundLines(experiment, log), Shutdown()
+
+        def on_round(record: RoundRecord) -> None:
+            if lines.after(record):
+                shutdown.after_round()
+
         try:
-            execute(experiment, path, resume=True, prepare=prepare, on_message=on_message)
+            with private(), shutdown, live_server(path, str(config.get("http") or ""), log):
+                watchers = {"on_round": on_round, "on_message": on_message, "on_continue": lines.start_after}
+                execute(experiment, path, resume=True, prepare=prepare, **watchers)  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            if not shutdown.requested:
+                raise
+            raise Stopped(lines.stopped()) from None
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
+            if isinstance(error, ConfigError):
+                log(HOPELESS)
             raise
 
     app.main()(main)

@@ -123,7 +123,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl"):
+        for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.path / "good", self.path / "best"):
             for old in folder.iterdir() if folder.is_dir() else ():
