@@ -28,6 +28,7 @@ Accounting = Literal["honest", "ideal"]
 
 SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums; early versions have none
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
+KEEP = 2  # checkpoints, the newest; see `Checkpointing.keep`
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")

@@ -6,8 +6,9 @@ What can go wrong, and what then happens:
     fewer responded                            asked again (they repeat their upload), then the run stops: resume
     a message is damaged, much too long, of    refused and counted; the client's state does not change
       another version or method, or not finite
-    a client is malicious                      bounded by the median of the cohort (`protocol/norm_bound.py`); outvoted,
-                                               if the method has a robust aggregator
+    a client is malicious                      bounded by the medians of cohort and latest rounds, or refused
+                                               (`norm_bound.py`); outvoted, if the method has a robust aggregator
+    the next state is not fit                  the run goes back without the clients that were far off (`recent.py`)
     a response arrives twice                   the first counts
     a client was absent, or lost its state     the shortest download from its version; or the whole state, on request
     a response was lost                        the client returns to its state before it (`client_store.py`)
@@ -19,25 +20,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree
-from thinwire.errors import Diverged, IncompatibleParts, WireError
+from thinwire.core.tree import Tree, restrict, to_device
+from thinwire.errors import Diverged, IncompatibleParts, Unfit, WireError
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.left_out import replaced
 from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.recent import after_round, median_loss, training_loss
+from thinwire.flower.site_stats import Outcome, Traffic, site_records
 from thinwire.flower.transport import Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
-from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round, split_download
+from thinwire.protocol.recent import Recent
+from thinwire.protocol.server import ClosedRound, Terms, close_on, full_state_message, open_round, split_download
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
 from thinwire.runtime.job import Job, RoundRecord, RunState
+from thinwire.runtime.site_record import SiteRecord
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
@@ -64,6 +69,13 @@ class _Collected:
     bytes_down: int = 0
     bytes_catchup: int = 0
     drifted: int = 0
+    traffic: Traffic = field(default_factory=Traffic)  # by client
+    logged: set[int] = field(default_factory=set)  # refused clients that the log has named
+
+    @property
+    def sent(self) -> tuple[int, int, int]:
+        """Bytes up, down, and for catching up."""
+        return self.bytes_up, self.bytes_down, self.bytes_catchup
 
 
 class FlowerServer:
@@ -75,6 +87,8 @@ class FlowerServer:
         connect: returns, for a contract and a number of clients, the transport to them.
         policy: how long to wait, and for how many.
         log: receives a line for everything that was refused.
+        on_sites: receives the records of all clients of a round.
+        goes_back: whether a state that is not fit ends the round with `Unfit`, so that the run goes back.
     """
 
     def __init__(
@@ -84,6 +98,8 @@ class FlowerServer:
         connect: Callable[[Contract, int], Transport],
         policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
+        on_sites: Callable[[Sequence[SiteRecord]], None] = lambda records: None,
+        goes_back: bool = False,
     ) -> None:
         if job.method.secure_aggregation:
             raise IncompatibleParts(
@@ -94,6 +110,9 @@ class FlowerServer:
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
+        self.on_sites, self.goes_back = on_sites, goes_back
+        self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
+        self.attempt = 0  # how often the run went back
         self._waited = False  # nodes need some time to connect
 
     def start(self) -> RunState:
@@ -112,12 +131,13 @@ class FlowerServer:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server
         plan, cohort = self.federation.sample(state)
+        cohort = self._replaced(number, cohort)
         trained = trained_by_tier(self.contract, server.public, cohort)
         accepted = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
         down = open_round(self.contract, server, {i: max(0, version) for i, version in accepted.items()})
         requests = {i: Request(down[i], accepted[i]) for i in cohort}
         got = self._collect(_Round(number, server, plan, trained), requests)
-        closed = self._close(number, server, plan, got)
+        closed = self._close(state, plan, got, cohort)
         up = {i: got.responses[i].data for i in cohort if i in got.uploads}
         if on_message:
             show_messages(on_message, number, down, up)
@@ -125,45 +145,113 @@ class FlowerServer:
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         contract = self.contract.at(server.public.version)
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
-        after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        record = self._record(number, got, closed, len(cohort), contract.client_opt(server.public.version).lr)
+        after = after._replace(
+            sync_counts=state.sync_counts.add(contract, plan, up), recent=self._recent(state, got, closed)
+        )
+        record = self._record(state, got, closed, cohort)
         with self.federation.compute():
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
                 record = self.federation.evaluated(after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
-    def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:
+    def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
+        """Leave clients out of cohorts.
+
+        Args:
+            until: the last round without each of them.
+            attempt: how often the run went back so far.
+        """
+        self.left_out, self.attempt = dict(until), attempt
+
+    def _replaced(self, number: int, cohort: tuple[int, ...]) -> tuple[int, ...]:
+        """The cohort with other clients, drawn from the seed, in place of those that are left out."""
+        out = frozenset(i for i, until in self.left_out.items() if number <= until)
+        return replaced(cohort, out, self.federation.eligible, self.federation.key.fold("instead", number))
+
+    def _lr(self, server: ServerState) -> float:
+        """The learning rate of the clients."""
+        return self.contract.at(server.public.version).client_opt(server.public.version).lr
+
+    def _close(self, state: RunState, plan: Plan, got: _Collected, cohort: tuple[int, ...]) -> ClosedRound:
         """The closed round; clients that it refuses are removed from what was collected."""
+        number, server = state.round + 1, state.server
+        if state.recent.loss_is_unfit(loss := median_loss([got.responses[i] for i in got.uploads])):
+            self._go_back(state, got, f"the median loss is {loss:.3g}, far above that of the latest rounds")
         try:
             noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
-            closed = close_round(self.contract, server, plan, got.uploads, len(self.job.task.clients), noise)
+            terms = Terms(len(self.job.task.clients), noise, state.recent.sizes(self._lr(server)))
+            closed = close_on(self.contract, server, plan, got.uploads, terms)
+        except Unfit as error:
+            self._refuse(number, got, error.far)
+            self._write_sites(number, cohort, got, {})
+            raise Unfit(f"round {number}: {error}", error.far, got.sent, state.round) from error
         except Diverged as error:
+            self._go_back(state, got, str(error))
             raise Diverged(f"round {number}: {error}") from error
-        for i, why in closed.refused.items():
-            self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
-            got.refused[i] = why
-            del got.uploads[i]
+        self._refuse(number, got, closed.refused)
         return closed
 
-    def _record(self, number: int, got: _Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
+    def _go_back(self, state: RunState, got: _Collected, why: str) -> None:
+        """Raise `Unfit` if clients were far off in the round that made this state."""
+        names = " and ".join(map(self.transport.name, state.recent.far))
+        if not self.goes_back or not names:
+            return
+        line = f"round {state.round + 1}: {why}, and {names} was far off in round {state.round}"
+        self.log(f"{line}; the run goes back to round {state.round - 1} without")
+        far = dict.fromkeys(state.recent.far, f"far off in round {state.round}")
+        raise Unfit(line, far, got.sent, state.round - 1)
+
+    def _refuse(self, number: int, got: _Collected, refused: Mapping[int, str] = {}) -> None:
+        """Remove uploads; each refused client is named once in the log of a round."""
+        for i, why in refused.items():
+            got.refused[i] = why
+            got.uploads.pop(i, None)
+        for i, why in got.refused.items():
+            if i not in got.logged:
+                self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
+        got.logged |= got.refused.keys()
+
+    def _recent(self, state: RunState, got: _Collected, closed: ClosedRound) -> Recent:
+        """What is remembered of the latest rounds."""
+        return after_round(state.recent, closed, {i: got.responses[i] for i in got.uploads}, self._lr(state.server))
+
+    def _record(self, state: RunState, got: _Collected, closed: ClosedRound, cohort: tuple[int, ...]) -> RoundRecord:
         """The record of a round, without evaluation."""
-        counted = {i: got.responses[i] for i in got.uploads}
-        loss, odd = _training_loss(counted, self.job.method.norm_bound)
+        number, counted = state.round + 1, {i: got.responses[i] for i in got.uploads}
+        loss, odd = training_loss(counted, self.job.method.norm_bound, state.recent)
         bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
         for i, why in bounded.items():
             self.log(f"round {number}: bounded {self.transport.name(i)}: {why}")
+        self._write_sites(number, cohort, got, bounded, state.server)
         record = RoundRecord(
-            *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
-            lr=lr,
+            *(number, loss, None, None, *got.sent, len(counted), 0.0),
+            lr=self._lr(state.server),
             drifted=got.drifted,
             refused=len(got.refused),
             bounded=len(bounded),
-            absent=cohort - len(counted) - len(got.refused.keys() - counted.keys()),
+            absent=len(cohort) - len(counted) - len(got.refused.keys() - counted.keys()),
             epsilon=(self.federation.epsilon(number) or (None,))[0],
         )
         # of the model that clients received, which is that of the round before
         return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
+
+    def _write_sites(
+        self,
+        number: int,
+        cohort: tuple[int, ...],
+        got: _Collected,
+        bounded: Mapping[int, str],
+        server: ServerState | None = None,
+    ) -> None:
+        """Pass on the records of all clients of the cohort."""
+        updates = {i: one.code for i, one in got.uploads.items()}
+        start: Tree = {}
+        if server is not None and updates and self.job.method.upload == "weights":
+            start = to_device(restrict(server.public.coords, next(iter(updates.values())).keys()), "cpu")
+        outcome = Outcome({i: got.responses[i] for i in got.uploads}, bounded, got.refused, updates, start)
+        records = site_records(number, cohort, self.transport.name, outcome, got.traffic)
+        self.on_sites([one._replace(attempt=self.attempt) for one in records])
 
     def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
         """Send the requests, and again to clients that did not respond while there are too few."""
@@ -172,6 +260,8 @@ class FlowerServer:
             here = self._available(requests.keys(), needed)
             asked = {i: request for i, request in requests.items() if i in here and i not in got.uploads}
             sent = {i: request.data for i, request in asked.items()}
+            for i, data in sent.items():
+                got.traffic.sent(i, len(data))
             ordinary, more = split_download(self.contract, opened.server, sent)
             again = ordinary if attempt else 0  # a repeated message counts as catching up
             got.bytes_down, got.bytes_catchup = got.bytes_down + ordinary - again, got.bytes_catchup + more + again
@@ -179,9 +269,10 @@ class FlowerServer:
             if lost:
                 got.drifted += len(lost)
                 got.bytes_catchup += sum(len(request.data) for request in lost.values())
+                for i, request in lost.items():
+                    got.traffic.sent(i, len(request.data))
                 self._exchange(got, opened, lost)
-            for i, why in got.refused.items():
-                self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
+            self._refuse(number, got)
             if len(got.uploads) >= needed:
                 return got
             self.log(f"round {number}: {len(got.uploads)} of {len(requests)} clients responded, {needed} are needed")
@@ -204,8 +295,11 @@ class FlowerServer:
         lost: dict[int, Request] = {}
         if not asked:
             return lost
+        began = time.perf_counter()
         for client, response in self.transport.exchange(asked, self.policy.seconds):
             got.bytes_up += len(response.data)
+            if client in asked:
+                got.traffic.received(client, len(response.data), time.perf_counter() - began)
             if client not in asked or client in got.uploads or client in lost:
                 continue
             try:
@@ -232,19 +326,3 @@ class FlowerServer:
         if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
             raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
         return upload
-
-
-def _training_loss(responses: Mapping[int, Response], limit: float) -> tuple[float, dict[int, str]]:
-    """The mean loss over all examples, with both bounded as uploads are; and the clients that were, with reasons."""
-    losses = [abs(one.loss) for one in responses.values()]
-    examples = [float(one.examples) for one in responses.values()]
-    by_loss = factors(losses, limit) if limit else [1.0] * len(losses)
-    by_count = factors(examples, WEIGHT_LIMIT)
-    shares = [count * by for count, by in zip(examples, by_count, strict=True)]
-    total = sum(one.loss * by * share for one, by, share in zip(responses.values(), by_loss, shares, strict=True))
-    why = {
-        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
-        for client, one, *by in zip(responses, responses.values(), by_loss, by_count, strict=True)
-        if min(by) < 1
-    }
-    return total / sum(shares), why
