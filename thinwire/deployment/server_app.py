@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.deployment.jobs import MakeJob, deployable
+from thinwire.deployment.reply_limit import limit_replies, longest_reply
 from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.records import rounds_in
+from thinwire.experiments.site_records import append_sites
 from thinwire.flower import need_flower
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.protocol.contract import Contract
 from thinwire.runtime.federation import OnMessage
+from thinwire.runtime.site_record import SiteRecord
 
 FAILED = "thinwire failed:"  # prefix of the server's error message in the log
 
@@ -38,7 +41,8 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         job: returns the job of the server, given None.
         on_message: called with every message that is counted.
 
-    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`).
+    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`), and `rollback=false`
+    to continue where the next state is not fit.
     """
     need_flower()
     from flwr.app import Context
@@ -58,12 +62,17 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         def log(line: str) -> None:
             write_log(path, line)
 
+        def write_sites(records: Sequence[SiteRecord]) -> None:
+            append_sites(path, records)
+
         def prepare() -> FlowerServer:
-            server = FlowerServer(experiment.engine, job(None), connect, policy, log)
+            back = bool(config.get("rollback", True))
+            server = FlowerServer(experiment.engine, job(None), connect, policy, log, write_sites, back)
             server.federation.try_model()
             return server
 
         def connect(contract: Contract, clients: int) -> GridTransport:
+            limit_replies(grid, longest_reply(contract), log)
             return GridTransport(grid, lambda: run_name(path, settings), contract.schema.digest, clients, log=log)
 
         try:

@@ -11,8 +11,7 @@ from thinwire.experiments.execution import check_blocks as check_blocks
 from thinwire.experiments.execution import run_plan
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.plan import Plan
-from thinwire.experiments.records import byte_totals
-from thinwire.experiments.retry_store import ROLLED_BACK
+from thinwire.experiments.records import ROLLED_BACK, byte_totals
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.task_files import folder_name
 from thinwire.experiments.task_record import refuse_other_task

@@ -24,7 +24,8 @@ from thinwire.data.task import Exchange
 from thinwire.errors import ConfigError, Diverged, Unfit
 from thinwire.experiments.collapse import Verdict
 from thinwire.experiments.loop import Checkpoints, Collapsed, Stop, rounds
-from thinwire.experiments.retry_store import ROLLED_BACK, Retry, Store
+from thinwire.experiments.records import ROLLED_BACK
+from thinwire.experiments.retry_store import Retry, Store
 from thinwire.flower.left_out import left_out_until
 from thinwire.optimizers.halved_lr import HalvedLR
 from thinwire.protocol.method import Method
@@ -149,10 +150,11 @@ class Rescue:
             raise error
         lost = [record._asdict() for record in records[done:]]
         sums = [sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup")]
-        sent = [total + last for total, last in zip(sums, error.sent, strict=True)]
+        up, down, catchup = (total + last for total, last in zip(sums, error.sent, strict=True))
         lr = runner.contract.at(version).client_opt(version).lr
-        facts = (state.round + 1, ROLLED_BACK, str(error), done, version, lr, *sent)
-        retry = Retry(*facts, sum(line["seconds"] for line in lost), lost, sorted(error.far))
+        facts = (state.round + 1, ROLLED_BACK, str(error), done, version, lr)
+        seconds = sum(line["seconds"] for line in lost)
+        retry = Retry(*facts, up, down, catchup, seconds, lost, sorted(error.far))
         del records[done:]
         found = self.store.go_back(retry)
         self._leave_out(runner)

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple, Protocol
 from thinwire.errors import CheckpointError
 from thinwire.experiments.checkpoint import save_checkpoint
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
-from thinwire.experiments.records import checkpoint_file, lines_at, rounds_in
+from thinwire.experiments.records import ROLLED_BACK, checkpoint_file, lines_at, rounds_in
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.runtime.job import RunState
 
-ROLLED_BACK = "rolled back"  # the status of a retry that changes no learning rate
 DAMAGED = 1 << 30  # more retries than any run has
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 INLINE = 4 * 1000 * 1000
 HELLO_SECONDS = 120.0
 AGAIN_SECONDS = 10.0
+TOO_LONG = "its reply was not loaded, since it has more than"  # see `deployment/reply_limit.py`
 _FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
 
 
@@ -88,6 +89,7 @@ class GridTransport:
     ) -> None:
         self.grid, self.schema, self.count, self.poll, self.log = grid, schema, clients, poll, log
         self._make_run, self._run = run, ""
+        self.one_at_a_time = False
         self.serves: dict[int, frozenset[int]] = {}  # by node
         self.unresponsive: dict[int, float] = {}  # nodes, and until when they are not queried again
 
@@ -132,6 +134,9 @@ class GridTransport:
             for i, request in requests.items()
         }
         for client, reply in self._exchange(sent, "train", seconds, node_of):
+            if reply.has_error() and TOO_LONG in (reason := str(reply.error.reason)):
+                yield ClientResponse(client, Response(b"", error=reason[reason.index(TOO_LONG) :][:200]))
+                continue
             if reply.has_error():  # of Flower or of the app, not of the client
                 self.log(f"client {client} did not respond: {visible(str(reply.error.reason), 300)}")
                 continue
@@ -170,11 +175,20 @@ class GridTransport:
                 waiting[pushed[0]] = key
         end = time.monotonic() + seconds
         while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(waiting)):
+            for reply in self._pull(list(waiting)):
                 if (of := reply.metadata.reply_to_message_id) in waiting:
                     yield waiting.pop(of), reply
             if waiting:
                 time.sleep(self.poll)
+
+    def _pull(self, ids: list[str]) -> Iterator[Message]:
+        """The replies that have arrived; one at a time after a list of them was too long, to find whose that is."""
+        for some in [[one] for one in ids] if self.one_at_a_time else [ids]:
+            try:
+                yield from self.grid.pull_messages(some)
+            except WireError as error:
+                self.one_at_a_time = True
+                self.log(f"{error}; replies are pulled one at a time from now on")
 
 
 def _response(client: int, reply: Message) -> Response:
@@ -183,6 +197,6 @@ def _response(client: int, reply: Message) -> Response:
     if who != client:
         raise WireError(f"client {who} responded in its place")
     if error:
-        return Response(b"", error=error)
+        return Response(b"", error=error[:1000])
     (loss, examples, accuracy), _ = unpack(content, loss=float, examples=int, accuracy=float)
     return Response(data, loss, examples, accuracy=accuracy)
