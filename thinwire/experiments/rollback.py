@@ -66,6 +66,8 @@ def _check(folder: RunFolder, number: int, left_out: Sequence[int]) -> None:
         )
     if number == rounds[-1] and not left_out:
         raise CheckpointError(f"{folder.path} is at round {number}, there is nothing to go back from")
+    if folder.table.get("method", {}).get("privacy", {}).get("kind", "none") != "none":
+        raise ConfigError(f"{folder.path} has differential privacy, which rounds that are given up spend, too")
     clients = folder.table.get("task", {}).get("clients", 0)
     if left_out and not (folder.path / "deployment.json").is_file():
         raise ConfigError(f"{folder.path} was not deployed: clients of a simulation cannot be left out")

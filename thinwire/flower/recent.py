@@ -3,7 +3,8 @@
     bounds     uploads, losses and numbers of examples are compared with the medians of the latest rounds, too
                (`protocol/norm_bound.py`), so that a cohort of one client, or of mostly malicious ones, is bounded
     far off    the norm of a client's update is above 3 times the median of its round or of the latest rounds
-    not fit    the median loss that the next cohort reports is above 3 times that of each of the latest rounds
+    not fit    the median loss that the next cohort reports is above 3 times the median of the latest rounds, and above
+               3 times that of each of the last three
 
 A state that is not fit, after a round with clients far off, is given up: the run goes back to the state before that
 round and leaves these clients out (`experiments/retry.py`). Without such clients there is nobody to leave out, and the

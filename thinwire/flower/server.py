@@ -195,7 +195,7 @@ class FlowerServer:
     def _go_back(self, state: RunState, got: _Collected, why: str) -> None:
         """Raise `Unfit` if clients were far off in the round that made this state."""
         names = " and ".join(map(self.transport.name, state.recent.far))
-        if not self.goes_back or not names:
+        if not self.goes_back or not names or self.job.method.privacy.active:  # abandoned rounds spend privacy, too
             return
         line = f"round {state.round + 1}: {why}, and {names} was far off in round {state.round}"
         self.log(f"{line}; the run goes back to round {state.round - 1} without")

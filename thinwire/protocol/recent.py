@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 ROUNDS = 10  # that are remembered
 ENOUGH = 3  # rounds without which nothing is compared
 FAR = 3.0  # times the median: a client that is asked about first if the next state is not fit
-UNFIT = 3.0  # times the largest median loss of the latest rounds
+UNFIT = 3.0  # times the loss of the latest rounds
 
 
 class Recent(NamedTuple):
@@ -54,14 +54,14 @@ class Recent(NamedTuple):
         return Recent({**self.medians, **kept}, far)
 
     def loss_is_unfit(self, loss: float) -> bool:
-        """Whether a median loss is far beyond those of the latest rounds.
+        """Whether a median loss is far beyond the median of the latest rounds, and beyond each of the last three.
 
-        >>> recent = Recent({"loss": (0.5, 0.4, 0.3)})
+        >>> recent = Recent({"loss": (2.5, 0.5, 0.4, 0.3)})
         >>> recent.loss_is_unfit(1.4), recent.loss_is_unfit(1.6)
         (False, True)
         """
         known = self.medians.get("loss", ())
-        return len(known) >= ENOUGH and loss > UNFIT * max(known) > 0
+        return len(known) >= ENOUGH and loss > UNFIT * max(self.of("loss"), *known[-ENOUGH:]) > 0
 
     def as_json(self) -> dict[str, Any]:
         """As values of JSON; empty if nothing is remembered."""
@@ -81,7 +81,7 @@ class Recent(NamedTuple):
             return cls()
         medians, far = value["medians"], value["far"]
         numbers = [one for values in medians.values() for one in values]
-        if not all(isinstance(one, float) and math.isfinite(one) and one >= 0 for one in numbers):
+        if not all(type(one) is float and math.isfinite(one) and one >= 0 for one in numbers):
             raise ValueError("a median of its latest rounds is not a number of 0 or more")
         if any(len(values) > ROUNDS for values in medians.values()):
             raise ValueError(f"it remembers more than {ROUNDS} rounds")

@@ -106,7 +106,8 @@ def close_on(
         after = _close(contract, server, plan, list(usable.values()), registered, noise)
         return ClosedRound(after, found.why, dict(found.refused), *facts)
     except Diverged:
-        far = bound_uploads(clients, received, NORM_BOUND, start, buffers, terms.recent).why
+        beyond = bound_uploads(clients, received, NORM_BOUND, start, buffers, terms.recent)
+        far = {**beyond.why, **beyond.refused}
         left = [one for client, one in usable.items() if client not in far]
         if not far or not left or method.privacy.bounds:  # with privacy, one client must not decide who else counts
             raise
