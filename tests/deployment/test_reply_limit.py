@@ -60,9 +60,9 @@ class SuperLink(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def grid(monkeypatch):
-    from flwr.superlink.grid.http_grid import HttpGrid
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid.http_grid import HttpGrid
 
     for name in ("_task_id", "_run_id", "_node_id"):  # that Flower gives to the process of a server
         monkeypatch.setattr(TaskIdentity, name, 1)

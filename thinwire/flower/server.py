@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torch import Tensor
+
 from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree, restrict, to_device
@@ -184,7 +186,7 @@ class FlowerServer:
             closed = close_on(self.contract, server, plan, got.uploads, terms)
         except Unfit as error:
             self._refuse(number, got, error.far)
-            self._write_sites(number, cohort, got, {})
+            self._write_sites(state, cohort, got)
             raise Unfit(f"round {number}: {error}", error.far, got.sent, state.round) from error
         except Diverged as error:
             self._go_back(state, got, str(error))
@@ -223,7 +225,7 @@ class FlowerServer:
         bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
         for i, why in bounded.items():
             self.log(f"round {number}: bounded {self.transport.name(i)}: {why}")
-        self._write_sites(number, cohort, got, bounded, state.server)
+        self._write_sites(state, cohort, got, bounded, closed.norms)
         record = RoundRecord(
             *(number, loss, None, None, *got.sent, len(counted), 0.0),
             lr=self._lr(state.server),
@@ -238,19 +240,19 @@ class FlowerServer:
 
     def _write_sites(
         self,
-        number: int,
+        state: RunState,
         cohort: tuple[int, ...],
         got: _Collected,
-        bounded: Mapping[int, str],
-        server: ServerState | None = None,
+        bounded: Mapping[int, str] = {},
+        norms: Mapping[int, float] = {},
     ) -> None:
         """Pass on the records of all clients of the cohort."""
-        updates = {i: one.code for i, one in got.uploads.items()}
-        start: Tree = {}
-        if server is not None and updates and self.job.method.upload == "weights":
-            start = to_device(restrict(server.public.coords, next(iter(updates.values())).keys()), "cpu")
-        outcome = Outcome({i: got.responses[i] for i in got.uploads}, bounded, got.refused, updates, start)
-        records = site_records(number, cohort, self.transport.name, outcome, got.traffic)
+        updates, start = {i: one.code for i, one in got.uploads.items()}, dict[str, Tensor]()
+        if updates and self.job.method.upload == "weights":
+            start = to_device(restrict(state.server.public.coords, next(iter(updates.values())).keys()), "cpu")
+        counted = {i: got.responses[i] for i in got.uploads}
+        outcome = Outcome(counted, bounded, got.refused, norms, updates, start)
+        records = site_records(state.round + 1, cohort, self.transport.name, outcome, got.traffic)
         self.on_sites([one._replace(attempt=self.attempt) for one in records])
 
     def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:

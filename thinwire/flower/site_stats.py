@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
     counted: Mapping[int, Response]
     bounded: Mapping[int, str]
     refused: Mapping[int, str]
+    norms: Mapping[int, float] = {}  # of all updates that could be decoded
     updates: Mapping[int, Tree] = {}  # of the responses that were used
     start: Mapping[str, Tensor] = {}  # what is subtracted from uploaded weights
 
@@ -57,6 +58,7 @@ def site_records(
         traffic: bytes and seconds.
     """
     norms, cosines = similarity(outcome.updates, dict(outcome.start))
+    norms = {**norms, **outcome.norms}
     records = []
     for i in cohort:
         status, why = _status(i, outcome)
@@ -88,12 +90,12 @@ def similarity(updates: Mapping[int, Tree], start: Tree) -> tuple[dict[int, floa
         return {}, {}
     longest, total = reference(list(norms.values())), None
     for i, tree in moved.items():
-        part = flatten(tree).double() * (min(1.0, longest / norms[i]) if norms[i] else 0.0)
+        part = flatten(tree) * (min(1.0, longest / norms[i]) if norms[i] else 0.0)
         total = part if total is None else total + part
     assert total is not None
     length = float(total.norm())
     cosines = {
-        i: round(float(flatten(tree).double() @ total) / (norms[i] * length), 4) if norms[i] * length else 0.0
+        i: round(float(flatten(tree) @ total) / (norms[i] * length), 4) if norms[i] * length else 0.0
         for i, tree in moved.items()
     }
     return norms, cosines
