@@ -20,9 +20,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.corrupt import fields_of, with_field
+from benchmarks.page import write_part
+from thinwire.core.text import markdown_text
+from thinwire.core.units import human_bytes, percent
 from thinwire.deployment.jobs import MakeJob, deployable
 from thinwire.deployment.local import deploy
 from thinwire.experiments.config import Experiment, resolve
+from thinwire.experiments.site_records import read_sites
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Response
 from thinwire.simulation.engine import LocalEngine
@@ -31,7 +35,7 @@ from thinwire.wire import weight
 
 LARGEST = torch.finfo(torch.float32).max
 LONG_REPLY, LONG_TEXT = 400_000_000, 20_000_000  # bytes
-NODES, CLIENTS, ROUNDS = 4, 15, 8
+NODES, CLIENTS, ROUNDS = 4, 15, 6
 
 
 def scaled(factor: float, client: Client, number: int, response: Response) -> Response:
@@ -69,6 +73,13 @@ ATTACKS: dict[int, Callable[[Client, int, Response], Response]] = {  # by client
     7: infinite_loss,
     10: long_reply,
     13: long_error,
+}
+ATTACK_WORDS = {
+    1: "its update times -1e6",
+    4: "the largest floats, with a weight of 1e38",
+    7: "a loss of infinity",
+    10: "400 MB, in two rounds, in chunks and in one object",
+    13: "an error text of 20 MB",
 }
 
 
@@ -128,8 +139,8 @@ def experiment_of(rounds: int = ROUNDS) -> Experiment:
 
 
 def compare(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Deploy with and without hostile clients; accuracies, and the rise of the server's memory in bytes."""
-    memory, settings = folder / "memory", {"quorum": 0.5, "seconds": 300.0}
+    """Deploy with and without hostile clients; accuracies, the rise of the server's memory, and who was named."""
+    memory, settings = folder / "memory", {"quorum": 0.5, "seconds": 120.0}
     honest = deploy(experiment_of(rounds), folder / "honest", nodes=NODES, settings=settings)
     hostile = deploy(
         experiment_of(rounds),
@@ -138,23 +149,65 @@ def compare(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
         settings=settings,
         edit_app=partial(write_hostile_app, memory=memory),
     )
-    peaks: dict[int, int] = {}
-    for line in memory.read_text().splitlines():
-        number, peak = map(int, line.split())
-        peaks[number] = max(peaks.get(number, 0), peak * 1024)
     return {
+        "rounds": rounds,
         "honest": honest["final_accuracy"],
         "hostile": hostile["final_accuracy"],
-        "memory after round 1": peaks[1],
-        "rise": max(peaks.values()) - peaks[1],
+        **memory_of(memory),
+        "clients": named_in(folder / "hostile"),
     }
+
+
+def memory_of(file: Path) -> dict[str, int]:
+    """The largest memory of the server after round 1, and by how much it rose later, in bytes."""
+    peaks: dict[int, int] = {}
+    for line in file.read_text().splitlines():
+        number, peak = map(int, line.split())
+        peaks[number] = max(peaks.get(number, 0), peak * 1024)
+    return {"memory": peaks[1], "rise": max(peaks.values()) - peaks[1]}
+
+
+def named_in(run: Path) -> dict[int, dict[str, Any]]:
+    """For each hostile client: rounds in which it was refused, lines of the log, of the record, and a reason."""
+    lines, records = (run / "server.log").read_text().splitlines(), read_sites(run)
+    found: dict[int, dict[str, Any]] = {}
+    for client in ATTACKS:
+        own = [one for one in records if one.client == client and one.status == "refused"]
+        log = [line for line in lines if f"client {client}:" in line]
+        why = own[0].why if own else ""
+        found[client] = {"refused": len({one.round for one in own}), "log": len(log), "record": len(own), "why": why}
+    return found
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The table of the page."""
+    rows = [
+        f"| {ATTACK_WORDS[client]} | {one['refused']} | {one['log']} | {one['record']} | {markdown_text(one['why'])} |"
+        for client, one in found["clients"].items()
+    ]
+    heads = "| a client sends | rounds refused | lines in the log | in the record | reason of the first |"
+    return "\n".join(
+        [
+            heads,
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Accuracy {percent(found['hostile'])}, without hostile clients {percent(found['honest'])}, after "
+            f"{found['rounds']} rounds. The largest memory of the server was {human_bytes(found['memory'])} after "
+            f"round 1 and rose by {human_bytes(found['rise'])} after that.",
+        ]
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--docs", type=Path, help="Folder of the documentation, whose page is written.")
     given = parser.parse_args()
-    place = given.out or Path(tempfile.mkdtemp(prefix="hostile-"))
-    place.mkdir(parents=True, exist_ok=True)
-    print(json.dumps({"folder": str(place), **compare(place, given.rounds)}, indent=1))
+    with tempfile.TemporaryDirectory(prefix="hostile-") as place:
+        result = compare(Path(place), given.rounds)
+    print(json.dumps(result, indent=1))
+    if given.docs:
+        write_part(
+            given.docs / "safe-rounds.md", "hostile", as_text(result), "python benchmarks/hostile.py --docs docs"
+        )

@@ -15,7 +15,8 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
 from thinwire.deployment.reply_limit import limit_replies
 from thinwire.flower.client_store import Request
-from thinwire.flower.grid_transport import TOO_LONG, GridTransport, pack
+from thinwire.flower.grid_transport import GridTransport, pack
+from thinwire.flower.transport import TOO_LONG
 
 LONGEST = 3_000_000
 
@@ -38,7 +39,7 @@ class SuperLink(BaseHTTPRequestHandler):
             )
         elif self.path.endswith("pull-object"):
             content = self.objects[PullObjectRequest.FromString(body).object_id]
-            answer = PullObjectResponse(object_found=True, object_available=True, object_content=content)
+            answer = PullObjectResponse(object_found=True, object_available=bool(content), object_content=content)
         else:
             self.confirmed.append(self.path)
             answer = ConfirmMessageReceivedResponse()
@@ -92,7 +93,7 @@ def reply(content, request: str) -> None:
 
 @pytest.mark.parametrize("size", [80_000_000, 4_000_000], ids=["in chunks", "in one object"])
 def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
-    assert limit_replies(grid, LONGEST)
+    assert limit_replies(grid, LONGEST, 60.0)
     upload = {"client": 0, "loss": 1.0, "examples": 3, "accuracy": -1.0}
     reply(pack(upload, bytes(size)), "long")
     reply(pack({**upload, "client": 1}, b"short"), "short")
@@ -108,7 +109,20 @@ def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
     assert len(SuperLink.confirmed) == 2, "the SuperLink deletes both"
 
 
+def test_a_reply_whose_objects_do_not_arrive_is_given_up(grid):
+    lines: list[str] = []
+    assert limit_replies(grid, LONGEST, 0.01)
+    reply(pack({"client": 0}, b"announced"), "announced")
+    SuperLink.objects = dict.fromkeys(SuperLink.objects, b"")
+    transport = GridTransport(grid, lambda: "run", b"", 1, log=lines.append)
+    transport.serves = {5: frozenset({0})}
+    grid.push_messages = lambda messages: ["announced"]
+    assert not list(transport.exchange({0: Request(b"")}, 60.0))
+    assert "client 0 did not respond" in lines[0]
+    assert "had not arrived" in lines[0]
+
+
 def test_a_grid_without_an_http_client_is_named_in_the_log():
     lines: list[str] = []
-    assert not limit_replies(object(), LONGEST, lines.append)
+    assert not limit_replies(object(), LONGEST, 60.0, lines.append)
     assert "before their length can be checked" in lines[0]

@@ -72,7 +72,7 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
             return server
 
         def connect(contract: Contract, clients: int) -> GridTransport:
-            limit_replies(grid, longest_reply(contract), log)
+            limit_replies(grid, longest_reply(contract), policy.seconds, log)
             return GridTransport(grid, lambda: run_name(path, settings), contract.schema.digest, clients, log=log)
 
         try:

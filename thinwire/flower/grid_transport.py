@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.core.text import visible
 from thinwire.errors import WireError
 from thinwire.flower.client_store import Request, Response
-from thinwire.flower.transport import ClientResponse
+from thinwire.flower.transport import TOO_LONG, ClientResponse
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 INLINE = 4 * 1000 * 1000
 HELLO_SECONDS = 120.0
 AGAIN_SECONDS = 10.0
-TOO_LONG = "its reply was not loaded, since it has more than"  # see `deployment/reply_limit.py`
 _FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
 
 

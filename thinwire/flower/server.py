@@ -35,7 +35,7 @@ from thinwire.flower.left_out import replaced
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.recent import after_round, median_loss, training_loss
 from thinwire.flower.site_stats import Outcome, Traffic, site_records
-from thinwire.flower.transport import Transport
+from thinwire.flower.transport import TOO_LONG, Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.recent import Recent
 from thinwire.protocol.server import ClosedRound, Terms, close_on, full_state_message, open_round, split_download
@@ -318,7 +318,8 @@ class FlowerServer:
     def _read(self, opened: _Round, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
         if response.error:
-            raise WireError(f"it could not respond: {visible(response.error, 300)}")
+            words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
+            raise WireError(f"{words}{visible(response.error, 300)}")
         version = opened.server.public.version
         contract = self.contract.at(version)
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:

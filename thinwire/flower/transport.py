@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import ClientStore, Request, Response
 
+TOO_LONG = "its reply was not loaded, since it has more than"  # the error of a reply that was refused for its length
+
 
 class ClientResponse(NamedTuple):
     """A response, and the client that it is from."""
