@@ -20,31 +20,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
-
-from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree, restrict, to_device
-from thinwire.errors import Diverged, IncompatibleParts, Unfit, WireError
+from thinwire.core.tree import Tree
+from thinwire.errors import Diverged, IncompatibleParts, WireError
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.guard import Guard, OnSites
 from thinwire.flower.left_out import replaced
 from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.recent import after_round, median_loss, training_loss
-from thinwire.flower.site_stats import Outcome, Traffic, site_records
+from thinwire.flower.site_stats import Traffic
 from thinwire.flower.transport import TOO_LONG, Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.recent import Recent
-from thinwire.protocol.server import ClosedRound, Terms, close_on, full_state_message, open_round, split_download
+from thinwire.protocol.server import ClosedRound, full_state_message, open_round, split_download
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
 from thinwire.runtime.job import Job, RoundRecord, RunState
-from thinwire.runtime.site_record import SiteRecord
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
@@ -74,11 +69,6 @@ class _Collected:
     traffic: Traffic = field(default_factory=Traffic)  # by client
     logged: set[int] = field(default_factory=set)  # refused clients that the log has named
 
-    @property
-    def sent(self) -> tuple[int, int, int]:
-        """Bytes up, down, and for catching up."""
-        return self.bytes_up, self.bytes_down, self.bytes_catchup
-
 
 class FlowerServer:
     """A job whose clients are in other processes. `round` is that of a simulation, over a transport.
@@ -100,7 +90,7 @@ class FlowerServer:
         connect: Callable[[Contract, int], Transport],
         policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
-        on_sites: Callable[[Sequence[SiteRecord]], None] = lambda records: None,
+        on_sites: OnSites = lambda records: None,
         goes_back: bool = False,
     ) -> None:
         if job.method.secure_aggregation:
@@ -112,9 +102,7 @@ class FlowerServer:
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
-        self.on_sites, self.goes_back = on_sites, goes_back
-        self.left_out: Mapping[int, int] = {}  # clients, and the last round without them
-        self.attempt = 0  # how often the run went back
+        self.guard = Guard(self.federation, self.transport, log, on_sites, goes_back)
         self._waited = False  # nodes need some time to connect
 
     def start(self) -> RunState:
@@ -139,7 +127,7 @@ class FlowerServer:
         down = open_round(self.contract, server, {i: max(0, version) for i, version in accepted.items()})
         requests = {i: Request(down[i], accepted[i]) for i in cohort}
         got = self._collect(_Round(number, server, plan, trained), requests)
-        closed = self._close(state, plan, got, cohort)
+        closed = self.guard.close(state, plan, got, cohort)
         up = {i: got.responses[i].data for i in cohort if i in got.uploads}
         if on_message:
             show_messages(on_message, number, down, up)
@@ -148,7 +136,7 @@ class FlowerServer:
         contract = self.contract.at(server.public.version)
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
         after = after._replace(
-            sync_counts=state.sync_counts.add(contract, plan, up), recent=self._recent(state, got, closed)
+            sync_counts=state.sync_counts.add(contract, plan, up), recent=self.guard.recent(state, got, closed)
         )
         record = self._record(state, got, closed, cohort)
         with self.federation.compute():
@@ -164,96 +152,29 @@ class FlowerServer:
             until: the last round without each of them.
             attempt: how often the run went back so far.
         """
-        self.left_out, self.attempt = dict(until), attempt
+        self.guard.left_out, self.guard.attempt = dict(until), attempt
 
     def _replaced(self, number: int, cohort: tuple[int, ...]) -> tuple[int, ...]:
         """The cohort with other clients, drawn from the seed, in place of those that are left out."""
-        out = frozenset(i for i, until in self.left_out.items() if number <= until)
-        return replaced(cohort, out, self.federation.eligible, self.federation.key.fold("instead", number))
-
-    def _lr(self, server: ServerState) -> float:
-        """The learning rate of the clients."""
-        return self.contract.at(server.public.version).client_opt(server.public.version).lr
-
-    def _close(self, state: RunState, plan: Plan, got: _Collected, cohort: tuple[int, ...]) -> ClosedRound:
-        """The closed round; clients that it refuses are removed from what was collected."""
-        number, server = state.round + 1, state.server
-        if state.recent.loss_is_unfit(loss := median_loss([got.responses[i] for i in got.uploads])):
-            self._go_back(state, got, f"the median loss is {loss:.3g}, far above that of the latest rounds")
-        try:
-            noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
-            terms = Terms(len(self.job.task.clients), noise, state.recent.sizes(self._lr(server)))
-            closed = close_on(self.contract, server, plan, got.uploads, terms)
-        except Unfit as error:
-            self._refuse(number, got, error.far)
-            self._write_sites(state, cohort, got)
-            raise Unfit(f"round {number}: {error}", error.far, got.sent, state.round) from error
-        except Diverged as error:
-            self._go_back(state, got, str(error))
-            raise Diverged(f"round {number}: {error}") from error
-        self._refuse(number, got, closed.refused)
-        return closed
-
-    def _go_back(self, state: RunState, got: _Collected, why: str) -> None:
-        """Raise `Unfit` if clients were far off in the round that made this state."""
-        names = " and ".join(map(self.transport.name, state.recent.far))
-        if not self.goes_back or not names or self.job.method.privacy.active:  # abandoned rounds spend privacy, too
-            return
-        line = f"round {state.round + 1}: {why}, and {names} was far off in round {state.round}"
-        self.log(f"{line}; the run goes back to round {state.round - 1} without")
-        far = dict.fromkeys(state.recent.far, f"far off in round {state.round}")
-        raise Unfit(line, far, got.sent, state.round - 1)
-
-    def _refuse(self, number: int, got: _Collected, refused: Mapping[int, str] = {}) -> None:
-        """Remove uploads; each refused client is named once in the log of a round."""
-        for i, why in refused.items():
-            got.refused[i] = why
-            got.uploads.pop(i, None)
-        for i, why in got.refused.items():
-            if i not in got.logged:
-                self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
-        got.logged |= got.refused.keys()
-
-    def _recent(self, state: RunState, got: _Collected, closed: ClosedRound) -> Recent:
-        """What is remembered of the latest rounds."""
-        return after_round(state.recent, closed, {i: got.responses[i] for i in got.uploads}, self._lr(state.server))
+        key = self.federation.key.fold("instead", number)
+        return replaced(cohort, self.guard.out(number), self.federation.eligible, key)
 
     def _record(self, state: RunState, got: _Collected, closed: ClosedRound, cohort: tuple[int, ...]) -> RoundRecord:
         """The record of a round, without evaluation."""
-        number, counted = state.round + 1, {i: got.responses[i] for i in got.uploads}
-        loss, odd = training_loss(counted, self.job.method.norm_bound, state.recent)
-        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
-        for i, why in bounded.items():
-            self.log(f"round {number}: bounded {self.transport.name(i)}: {why}")
-        self._write_sites(state, cohort, got, bounded, closed.norms)
+        number, version = state.round + 1, state.server.public.version
+        loss, bounded = self.guard.record(state, got, closed, cohort)
+        counted = {i: got.responses[i] for i in got.uploads}
         record = RoundRecord(
-            *(number, loss, None, None, *got.sent, len(counted), 0.0),
-            lr=self._lr(state.server),
+            *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
+            lr=self.contract.at(version).client_opt(version).lr,
             drifted=got.drifted,
             refused=len(got.refused),
-            bounded=len(bounded),
+            bounded=bounded,
             absent=len(cohort) - len(counted) - len(got.refused.keys() - counted.keys()),
             epsilon=(self.federation.epsilon(number) or (None,))[0],
         )
         # of the model that clients received, which is that of the round before
         return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
-
-    def _write_sites(
-        self,
-        state: RunState,
-        cohort: tuple[int, ...],
-        got: _Collected,
-        bounded: Mapping[int, str] = {},
-        norms: Mapping[int, float] = {},
-    ) -> None:
-        """Pass on the records of all clients of the cohort."""
-        updates, start = {i: one.code for i, one in got.uploads.items()}, dict[str, Tensor]()
-        if updates and self.job.method.upload == "weights":
-            start = to_device(restrict(state.server.public.coords, next(iter(updates.values())).keys()), "cpu")
-        counted = {i: got.responses[i] for i in got.uploads}
-        outcome = Outcome(counted, bounded, got.refused, norms, updates, start)
-        records = site_records(state.round + 1, cohort, self.transport.name, outcome, got.traffic)
-        self.on_sites([one._replace(attempt=self.attempt) for one in records])
 
     def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
         """Send the requests, and again to clients that did not respond while there are too few."""
@@ -274,7 +195,7 @@ class FlowerServer:
                 for i, request in lost.items():
                     got.traffic.sent(i, len(request.data))
                 self._exchange(got, opened, lost)
-            self._refuse(number, got)
+            self.guard.refuse(number, got)
             if len(got.uploads) >= needed:
                 return got
             self.log(f"round {number}: {len(got.uploads)} of {len(requests)} clients responded, {needed} are needed")
