@@ -51,14 +51,14 @@ def not_finite(client: Client, number: int, response: Response) -> Response:
 
 
 def scaled_update(client: Client, number: int, response: Response) -> Response:
-    """An update multiplied by -1e6: it is finite and therefore accepted; the aggregator must be robust to it."""
+    """An update multiplied by -1e6: it is finite, and refused for its norm."""
     fields = fields_of(client, number, response)
     values = torch.frombuffer(bytearray(fields[wire.COORDS]), dtype=torch.float32) * -1e6
     return with_field(client, number, response, wire.COORDS, values.numpy().tobytes())
 
 
 def inflated_examples(client: Client, number: int, response: Response) -> Response:
-    """A number of examples multiplied by 1e9: accepted, as above."""
+    """A number of examples multiplied by 1e9: refused, as above."""
     fields = fields_of(client, number, response)
     return with_field(client, number, response, wire.WEIGHT, weight.encode(1e9 * weight.decode(fields[wire.WEIGHT])))
 
@@ -110,4 +110,6 @@ _REFUSED = (
     nan_loss,
 )
 CORRUPTIONS = {f.__name__: f for f in (*_REFUSED, client_error)}  # the server must reject these
-FORGERIES = {f.__name__: f for f in (scaled_update, inflated_examples)}  # the server cannot detect these
+FORGERIES = {
+    f.__name__: f for f in (scaled_update, inflated_examples)
+}  # valid messages, which only the values of other clients show to be wrong

@@ -9,6 +9,7 @@
     ├── Drifted                the public state of a client differs from the server's; the client requests a full state
     ├── CheckpointError        a run directory or checkpoint is damaged or belongs to another run
     └── Diverged               training produced a non-finite value
+        └── Unfit              the next state of a deployment is not fit, by clients that can be left out
 
 The command line prints the message on one line and exits with status 2, or with status 3 if training failed:
 `Diverged`, or a run whose accuracy collapsed or never exceeded chance (`thinwire/experiments/collapse.py`).
@@ -17,7 +18,7 @@ The command line prints the message on one line and exits with status 2, or with
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class ThinwireError(Exception):
@@ -80,3 +81,24 @@ class Diverged(ThinwireError):
     def __init__(self, message: str, sent: tuple[int, int, int] = (0, 0, 0)) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class Unfit(Diverged):
+    """The next state of a deployment is not fit, because of uploads far off; the run goes back and leaves them out.
+
+    Args:
+        message: what is not fit.
+        far: the clients whose uploads were far off, with the reason.
+        sent: as for `Diverged`.
+        back_to: rounds done in the state to go back to; None for the state before this round.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        far: Mapping[int, str],
+        sent: tuple[int, int, int] = (0, 0, 0),
+        back_to: int | None = None,
+    ) -> None:
+        super().__init__(message, sent)
+        self.far, self.back_to = dict(far), back_to

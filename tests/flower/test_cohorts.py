@@ -29,7 +29,7 @@ def federation(policy: RoundPolicy, method="fedavg", record=None, transport=None
     transport = transport or Timed(Client(chosen.engine, job), **timed)
     lines: list[str] = []
     server = FlowerServer(
-        chosen.engine, job, lambda *_: transport, policy, lines.append, record or CohortLog(), transport.clock
+        chosen.engine, job, lambda *_: transport, policy, lines.append, record or CohortLog(), clock=transport.clock
     )
     return server, transport, lines
 

@@ -23,6 +23,7 @@ from thinwire.cli.options import Imports
 from thinwire.cli.partition import partition
 from thinwire.cli.replay import replay
 from thinwire.cli.repro import repro
+from thinwire.cli.rollback import rollback
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
 from thinwire.cli.site import site
@@ -79,6 +80,7 @@ def global_options(imports: Imports = None, version: Version = False) -> None:
 
 app.command()(run)
 app.command()(resume)
+app.command()(rollback)
 app.command()(deploy)
 # flower-supernode parses the options of a node
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(node)

@@ -21,6 +21,7 @@ from thinwire.experiments.task_record import settled
 from thinwire.experiments.toml import read_toml
 from thinwire.runtime.job import Job
 
+ROLLING = 10  # checkpoints of a deployment, one a round: `thinwire rollback` goes back to one of them
 MakeJob = Callable[[Mapping[str, Any] | None], Job]
 
 
@@ -45,7 +46,8 @@ def deployable(experiment: Experiment) -> Experiment:
             "task.scale = 'standard', or 'unit', or simulate"
         )
     engine = replace(experiment.engine, backend="loop", chunk=1)
-    return replace(experiment, engine=engine, checkpoint=Checkpointing(1))
+    checkpoint = Checkpointing(1, best=experiment.checkpoint.best, keep=max(experiment.checkpoint.keep, ROLLING))
+    return replace(experiment, engine=engine, checkpoint=checkpoint)
 
 
 def read_experiment(path: Path) -> Experiment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from thinwire.core.text import visible
 from thinwire.deployment.jobs import MakeJob, deployable
 from thinwire.deployment.private_files import private
+from thinwire.deployment.reply_limit import limit_replies, longest_reply
 from thinwire.deployment.roster import RosterFile
 from thinwire.deployment.round_lines import RoundLines
 from thinwire.deployment.server_process import FAILED, HOPELESS
@@ -28,6 +29,7 @@ from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.records import rounds_in
+from thinwire.experiments.site_records import append_sites
 from thinwire.flower import need_flower
 from thinwire.flower.policy import KEYS, RoundPolicy
 from thinwire.flower.server import FlowerServer
@@ -35,6 +37,7 @@ from thinwire.protocol.contract import Contract
 from thinwire.reports.live_server import live_server
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord
+from thinwire.runtime.site_record import SiteRecord
 
 
 def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
@@ -45,9 +48,9 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         job: returns the job of the server, given None.
         on_message: called with every message that is counted.
 
-    Keys of the run configuration: `run-dir`, and the fields of `RoundPolicy`: `seconds`, `quorum`, `tries`, `grace`,
-    `over-select`, `wait`; `roster` (see `Roster`); and `http`, an address such as 127.0.0.1:9100 for the live page,
-    metrics and health (`reports/live_server.py`).
+    Keys of the run configuration: `run-dir`; the fields of `RoundPolicy`, which are `seconds`, `quorum`, `tries`,
+    `grace`, `over-select` and `wait`; `roster` (see `Roster`); `rollback=false` to continue where the next state is not
+    fit; `http`, an address such as 127.0.0.1:9100 for the live page, metrics and health (`reports/live_server.py`).
 
     After SIGTERM the open round is closed and saved before the server ends (`shutdown.py`).
     """
@@ -69,12 +72,18 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         def log(line: str) -> None:
             write_log(path, line)
 
+        def write_sites(records: Sequence[SiteRecord]) -> None:
+            append_sites(path, records)
+
         def prepare() -> FlowerServer:
-            server = FlowerServer(experiment.engine, job(None), connect, policy, log, CohortFile(path))
+            back = bool(config.get("rollback", True))
+            kept = CohortFile(path)
+            server = FlowerServer(experiment.engine, job(None), connect, policy, log, kept, write_sites, back)
             server.federation.try_model()
             return server
 
         def connect(contract: Contract, clients: int) -> GridTransport:
+            limit_replies(grid, longest_reply(contract), policy.seconds, log)
             sites = RosterFile.from_config(config, log)
             software = software_of(job, contract)
             return GridTransport(grid, lambda: run_name(path, settings), software, clients, log=log, sites=sites)

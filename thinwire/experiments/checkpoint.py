@@ -2,8 +2,9 @@
 
 A checkpoint is two files, `round-000010.safetensors` and `round-000010.json`. The second is written last and holds the
 SHA-256 of the first: a checkpoint exists when its JSON exists, so a kill at any moment leaves the previous one. The
-newest two are kept. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to its round, to restore
-that file if it is damaged. Before tensors are read, all counts are checked against the limits of the experiment.
+newest are kept: two, or `checkpoint.keep`. Nothing is pickled. The JSON also holds the lines of `metrics.jsonl` up to
+its round, to restore that file if it is damaged. Before tensors are read, all counts are checked against the limits
+of the experiment.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from thinwire.core.text import visible
 from thinwire.core.tree import Tree
 from thinwire.errors import CheckpointError
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
-from thinwire.experiments.records import checkpoint_file, rounds_in
+from thinwire.experiments.records import KEEP, checkpoint_file, rounds_in
 from thinwire.protocol.ledger import Ledger, Window
+from thinwire.protocol.recent import Recent
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.job import RunState
 from thinwire.training.inputs import Backend
 
 FORMAT = 2
-KEEP = 2
 _PUBLIC = ("base", "coords", "shared", "buffers")
 _SERVER = ("correction", "schedule", "codec")
 _CLIENT = ("unsent", "correction", "codec")
@@ -88,6 +89,7 @@ def save_checkpoint(
         "sha256": hashlib.sha256(data).hexdigest(),
         "metrics": metrics,
         **({"retries": retries} if retries else {}),
+        **({"recent": recent} if (recent := state.recent.as_json()) else {}),
     }
     write_atomically(file, with_checksum(meta))
     for old in rounds_in(folder)[:-keep]:
@@ -95,17 +97,20 @@ def save_checkpoint(
         checkpoint_file(folder, old).with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bounds | None = None) -> RunState | None:
-    """The state of the newest checkpoint; None if there is none.
+def load_checkpoint(
+    folder: Path, config: str, device: Device = None, bounds: Bounds | None = None, number: int | None = None
+) -> RunState | None:
+    """The state of a checkpoint, by default the newest; None if there is none.
 
     Args:
         folder: the folder of checkpoints.
         config: the digest of the experiment, which must match.
         device: the device of the public state and the averaged model; server and client states are on the CPU.
         bounds: the limits of the experiment; by default very large ones.
+        number: the round of the checkpoint.
     """
-    rounds = rounds_in(folder)
-    if not rounds:
+    rounds = [one for one in rounds_in(folder) if number is None or one <= number]
+    if not rounds or number not in (None, rounds[-1]):
         return None
     path = checkpoint_file(folder, rounds[-1])
     older = f"; remove it to continue from round {rounds[-2]}" if len(rounds) > 1 else ""
@@ -127,7 +132,8 @@ def load_checkpoint(folder: Path, config: str, device: Device = None, bounds: Bo
         # the order of blocks is part of the contract, and safetensors does not preserve it
         on_device = ("public/", "average/")
         places = {name: device or "cpu" if name.startswith(on_device) else "cpu" for name in meta["names"]}
-        return _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
+        state = _state(meta, {name: tensors[name].to(place) for name, place in places.items()})
+        return state._replace(recent=Recent.from_json(meta.get("recent"), (bounds or Bounds()).clients))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({visible(str(error), 200)}){older}") from error
 

@@ -11,7 +11,7 @@ from thinwire.experiments.execution import check_blocks as check_blocks
 from thinwire.experiments.execution import run_plan
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.plan import Plan
-from thinwire.experiments.records import byte_totals
+from thinwire.experiments.records import ROLLED_BACK, byte_totals
 from thinwire.experiments.run_directory import RunFolder, Summary
 from thinwire.experiments.task_files import folder_name
 from thinwire.experiments.task_record import refuse_other_task
@@ -81,8 +81,9 @@ def must_repeat(plan: Plan, folder: RunFolder, done: Summary, remedy: str) -> bo
     """
     folder.verify()
     then = RunFolder.open(folder.path).table.get("checkpoint", {}).get("on_divergence", "stop")
-    if done.get("retries") and not plan.retries:
-        raise CheckpointError(f"{folder.path} holds a run that went back {len(done['retries'])} times; {remedy}")
+    halved = [one for one in done.get("retries", ()) if one.get("status") != ROLLED_BACK]
+    if halved and not plan.retries:
+        raise CheckpointError(f"{folder.path} holds a run that went back {len(halved)} times; {remedy}")
     return plan.retries and then == "stop" and is_broken(done)
 
 

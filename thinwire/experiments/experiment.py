@@ -15,7 +15,7 @@ from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.data.partitions.base import Partition
 from thinwire.errors import ConfigError
 from thinwire.experiments.parts import describe, plain
-from thinwire.experiments.records import Accounting
+from thinwire.experiments.records import KEEP, Accounting
 from thinwire.experiments.task_files import own_kind, portable, task_label
 from thinwire.experiments.toml import Table, dumps
 from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
@@ -137,17 +137,21 @@ class Checkpointing:
         on_divergence: `stop`, or `retry`: go back to the last good state with half the client learning rate, at most
             five times (`retry.py`).
         best: whether the model of the best round is kept, in `best.safetensors`.
+        keep: number of checkpoints that are kept, the newest; `thinwire rollback` goes back to one of them.
     """
 
     every: int = 10
     on_divergence: OnDivergence = "stop"
     best: bool = field(default=False, metadata={"rare": True})
+    keep: int = field(default=KEEP, metadata={"rare": True})
 
     def __post_init__(self) -> None:
         if self.on_divergence not in get_args(OnDivergence):
             raise ConfigError(f"on_divergence must be stop or retry, not {self.on_divergence!r}")
         if self.every < 1:
             raise ConfigError(f"checkpoint.every must be 1 or more, not {self.every}")
+        if self.keep < 2:
+            raise ConfigError(f"checkpoint.keep must be 2 or more, not {self.keep}: a run goes back to the one before")
 
 
 @dataclass(frozen=True)

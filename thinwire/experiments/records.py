@@ -28,6 +28,8 @@ Accounting = Literal["honest", "ideal"]
 
 SUMS = "SHA256SUMS"  # written before summary.json, so that a run with totals has checksums; early versions have none
 COVERED = ("metrics.jsonl", "model.safetensors", "summary.json")
+ROLLED_BACK = "rolled back"  # the status of a time that a run went back without another learning rate
+KEEP = 2  # checkpoints, the newest; see `Checkpointing.keep`
 BEST = "best.safetensors"  # covered too, in runs that keep the best model
 
 _COUNTS = ("round", "bytes_up", "bytes_down", "bytes_catchup", "clients")

@@ -8,6 +8,9 @@ The rates are a function of the version (`HalvedLR`), a warm-up does not start a
 states of that round. Abandoned rounds are left out of the records; their bytes are in `bytes_abandoned` of the record
 that follows, so that sums over records are what was sent. `retries.json` lists the retries with these rounds' records.
 It is written first: a process that is killed at any moment and resumed goes on with the same bits.
+
+A deployment goes back otherwise (`Unfit`): to the state before a round in which clients were far off, with the same
+learning rate, and without these clients for some rounds. `retries.json` lists that, too.
 """
 
 from __future__ import annotations
@@ -18,18 +21,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from thinwire.data.task import Exchange
-from thinwire.errors import ConfigError, Diverged
+from thinwire.errors import ConfigError, Diverged, Unfit
 from thinwire.experiments.collapse import Verdict
 from thinwire.experiments.loop import Checkpoints, Collapsed, Stop, rounds
+from thinwire.experiments.records import ROLLED_BACK
 from thinwire.experiments.retry_store import Retry, Store
+from thinwire.flower.left_out import left_out_until
 from thinwire.optimizers.halved_lr import HalvedLR
 from thinwire.protocol.method import Method
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord, RunState
-from thinwire.runtime.runner import Runner
+from thinwire.runtime.runner import LeavesOut, Runner
 
 MOST_RETRIES = 5
+MOST_ROLLBACKS = 20
 
 
 @dataclass
@@ -56,10 +62,17 @@ class Rescue:
 
     def runner(self, first: Runner) -> Runner:
         """The runner with the learning rates after the retries so far."""
-        if not self.store.retries:
+        self._leave_out(first)
+        halving = [retry for retry in self.store.retries if retry.halves]
+        if not halving:
             return first
-        at = tuple(retry.from_version for retry in self.store.retries)
-        return self._prepared(at, any(retry.bytes for retry in self.store.retries))
+        return self._prepared([retry.from_version for retry in halving], any(retry.bytes for retry in halving))
+
+    def _leave_out(self, runner: Runner) -> None:
+        """Tell the server of a deployment which clients are left out."""
+        if isinstance(runner, LeavesOut):
+            times = [(retry.from_round, retry.left_out) for retry in self.store.retries]
+            runner.leave_out(left_out_until(times), len(self.store.retries))
 
     def _prepared(self, at: Sequence[int], begun: bool) -> Runner:
         """The runner with learning rates that are halved at these versions.
@@ -105,6 +118,8 @@ class Rescue:
                 for state, record in loop:
                     yield simulation, state, record
                 return
+            except Unfit as error:
+                state = self._roll_back(simulation, state, error, records)
             except Diverged as error:
                 if not self.active or len(self.store.retries) == MOST_RETRIES:
                     raise self._last(error) from error
@@ -126,6 +141,24 @@ class Rescue:
         what = f"{verdict.status}: {error}" if isinstance(error, Collapsed) else str(error)
         count, rate = len(self.store.retries), f"{self.store.retries[-1].lr:.4g}"
         return Diverged(f"{what}; also after {count} retries, with learning rate {rate}", error.sent)
+
+    def _roll_back(self, runner: Runner, state: RunState, error: Unfit, records: list[RoundRecord]) -> RunState:
+        """The state that a deployment goes back to, without the clients that were far off; raises if it cannot."""
+        done = state.round if error.back_to is None else error.back_to
+        version = self.store.version_of(done)
+        if version is None or sum(not retry.halves for retry in self.store.retries) >= MOST_ROLLBACKS:
+            raise error
+        lost = [record._asdict() for record in records[done:]]
+        sums = [sum(line[f"bytes_{way}"] for line in lost) for way in ("up", "down", "catchup")]
+        up, down, catchup = (total + last for total, last in zip(sums, error.sent, strict=True))
+        lr = runner.contract.at(version).client_opt(version).lr
+        facts = (state.round + 1, ROLLED_BACK, str(error), done, version, lr)
+        seconds = sum(line["seconds"] for line in lost)
+        retry = Retry(*facts, up, down, catchup, seconds, lost, sorted(error.far))
+        del records[done:]
+        found = self.store.go_back(retry)
+        self._leave_out(runner)
+        return found or runner.start()
 
     def _back(self, state: RunState, error: Diverged, records: list[RoundRecord]) -> tuple[Runner, RunState]:
         """The runner with half the rate, and the state that it continues from."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from thinwire.errors import CheckpointError
 from thinwire.experiments.checkpoint import save_checkpoint
 from thinwire.experiments.files import read_checked, with_checksum, write_atomically
-from thinwire.experiments.records import checkpoint_file, lines_at, rounds_in
+from thinwire.experiments.records import ROLLED_BACK, checkpoint_file, lines_at, rounds_in
 from thinwire.experiments.run_directory import RunFolder
 from thinwire.runtime.job import RunState
 
@@ -21,7 +21,7 @@ class Retry(NamedTuple):
     """One time that a run went back."""
 
     round: int  # the round that failed
-    status: str  # `diverged`, `collapsed` or `at chance`
+    status: str  # `diverged`, `collapsed` or `at chance`; or `rolled back`: in a deployment, or by hand
     why: str
     from_round: int  # rounds done in the state that it went back to
     from_version: int
@@ -31,6 +31,12 @@ class Retry(NamedTuple):
     bytes_catchup: int
     seconds: float
     records: list[dict[str, Any]]  # of the abandoned rounds
+    left_out: Sequence[int] = ()  # clients of a deployment that are left out of the next cohorts
+
+    @property
+    def halves(self) -> bool:
+        """Whether the learning rate is halved from there on."""
+        return self.status != ROLLED_BACK
 
     @property
     def bytes(self) -> int:
@@ -41,11 +47,16 @@ class Retry(NamedTuple):
     def line(self) -> str:
         """What happened, in one line."""
         back = f"round {self.from_round}" if self.from_round else "the start"
-        return f"round {self.round} {self.status}: {self.why}; back to {back} with learning rate {self.lr:.4g}"
+        if self.halves:
+            return f"round {self.round} {self.status}: {self.why}; back to {back} with learning rate {self.lr:.4g}"
+        without = f" without clients {', '.join(map(str, self.left_out))}" if self.left_out else ""
+        return f"{self.why}; back to {back}{without}"
 
     def as_summary(self) -> dict[str, Any]:
         """The keys of a summary."""
         kept = {key: value for key, value in self._asdict().items() if key not in ("records", "seconds")}
+        if not self.left_out:
+            del kept["left_out"]
         return {**kept, "bytes_abandoned": self.bytes}
 
 
@@ -69,7 +80,11 @@ class Store(Protocol):
         ...
 
     def go_back(self, retry: Retry) -> RunState | None:
-        """Add a retry; returns the good state, None for the initial one."""
+        """Add a retry; returns the state that it goes back to, None for the initial one."""
+        ...
+
+    def version_of(self, number: int) -> int | None:
+        """The version of the state after a round, if it is stored; None if it is not."""
         ...
 
 
@@ -98,6 +113,10 @@ class MemoryStore:
         """Add a retry; returns the good state."""
         self.retries.append(retry)
         return self.state
+
+    def version_of(self, number: int) -> int | None:
+        """The version of the initial or the good state."""
+        return self.good_version if number in (0, self.good_round) else None
 
 
 class FolderStore:
@@ -141,6 +160,13 @@ class FolderStore:
         self.folder.forget(retry.from_round)
         return state
 
+    def version_of(self, number: int) -> int | None:
+        """The version of the initial state, or of a checkpoint."""
+        if not number:
+            return 0
+        file = checkpoint_file(self.folder.checkpoints, number)
+        return int(read_checked(file)["version"]) if file.is_file() else None
+
     def _settle(self) -> RunState | None:
         """Remove checkpoints of abandoned rounds; the state that the last retry started from replaces them."""
         if not self.retries:
@@ -153,6 +179,8 @@ class FolderStore:
                 file.with_suffix(".safetensors").unlink(missing_ok=True)
         if not last or max(rounds_in(folder), default=0) > last:
             return None
+        if (state := self.folder.load(self.device, number=last)) is not None:
+            return state
         state = self.folder.load(self.device, self.good)
         if state is None or state.round != last:
             raise CheckpointError(f"{self.good} lacks the state of round {last}; `--again` runs from the start")

@@ -13,6 +13,7 @@ process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`
 best/              the best model as of each checkpoint (`best.py`)
 good/              the last good state, with on_divergence = "retry"
+sites.jsonl        one line per client and round of a deployment (`site_records.py`)
 retries.json       how often the run went back, why, and the records of the abandoned rounds (`retry.py`)
 """
 
@@ -42,6 +43,7 @@ from thinwire.experiments.loop import Training as Training
 from thinwire.experiments.machine_time import MachineTime
 from thinwire.experiments.records import (
     BEST,
+    KEEP,
     SUMS,
     begins_with,
     lines_at,
@@ -51,12 +53,14 @@ from thinwire.experiments.records import (
     sums_of,
     verify,
 )
+from thinwire.experiments.site_records import SITES, cut_sites
 from thinwire.experiments.task_files import names_new_code
 from thinwire.experiments.toml import Table, dumps, read_toml
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.inputs import Backend
 
 Summary = dict[str, Any]
+FREE = ("on_divergence", "keep")  # settings of checkpoints with which a run may be continued
 
 
 class RunFolder:
@@ -72,6 +76,7 @@ class RunFolder:
         self.table = to_table(configuration) if isinstance(configuration, Experiment) else configuration
         self.config = digest(identity(self.table), script="script" in self.table)
         self.retries = 0  # how often the run went back
+        self.keep = int(self.table.get("checkpoint", {}).get("keep", KEEP))  # number of checkpoints
         self.checkpoints = path / "checkpoints"
         self._lines: list[str] = []  # of metrics.jsonl
         self._facts: dict[str, Any] = {}  # of environment.json
@@ -123,7 +128,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", "mlflow.json"):
+        for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", SITES, "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.path / "good", self.path / "best"):
             for old in folder.iterdir() if folder.is_dir() else ():
@@ -156,6 +161,7 @@ class RunFolder:
                 f"{file} lacks rounds before the checkpoint of round {rounds}; remove that checkpoint"
             )
         write_atomically(file, kept.encode())
+        cut_sites(self.path, rounds, self.retries)
         self._lines = kept.splitlines(keepends=True)
         if damaged:
             text = f"{file} was damaged; its first {rounds} rounds were restored from the checkpoint"
@@ -172,7 +178,7 @@ class RunFolder:
         """Write a checkpoint, after the metrics of its rounds are on disk."""
         with naming(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
-        save_checkpoint(self.checkpoints, state, self.config, self.lines(state.round), self.retries)
+        save_checkpoint(self.checkpoints, state, self.config, self.lines(state.round), self.retries, self.keep)
 
     def lines(self, rounds: int) -> str:
         """The lines of the first rounds."""
@@ -183,10 +189,10 @@ class RunFolder:
         self._lines = self._lines[:rounds]
         write_atomically(self.path / "metrics.jsonl", self.lines(rounds).encode())
 
-    def load(self, device: str, folder: Path | None = None) -> RunState | None:
-        """The state of the newest checkpoint of a folder, by default `checkpoints`; None if there is none."""
+    def load(self, device: str, folder: Path | None = None, number: int | None = None) -> RunState | None:
+        """The state of a checkpoint of a folder, by default the newest of `checkpoints`; None if there is none."""
         bounds = Bounds(self.table["rounds"], self.table.get("task", {})["clients"])
-        return load_checkpoint(folder or self.checkpoints, self.config, device, bounds)
+        return load_checkpoint(folder or self.checkpoints, self.config, device, bounds, number)
 
     def keep_training(self, training: Training) -> None:
         """Write how clients are trained, before round 1."""
@@ -254,12 +260,12 @@ class RunFolder:
 def identity(table: Table) -> Table:
     """The part of a configuration that must be the same for a run to be continued.
 
-    The same run may be continued with another `on_divergence`; the run of a script also under another name, by another
-    script, and with other checkpoints.
+    The same run may be continued with another `on_divergence` or `keep`; the run of a script also under another
+    name, by another script, and with other checkpoints.
     """
     if "script" in table:
         return {key: value for key, value in table.items() if key not in ("name", "script", "checkpoint")}
-    saving = {key: value for key, value in table.get("checkpoint", {}).items() if key != "on_divergence"}
+    saving = {key: value for key, value in table.get("checkpoint", {}).items() if key not in FREE}
     return {**table, **({"checkpoint": saving} if saving else {})}
 
 

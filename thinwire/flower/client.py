@@ -3,7 +3,8 @@
 steps or state from version u to v
   our last upload was accepted, and we are at u   ->  train from v, upload
   it was not, and v is new                        ->  return to the state before it; then as above
-  it was not, and v is what it was trained from   ->  the same upload again: nothing is trained twice
+  it was not, and v is what it was trained from   ->  the same upload again: nothing is trained twice (unless the server
+                                                      went back, and made version v anew)
   we are not at u, or the drift check fails       ->  `request_full_state`; the server sends the whole state
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from thinwire.core.tree import same
 from thinwire.errors import Drifted, ThinwireError
 from thinwire.flower.client_store import ClientStore, Position, Request, Response
 from thinwire.protocol.client import (
@@ -71,7 +73,8 @@ class Client:
         start, version = message.version - message.behind, message.version
         newest = store.positions[-1]
         accepted = store.response is None or request.accepted == newest.public.version
-        if store.response and not accepted and version == newest.public.version:
+        repeated = not accepted and version == newest.public.version
+        if store.response and repeated and self._is_same(client, request, store):
             return store.response, store
         position = newest if accepted else store.positions[0]
         if position.public.version != start:
@@ -86,6 +89,24 @@ class Client:
         state = drop_stale(position.state, received.synced)
         response, after = self._train(client, received, state)
         return response, ClientStore((position, Position(received.public, after)), response)
+
+    def _is_same(self, client: int, request: Request, store: ClientStore) -> bool:
+        """Whether a request leads to the state that the last upload was trained from.
+
+        A server that went back makes a version a second time; what was trained from the first is not sent again.
+        """
+        message = wire.unpack(request.data, self.contract.schema)
+        start, before = message.version - message.behind, store.positions[0].public
+        if message.kind == wire.STATE:
+            before = self.first._replace(version=start)
+        if before.version != start:
+            return False
+        try:
+            public = receive(self.contract, before, request.data, client).public
+        except Drifted:
+            return False
+        newest = store.positions[-1].public
+        return all(same(ours, theirs) for ours, theirs in zip(public[1:], newest[1:], strict=True))
 
     def _train(self, client: int, received: Received, state: ClientState) -> tuple[Response, ClientState]:
         """Train one client from what it received; its response and next state."""

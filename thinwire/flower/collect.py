@@ -18,6 +18,7 @@ from thinwire.errors import Diverged, WireError
 from thinwire.flower.client_store import Request, Response
 from thinwire.flower.cohorts import CohortSampler, Turn
 from thinwire.flower.deadline import Deadline
+from thinwire.flower.site_stats import Traffic
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.server import open_round, split_download
 from thinwire.protocol.state import ServerState
@@ -51,6 +52,7 @@ class Collected:
     bytes_down: int = 0
     bytes_catchup: int = 0
     drifted: int = 0
+    traffic: Traffic = field(default_factory=Traffic)  # by client
 
 
 class Collector:
@@ -61,6 +63,7 @@ class Collector:
         cohorts: takes the cohort of a round; has the transport, the policy, the log and the clock.
         read: decodes the upload of a response, or returns the whole state that a lost client needs; raises if the
             response is refused.
+        refuse: logs the refused clients of a round, each once.
     """
 
     def __init__(
@@ -68,8 +71,9 @@ class Collector:
         contract: Contract,
         cohorts: CohortSampler,
         read: Callable[[OpenRound, int, Response], Upload | bytes],
+        refuse: Callable[[int, Collected], None],
     ) -> None:
-        self.contract, self.cohorts, self.read = contract, cohorts, read
+        self.contract, self.cohorts, self.read, self.refuse = contract, cohorts, read, refuse
         self.transport, self.policy, self.log, self.clock = (
             cohorts.transport,
             cohorts.policy,
@@ -92,7 +96,7 @@ class Collector:
             )
             opened = opened._replace(trained=trained_by_tier(self.contract, opened.server.public, got.cohort))
             self._ask(got, opened, self.requests(state, got), needed)
-            self._log_refused(number, got)
+            self.refuse(number, got)
             if len(got.uploads) >= needed:
                 got.late -= got.uploads.keys() | got.refused.keys()
                 if got.late:
@@ -119,6 +123,8 @@ class Collector:
         again, _ = split_download(self.contract, state.server, {i: one.data for i, one in repeated.items()})
         got.bytes_down += ordinary - again  # a repeated message counts as catching up
         got.bytes_catchup += more + again
+        for i, request in asked.items():
+            got.traffic.sent(i, len(request.data))
         return asked
 
     def _ask(self, got: Collected, opened: OpenRound, asked: Mapping[int, Request], needed: int) -> None:
@@ -129,7 +135,9 @@ class Collector:
             deadline = Deadline(self.policy.seconds, self.clock)
         got.drifted += len(lost)
         if lost and deadline.left():
-            got.bytes_catchup += sum(len(request.data) for request in lost.values())
+            for i, request in lost.items():
+                got.bytes_catchup += len(request.data)
+                got.traffic.sent(i, len(request.data))
             self._exchange(got, opened, lost, deadline)
         self.cohorts.late(got.late - got.uploads.keys(), busy)
 
@@ -138,12 +146,14 @@ class Collector:
     ) -> dict[int, Request]:
         """Collect the uploads that can be used; returns what clients need that requested the whole state."""
         lost: dict[int, Request] = {}
-        needed, enough = self.policy.needed(got.size), False
+        needed, enough, began = self.policy.needed(got.size), False, self.clock.monotonic()
         for client, response in self.transport.exchange(asked, deadline) if asked else ():
             got.bytes_up += len(response.data)
             self.cohorts.responded(client)
             if client not in got.requests:
                 self._late(opened.number, client)
+            else:
+                got.traffic.received(client, len(response.data), self.clock.monotonic() - began)
             if client not in got.requests or client in got.uploads or client in lost:
                 continue
             try:
@@ -172,9 +182,3 @@ class Collector:
         A server that aggregates by version, as FedBuff does, would use it here.
         """
         self.log(f"round {number}: {self.transport.name(client)} responded to a round that is closed; it is not used")
-
-    def _log_refused(self, number: int, got: Collected) -> None:
-        """Log each refused client once."""
-        for i in got.refused.keys() - got.logged:
-            self.log(f"round {number}: refused {self.transport.name(i)}: {got.refused[i]}")
-        got.logged |= got.refused.keys()

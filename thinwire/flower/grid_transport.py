@@ -22,7 +22,7 @@ from thinwire.flower.admission import Admission
 from thinwire.flower.client_store import Request, Response
 from thinwire.flower.deadline import Deadline
 from thinwire.flower.hello import Report, Sites, Software
-from thinwire.flower.transport import ClientResponse
+from thinwire.flower.transport import TOO_LONG, ClientResponse
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -127,6 +127,7 @@ class GridTransport:
         self.told: dict[str, float] = {}  # messages whose replies are of no interest, and until when they exist
         self.late: dict[str, tuple[int, Deadline]] = {}  # requests without a response: the client, and when they expire
         self.arrived: list[tuple[int, Message]] = []  # replies that were pulled, and not read yet
+        self.one_at_a_time = False
 
     @property
     def run(self) -> str:
@@ -150,7 +151,7 @@ class GridTransport:
                 self.asked[name] = _Asked(node, nonce, time.monotonic() + HELLO_SECONDS)
         if self.asked:
             self._read_hellos(JOIN_SECONDS if fresh else 0.0)
-        for reply in self.grid.pull_messages(list(self.told)) if self.told else ():
+        for reply in self._pull(list(self.told)) if self.told else ():
             self.told.pop(reply.metadata.reply_to_message_id, None)
         self.told = {name: until for name, until in self.told.items() if until > time.monotonic()}
         return self.admission.clients()
@@ -174,6 +175,9 @@ class GridTransport:
         }
         names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
         for client, reply in self._exchange(sent, Deadline.of(seconds), node_of):
+            if reply.has_error() and TOO_LONG in (reason := str(reply.error.reason)):
+                yield ClientResponse(client, Response(b"", error=reason[reason.index(TOO_LONG) :][:200]))
+                continue
             if reply.has_error():  # of Flower or of the app, not of the client
                 self.log(f"{self.name(client)} did not respond: {visible(str(reply.error.reason), 300)}")
                 continue
@@ -195,7 +199,7 @@ class GridTransport:
         """Admit or refuse the nodes that respond within that time."""
         end = time.monotonic() + seconds
         while self.asked:
-            for reply in self.grid.pull_messages(list(self.asked)):
+            for reply in self._pull(list(self.asked)):
                 if asked := self.asked.pop(reply.metadata.reply_to_message_id, None):
                     self._read_hello(asked, reply)
             for name in [name for name, asked in self.asked.items() if asked.until < time.monotonic()]:
@@ -243,7 +247,7 @@ class GridTransport:
         expires = Deadline(seconds + 60)
         try:
             while waiting and deadline.left():
-                for reply in self.grid.pull_messages([*waiting, *self.late]):
+                for reply in self._pull([*waiting, *self.late]):
                     if (of := reply.metadata.reply_to_message_id) in waiting:
                         self.arrived.append((waiting.pop(of), reply))
                     elif of in self.late and (client := self.late.pop(of)[0]) not in contents:  # else it responds again
@@ -255,6 +259,15 @@ class GridTransport:
         finally:  # the caller may close the round before the end
             self.late |= {one: (client, expires) for one, client in waiting.items()}
 
+    def _pull(self, ids: list[str]) -> Iterator[Message]:
+        """The replies that have arrived; one at a time after a list of them was too long, to find whose that is."""
+        for some in [[one] for one in ids] if self.one_at_a_time else [ids]:
+            try:
+                yield from self.grid.pull_messages(some)
+            except WireError as error:
+                self.one_at_a_time = True
+                self.log(f"{error}; replies are pulled one at a time from now on")
+
 
 def _response(client: int, reply: Message) -> Response:
     content = reply.content
@@ -262,6 +275,6 @@ def _response(client: int, reply: Message) -> Response:
     if who != client:
         raise WireError(f"client {who} responded in its place")
     if error:
-        return Response(b"", error=error)
+        return Response(b"", error=error[:1000])
     (loss, examples, accuracy), _ = unpack(content, loss=float, examples=int, accuracy=float)
     return Response(data, loss, examples, accuracy=accuracy)

@@ -9,8 +9,9 @@ What can go wrong, and what then happens:
                                                the run stops: resume
     a message is damaged, much too long, of    refused and counted; the client's state does not change
       another version or method, or not finite
-    a client is malicious                      bounded by the median of the cohort (`protocol/norm_bound.py`); outvoted,
-                                               if the method has a robust aggregator
+    a client is malicious                      bounded by the medians of cohort and latest rounds, or refused
+                                               (`norm_bound.py`); outvoted, if the method has a robust aggregator
+    the next state is not fit                  the run goes back without the clients that were far off (`recent.py`)
     a response arrives twice                   the first counts
     a client was absent, or lost its state     the shortest download from its version; or the whole state, on request
     a response was lost                        the client returns to its state before it (`client_store.py`)
@@ -24,19 +25,18 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
 from thinwire.errors import Diverged, IncompatibleParts, WireError
 from thinwire.flower.client_store import Response
 from thinwire.flower.cohorts import CohortLog, CohortSampler, Turn
 from thinwire.flower.collect import Collected, Collector, OpenRound
 from thinwire.flower.deadline import Clock
+from thinwire.flower.guard import Guard, OnSites
 from thinwire.flower.policy import RoundPolicy
-from thinwire.flower.transport import Transport
+from thinwire.flower.transport import TOO_LONG, Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
-from thinwire.protocol.server import ClosedRound, close_round, full_state_message
-from thinwire.protocol.state import ClientState, ServerState
+from thinwire.protocol.server import ClosedRound, full_state_message
+from thinwire.protocol.state import ClientState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
@@ -57,6 +57,8 @@ class FlowerServer:
         policy: how long to wait, and for how many.
         log: receives a line for everything that was refused.
         record: the cohorts of the run; by default they are kept in memory.
+        on_sites: receives the records of all clients of a round.
+        goes_back: whether a state that is not fit ends the round with `Unfit`, so that the run goes back.
         clock: the clock that limits waits.
     """
 
@@ -68,6 +70,8 @@ class FlowerServer:
         policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
         record: CohortLog | None = None,
+        on_sites: OnSites = lambda records: None,
+        goes_back: bool = False,
         clock: Clock = time,
     ) -> None:
         if job.method.secure_aggregation:
@@ -80,7 +84,8 @@ class FlowerServer:
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
         self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
-        self.collector = Collector(self.contract, self.cohorts, self._read)
+        self.guard = Guard(self.federation, self.transport, log, on_sites, goes_back)
+        self.collector = Collector(self.contract, self.cohorts, self._read, self.guard.refuse)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -99,7 +104,7 @@ class FlowerServer:
         began, number, server = time.perf_counter(), state.round + 1, state.server
         plan = self.federation.sample(state)[0]
         got = self.collector.collect(state, OpenRound(number, server, plan), self._turn(state, plan))
-        closed = self._close(number, server, plan, got)
+        closed = self.guard.close(state, plan, got, got.cohort)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         self.cohorts.record.closed(number, sorted(up), sorted(got.late))
         if on_message:
@@ -108,50 +113,51 @@ class FlowerServer:
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         contract = self.contract.at(server.public.version)
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=got.cohort)
-        after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        places = max(len(got.cohort), got.size) - len(got.late)
-        record = self._record(number, got, closed, places, contract.client_opt(server.public.version).lr)
-        spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
-        record = record._replace(late=len(got.late), epsilon=(spent or (None,))[0])
+        after = after._replace(
+            sync_counts=state.sync_counts.add(contract, plan, up), recent=self.guard.recent(state, got, closed)
+        )
+        record = self._record(state, got, closed)
         with self.federation.compute():
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
                 record = self.federation.evaluated(after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
+    def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
+        """Leave clients out of cohorts.
+
+        Args:
+            until: the last round without each of them.
+            attempt: how often the run went back so far.
+        """
+        self.guard.left_out, self.guard.attempt = dict(until), attempt
+
     def _turn(self, state: RunState, plan: Plan) -> Turn:
-        """How the cohort of the next round is taken; within a window of the schedule it is kept."""
-        sampler = self.federation.sampler
-        return Turn(state.round + 1, sampler.order(state.round), () if plan.resample else state.cohort, sampler.size)
+        """How the cohort of the next round is taken; within a window of the schedule it is kept.
 
-    def _close(self, number: int, server: ServerState, plan: Plan, got: Collected) -> ClosedRound:
-        """The closed round; clients that it refuses are removed from what was collected."""
-        try:
-            noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
-            closed = close_round(self.contract, server, plan, got.uploads, len(self.job.task.clients), noise)
-        except Diverged as error:
-            raise Diverged(f"round {number}: {error}") from error
-        for i, why in closed.refused.items():
-            self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
-            got.refused[i] = why
-            del got.uploads[i]
-        return closed
+        Clients that are left out are not taken, as long as there are others.
+        """
+        sampler, out = self.federation.sampler, self.guard.out(state.round + 1)
+        order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
+        kept = () if plan.resample else tuple(i for i in state.cohort if i in order)
+        return Turn(state.round + 1, order, kept, min(sampler.size, len(order)))
 
-    def _record(self, number: int, got: Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
+    def _record(self, state: RunState, got: Collected, closed: ClosedRound) -> RoundRecord:
         """The record of a round, without evaluation."""
+        number, version = state.round + 1, state.server.public.version
+        loss, bounded = self.guard.record(state, got, closed, got.cohort)
         counted = {i: got.responses[i] for i in got.uploads}
-        loss, odd = _training_loss(counted, self.job.method.norm_bound)
-        bounded = {i: why for i, why in {**odd, **closed.bounded}.items() if i in counted}
-        for i, why in bounded.items():
-            self.log(f"round {number}: bounded {self.transport.name(i)}: {why}")
+        places = max(len(got.cohort), got.size) - len(got.late)
+        spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
         record = RoundRecord(
             *(number, loss, None, None, got.bytes_up, got.bytes_down, got.bytes_catchup, len(counted), 0.0),
-            lr=lr,
+            lr=self.contract.at(version).client_opt(version).lr,
             drifted=got.drifted,
             refused=len(got.refused),
-            bounded=len(bounded),
-            absent=cohort - len(counted) - len(got.refused.keys() - counted.keys()),
-            epsilon=(self.federation.epsilon(number) or (None,))[0],
+            bounded=bounded,
+            absent=places - len(counted) - len(got.refused.keys() - counted.keys()),
+            late=len(got.late),
+            epsilon=(spent or (None,))[0],
         )
         # of the model that clients received, which is that of the round before
         return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
@@ -159,7 +165,8 @@ class FlowerServer:
     def _read(self, opened: OpenRound, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
         if response.error:
-            raise WireError(f"it could not respond: {visible(response.error, 300)}")
+            words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
+            raise WireError(f"{words}{visible(response.error, 300)}")
         version = opened.server.public.version
         contract = self.contract.at(version)
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
@@ -169,19 +176,3 @@ class FlowerServer:
         if not (math.isfinite(response.loss) and 0 < response.examples <= MOST_EXAMPLES):
             raise Diverged(f"its training loss is {response.loss} over {response.examples} examples")
         return upload
-
-
-def _training_loss(responses: Mapping[int, Response], limit: float) -> tuple[float, dict[int, str]]:
-    """The mean loss over all examples, with both bounded as uploads are; and the clients that were, with reasons."""
-    losses = [abs(one.loss) for one in responses.values()]
-    examples = [float(one.examples) for one in responses.values()]
-    by_loss = factors(losses, limit) if limit else [1.0] * len(losses)
-    by_count = factors(examples, WEIGHT_LIMIT)
-    shares = [count * by for count, by in zip(examples, by_count, strict=True)]
-    total = sum(one.loss * by * share for one, by, share in zip(responses.values(), by_loss, shares, strict=True))
-    why = {
-        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
-        for client, one, *by in zip(responses, responses.values(), by_loss, by_count, strict=True)
-        if min(by) < 1
-    }
-    return total / sum(shares), why

@@ -13,6 +13,8 @@ from thinwire.flower.client import Client
 from thinwire.flower.client_store import ClientStore, Request, Response
 from thinwire.flower.deadline import Deadline
 
+TOO_LONG = "its reply was not loaded, since it has more than"  # the error of a reply that was refused for its length
+
 
 class ClientResponse(NamedTuple):
     """A response, and the client that it is from."""

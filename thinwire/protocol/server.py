@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from thinwire.core.key import Key
 from thinwire.core.tree import restrict, to_device
-from thinwire.errors import Diverged, WireError
+from thinwire.errors import Diverged, Unfit, WireError
 from thinwire.protocol.aggregate import aggregate
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.download import RoundOpening
@@ -25,7 +25,9 @@ class ClosedRound(NamedTuple):
 
     server: ServerState
     bounded: dict[int, str]  # scaled down: see `norm_bound`
-    refused: dict[int, str]  # left out, because the next state would not be finite with them
+    refused: dict[int, str]  # left out: far beyond any bound, or the next state would not be finite with them
+    medians: Mapping[str, float] = {}  # of each part of the uploads, for `recent`
+    norms: Mapping[int, float] = {}  # of each client's update
 
 
 def open_round(contract: Contract, server: ServerState, versions: Mapping[int, int]) -> dict[int, bytes]:
@@ -39,6 +41,20 @@ def open_round(contract: Contract, server: ServerState, versions: Mapping[int, i
     return {client: b"".join(pieces) for client, pieces in RoundOpening(contract, server).messages(versions).items()}
 
 
+class Terms(NamedTuple):
+    """What a round is closed with besides its uploads.
+
+    Args:
+        registered: number of clients in all.
+        noise: the source of noise for differential privacy; by default the seed, which clients know.
+        recent: the medians of the latest rounds (`Recent.sizes`); None to compare uploads only with each other.
+    """
+
+    registered: int
+    noise: Key | None = None
+    recent: Mapping[str, float] | None = None
+
+
 def close_round(
     contract: Contract,
     server: ServerState,
@@ -47,6 +63,13 @@ def close_round(
     registered: int,
     noise: Key | None = None,
 ) -> ClosedRound:
+    """Close a round whose uploads are compared only with each other; see `close_on`."""
+    return close_on(contract, server, plan, uploads, Terms(registered, noise))
+
+
+def close_on(
+    contract: Contract, server: ServerState, plan: Plan, uploads: Mapping[int, Upload], terms: Terms
+) -> ClosedRound:
     """Aggregate the uploads of a round and make the next version.
 
     Args:
@@ -54,12 +77,11 @@ def close_round(
         server: the server's state.
         plan: the plan of the round.
         uploads: the decoded uploads, by client number.
-        registered: number of clients in all.
-        noise: the source of noise for differential privacy; by default the seed, which clients know.
+        terms: number of clients, noise, and what uploads are compared with.
 
-    The whole next state is checked: if it is not finite, clients far above the median norm are left out, and if that
-    does not help, Diverged is raised. Aggregates and the server's own states are on the CPU, where uploads are decoded;
-    the next version is made on the device of the public state.
+    Uploads far beyond their bound are left out. The whole next state is checked: if it is not finite, clients far above
+    the median norm are left out, and if that does not help, Diverged is raised. Aggregates and the server's own states
+    are on the CPU, where uploads are decoded; the next version is made on the device of the public state.
     """
     version = server.public.version
     if not uploads:
@@ -67,22 +89,31 @@ def close_round(
             f"no client responded in the round from version {version}; repeat the round, or sample other clients"
         )
     method = (now := contract.at(version)).method
-    noise, clients = noise or now.key.fold("release", version), sorted(uploads)
+    registered, noise = terms.registered, terms.noise or now.key.fold("release", version)
+    clients = sorted(uploads)
     received = [uploads[client] for client in clients]
     if method.secure_aggregation:
         return ClosedRound(_close(contract, server, plan, received, registered, noise), {}, {})
     start = to_device(restrict(server.public.coords, plan.names), "cpu") if method.upload == "weights" else {}
     buffers = to_device(server.public.buffers, "cpu") if server.public.buffers else {}
-    bounded, why = bound_uploads(clients, received, 0.0 if method.privacy.bounds else method.norm_bound, start, buffers)
+    limit = 0.0 if method.privacy.bounds else method.norm_bound
+    found = bound_uploads(clients, received, limit, start, buffers, terms.recent)
+    usable = {i: one for i, one in zip(clients, found.uploads, strict=True) if i not in found.refused}
+    if not usable:
+        raise Unfit("no upload of this round can be used", found.refused)
+    facts = found.medians, found.norms
     try:
-        return ClosedRound(_close(contract, server, plan, bounded, registered, noise), why, {})
+        after = _close(contract, server, plan, list(usable.values()), registered, noise)
+        return ClosedRound(after, found.why, dict(found.refused), *facts)
     except Diverged:
-        far = bound_uploads(clients, received, NORM_BOUND, start, buffers).why
-        left = [one for client, one in zip(clients, bounded, strict=True) if client not in far]
+        beyond = bound_uploads(clients, received, NORM_BOUND, start, buffers, terms.recent)
+        far = {**beyond.why, **beyond.refused}
+        left = [one for client, one in usable.items() if client not in far]
         if not far or not left or method.privacy.bounds:  # with privacy, one client must not decide who else counts
             raise
     refused = {client: f"the next state is not finite with it: {reason}" for client, reason in far.items()}
-    return ClosedRound(_close(contract, server, plan, left, registered, noise), why, refused)
+    after = _close(contract, server, plan, left, registered, noise)
+    return ClosedRound(after, found.why, {**refused, **found.refused}, *facts)
 
 
 def full_state_message(contract: Contract, server: ServerState, data: bytes, client: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.core.units import human_bytes
+from thinwire.experiments.records import ROLLED_BACK
 from thinwire.metrics.objective import Objective
 from thinwire.reports.objectives import ACCURACY, number_text
 from thinwire.reports.seed_groups import MeanInterval
@@ -25,6 +26,10 @@ def retry_text(retry: Mapping[str, Any]) -> str:
     number, back, lr, lost = (value if isinstance(value, int | float) else 0 for value in known.values())
     where = f"round {back}" if back else "the start"
     status = visible(str(retry.get("status")), 40)
+    if status == ROLLED_BACK:
+        out = [one for one in retry.get("left_out") or () if isinstance(one, int)]
+        without = f" without clients {', '.join(map(str, out[:20]))}" if out else ""
+        return f"round {number} {status}: back to {where}{without}, {human_bytes(lost)} abandoned"
     return f"round {number} {status}: back to {where} with learning rate {lr:.4g}, {human_bytes(lost)} abandoned"
 
 

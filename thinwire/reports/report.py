@@ -20,6 +20,7 @@ from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.chapter_overview import overview_chapter
 from thinwire.reports.chapter_search import search_chapter
 from thinwire.reports.chapter_settings import commands_chapter, definitions_chapter, settings_chapter
+from thinwire.reports.chapter_sites import sites_chapter
 from thinwire.reports.chapter_sweep import sweep_chapters
 from thinwire.reports.chapter_targets import bytes_chapter, time_chapter
 from thinwire.reports.evaluation import final_clients_eval, final_metrics
@@ -105,6 +106,8 @@ def _chapters(part: Section, targets: Sequence[float], compute: float | None, jo
         chapters.append(time_chapter(task, groups, costs, compute))
     if layers := layers_chapter(task, groups):
         chapters.append(layers)
+    if sites := sites_chapter(groups):
+        chapters.append(sites)
     if searched := search_chapter(groups):
         chapters.append(searched)
     return [*chapters, settings_chapter(groups), commands_chapter(groups)]

@@ -17,6 +17,7 @@ from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric, metrics_by_name
 from thinwire.metrics.objective import Objective, objective_of
 from thinwire.protocol.method import Method
+from thinwire.protocol.recent import Recent
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.training.batches import Local
@@ -147,3 +148,4 @@ class RunState(NamedTuple):
     chunk: int = 0  # number of clients trained together, where the memory of a GPU limits it
     onednn: bool | None = None  # whether CPU kernels are oneDNN's; None: see `prefers_onednn`
     average: Mapping[str, Tensor] = {}  # the averaged model, weights and buffers; empty unless it is evaluated
+    recent: Recent = Recent()  # medians of the latest rounds; empty in a simulation

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from thinwire.protocol.contract import Contract
 from thinwire.runtime.federation import Federation, OnMessage
@@ -30,4 +31,18 @@ class Runner(Protocol):
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are computed in training."""
+        ...
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A runner whose clients can be left out of cohorts: the server of a deployment."""
+
+    def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
+        """Leave clients out.
+
+        Args:
+            until: the last round without each of them.
+            attempt: how often the run went back so far.
+        """
         ...

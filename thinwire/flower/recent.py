@@ -1,0 +1,76 @@
+"""What the server of a deployment concludes from the latest rounds: bounds, clients far off, states that are not fit.
+
+    bounds     uploads, losses and numbers of examples are compared with the medians of the latest rounds, too
+               (`protocol/norm_bound.py`), so that a cohort of one client, or of mostly malicious ones, is bounded
+    far off    the norm of a client's update is above 3 times the median of its round or of the latest rounds
+    not fit    the median loss that the next cohort reports is above 3 times the median of the latest rounds, and above
+               3 times that of each of the last three
+
+A state that is not fit, after a round with clients far off, is given up: the run goes back to the state before that
+round and leaves these clients out (`experiments/retry.py`). Without such clients there is nobody to leave out, and the
+run continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from thinwire.flower.client_store import Response
+from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors, reference
+from thinwire.protocol.recent import FAR, Recent
+from thinwire.protocol.server import ClosedRound
+
+
+def far_off(norms: Mapping[int, float], recent: float) -> tuple[int, ...]:
+    """The clients whose update is far longer than the median of the round, or than that of the latest rounds.
+
+    >>> far_off({0: 1.0, 1: 1.2, 2: 9.0}, recent=0.0), far_off({0: 8.0}, recent=1.0)
+    ((2,), (0,))
+    """
+    if not norms:
+        return ()
+    middle = reference(list(norms.values()))
+    most = FAR * (min(middle, recent) if recent and middle else recent or middle)
+    return tuple(client for client, size in sorted(norms.items()) if size > most > 0)
+
+
+def after_round(recent: Recent, closed: ClosedRound, counted: Mapping[int, Response], lr: float) -> Recent:
+    """What is remembered after a round.
+
+    Args:
+        recent: what was remembered before it.
+        closed: the round.
+        counted: the responses that were used.
+        lr: the learning rate of the clients.
+    """
+    losses, examples = [abs(one.loss) for one in counted.values()], [float(one.examples) for one in counted.values()]
+    reported = {"loss": reference(losses, recent.of("loss")), "examples": reference(examples, recent.of("examples"))}
+    norms = {client: size for client, size in closed.norms.items() if client in counted}
+    return recent.after({**closed.medians, **reported}, lr, far_off(norms, recent.sizes(lr).get("code", 0.0)))
+
+
+def median_loss(responses: Sequence[Response]) -> float:
+    """The lower median of the losses that clients report."""
+    return reference([abs(one.loss) for one in responses]) if responses else 0.0
+
+
+def training_loss(responses: Mapping[int, Response], limit: float, recent: Recent) -> tuple[float, dict[int, str]]:
+    """The mean loss over all examples, with both bounded as uploads are; and the clients that were, with reasons.
+
+    Args:
+        responses: the responses that were used.
+        limit: the largest loss, in units of the median; 0 for no bound.
+        recent: the latest rounds.
+    """
+    losses = [abs(one.loss) for one in responses.values()]
+    examples = [float(one.examples) for one in responses.values()]
+    by_loss = factors(losses, limit, recent.of("loss")) if limit else [1.0] * len(losses)
+    by_count = factors(examples, WEIGHT_LIMIT, recent.of("examples"))
+    shares = [count * by for count, by in zip(examples, by_count, strict=True)]
+    total = sum(one.loss * by * share for one, by, share in zip(responses.values(), by_loss, shares, strict=True))
+    why = {
+        client: f"it reports a loss of {one.loss:.3g} over {one.examples:.3g} examples, far above the median"
+        for client, one, *by in zip(responses, responses.values(), by_loss, by_count, strict=True)
+        if min(by) < 1
+    }
+    return total / sum(shares), why
