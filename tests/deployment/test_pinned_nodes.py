@@ -36,7 +36,7 @@ def small(nodes: int, rounds: int):
 
 def test_nodes_load_their_data_once_and_refuse_another_app(tmp_path):
     """The third node is replaced by one whose owner has pinned another app."""
-    keys = []
+    keys, replaced = [], []
 
     def edit(app: Path) -> None:
         task = app / "federated/task.py"
@@ -55,10 +55,11 @@ def test_nodes_load_their_data_once_and_refuse_another_app(tmp_path):
         command[at] = str(pinned)
         keys.extend(process.args[process.args.index("--auth-supernode-private-key") + 1] for process in processes[1:])
         with (tmp_path / "refusing.log").open("wb") as log:
-            subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            replaced.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
 
     settings = {"seconds": 20.0, "quorum": 0.6}
     deploy(small(3, 3), tmp_path / "run", nodes=3, settings=settings, on_start=start, edit_app=edit)
+    replaced[0].wait(60)  # it was stopped with the deployment
     loads = (tmp_path / "loads").read_text().splitlines()
     assert sorted(set(loads)) == sorted(loads)  # once each
     assert set(keys[:2]) <= set(loads) <= set(keys)

@@ -22,7 +22,7 @@ build-backend = "hatchling.build"
 name = "{name}"
 version = "1.0.0"
 description = {quoted}
-dependencies = ["flwr>=1.41,<1.43", "thinwire"]
+dependencies = ["flwr>=1.40,<1.43", "thinwire"]
 
 [tool.hatch.build.targets.wheel]
 packages = ["{package}"]
