@@ -58,7 +58,9 @@ def run(path: Path, attacks, when=range(1000), resume=False, **more):
         transports.append(Hostile(Client(chosen.engine, job), attacks, when))
         sites = partial(append_sites, path)
         policy = RoundPolicy(0.01, quorum=0.2, tries=1)
-        return FlowerServer(chosen.engine, job, lambda *_: transports[0], policy, lines.append, sites, True)
+        return FlowerServer(
+            chosen.engine, job, lambda *_: transports[0], policy, lines.append, on_sites=sites, goes_back=True
+        )
 
     summary = execute(chosen, path, prepare=prepare, resume=resume)
     return summary, lines, transports[0]
@@ -157,7 +159,9 @@ def test_a_server_killed_around_a_rollback_resumes_with_the_same_bits(rolled_bac
     def prepare():
         policy, sites = RoundPolicy(0.01, quorum=0.2, tries=1), partial(append_sites, tmp_path)
         job = transport.client.job
-        return FlowerServer(chosen.engine, job, lambda *_: transport, policy, lines.append, sites, True)
+        return FlowerServer(
+            chosen.engine, job, lambda *_: transport, policy, lines.append, on_sites=sites, goes_back=True
+        )
 
     with pytest.raises(KeyboardInterrupt):
         execute(chosen, tmp_path, prepare=prepare, on_round=stop)

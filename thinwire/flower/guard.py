@@ -32,6 +32,7 @@ class Gathered(Protocol):
     responses: dict[int, Response]
     uploads: dict[int, Upload]
     refused: dict[int, str]
+    late: set[int]  # clients that the round did not wait for
     logged: set[int]  # refused clients that the log has named
     traffic: Traffic
     bytes_up: int
@@ -136,7 +137,7 @@ class Guard:
         updates, start = {i: one.code for i, one in got.uploads.items()}, dict[str, Tensor]()
         if updates and self.method.upload == "weights":
             start = to_device(restrict(state.server.public.coords, next(iter(updates.values())).keys()), "cpu")
-        outcome = Outcome(_counted(got), bounded, got.refused, norms, updates, start)
+        outcome = Outcome(_counted(got), bounded, got.refused, norms, updates, start, got.late)
         records = site_records(state.round + 1, cohort, self.transport.name, outcome, got.traffic)
         self.on_sites([one._replace(attempt=self.attempt) for one in records])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     norms: Mapping[int, float] = {}  # of all updates that could be decoded
     updates: Mapping[int, Tree] = {}  # of the responses that were used
     start: Mapping[str, Tensor] = {}  # what is subtracted from uploaded weights
+    late: Set[int] = frozenset()  # clients that the round did not wait for
 
 
 def site_records(
@@ -107,6 +108,8 @@ def _status(client: int, outcome: Outcome) -> tuple[Status, str]:
         return ("bounded", why) if why else ("accepted", "")
     if client in outcome.refused:
         return "refused", outcome.refused[client]
+    if client in outcome.late:
+        return "late", "the round was closed before it responded"
     return "absent", "no response in time"
 
 
