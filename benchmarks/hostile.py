@@ -140,7 +140,7 @@ def experiment_of(rounds: int = ROUNDS) -> Experiment:
 
 def compare(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     """Deploy with and without hostile clients; accuracies, the rise of the server's memory, and who was named."""
-    memory, settings = folder / "memory", {"quorum": 0.5, "seconds": 120.0}
+    memory, settings = folder / "memory", {"quorum": 0.5, "seconds": 300.0}
     honest = deploy(experiment_of(rounds), folder / "honest", nodes=NODES, settings=settings)
     hostile = deploy(
         experiment_of(rounds),

@@ -70,7 +70,7 @@ _CONTRACTS = {
 _ERRORS = {
     "thinwire.errors": (
         *("CheckpointError", "ConfigError", "DataError", "Diverged", "Drifted", "IncompatibleParts"),
-        *("ThinwireError", "UnknownName", "WireError"),
+        *("ThinwireError", "Unfit", "UnknownName", "WireError"),
     ),
 }
 
@@ -169,6 +169,7 @@ if TYPE_CHECKING:
     from thinwire.errors import Drifted as Drifted
     from thinwire.errors import IncompatibleParts as IncompatibleParts
     from thinwire.errors import ThinwireError as ThinwireError
+    from thinwire.errors import Unfit as Unfit
     from thinwire.errors import UnknownName as UnknownName
     from thinwire.errors import WireError as WireError
     from thinwire.experiments.config import Experiment as Experiment

@@ -98,7 +98,7 @@ def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
     reply(pack(upload, bytes(size)), "long")
     reply(pack({**upload, "client": 1}, b"short"), "short")
     transport = GridTransport(grid, lambda: "run", b"", 2)
-    transport.serves = {5: frozenset({0, 1})}
+    transport.admission.serves = {1: frozenset({0, 1})}
     ids = iter(["long", "short"])
     grid.push_messages = lambda messages: [next(ids)]
     found = dict(transport.exchange({0: Request(b""), 1: Request(b"")}, 60.0))
@@ -115,7 +115,7 @@ def test_a_reply_whose_objects_do_not_arrive_is_given_up(grid):
     reply(pack({"client": 0}, b"announced"), "announced")
     SuperLink.objects = dict.fromkeys(SuperLink.objects, b"")
     transport = GridTransport(grid, lambda: "run", b"", 1, log=lines.append)
-    transport.serves = {5: frozenset({0})}
+    transport.admission.serves = {1: frozenset({0})}
     grid.push_messages = lambda messages: ["announced"]
     assert not list(transport.exchange({0: Request(b"")}, 60.0))
     assert "client 0 did not respond" in lines[0]

@@ -15,7 +15,7 @@ class SiteRecord(NamedTuple):
         site: what logs call the client: the name of its site, or its number.
         client: its number.
         status: `accepted`; `bounded`: accepted and scaled down; `refused`: not used; `absent`: no response in time;
-            `late`: a response after the round was closed.
+            `late`: the round was closed before it responded.
         norm: of its update, as received; None if it could not be decoded.
         cosine: between its update and the mean of the round, in which no update is longer than the median; None if the
             update was not used.
