@@ -32,7 +32,11 @@ _WIDTH = ("inputs", "features", "in_features")  # names of one parameter: the nu
 
 def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
     """The job of an experiment; reads the dataset."""
-    task = build_task(experiment.task, Key(experiment.seed), data_dir)
+    return job_on(experiment, build_task(experiment.task, Key(experiment.seed), data_dir))
+
+
+def job_on(experiment: Experiment, task: Task) -> Job:
+    """The job of an experiment on a task that is there already."""
     return Job(
         task,
         experiment.method,

@@ -29,7 +29,7 @@ from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.data.examples import Source
 from thinwire.data.fingerprint import fingerprint
 from thinwire.data.task import Task
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, DataError
 from thinwire.experiments.parts import arguments
 from thinwire.experiments.task_files import OWN, task_label
 from thinwire.experiments.toml import Table
@@ -121,6 +121,8 @@ def _call(
     try:
         with seeded(key.fold("model")):
             made = make(**given)
+    except DataError:  # it names the file or the row
+        raise
     except Exception as error:
         raise failure(error, source_file(make)) from error
     if not isinstance(made, Task | Source):

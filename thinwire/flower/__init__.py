@@ -4,6 +4,7 @@ client.py            one client: a download in, an upload out
 client_store.py      what a client stores between messages
 server.py            the server: requests, checks, waits, decides; over any transport
 transport.py         the contract of a transport, and one in memory
+site_evaluation.py   evaluation at the sites, for a server without test data
 grid_transport.py    Flower as a transport; the only file that needs it
 """
 

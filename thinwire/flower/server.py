@@ -29,6 +29,7 @@ from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, IncompatibleParts, WireError
 from thinwire.flower.client_store import Request, Response
 from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.site_evaluation import evaluated_at_sites
 from thinwire.flower.transport import Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
@@ -36,7 +37,8 @@ from thinwire.protocol.server import ClosedRound, close_round, full_state_messag
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
 from thinwire.runtime.engine import EngineSettings
-from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
+from thinwire.runtime.client_evaluations import with_client_accuracies
+from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
@@ -131,6 +133,7 @@ class FlowerServer:
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
                 record = self.federation.evaluated(after, record)
+        record = evaluated_at_sites(self.federation, self.transport, self.policy, after, record, self.log)
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:
@@ -163,7 +166,8 @@ class FlowerServer:
             epsilon=(self.federation.epsilon(number) or (None,))[0],
         )
         # of the model that clients received, which is that of the round before
-        return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
+        evaluations = [one.evaluation.accuracy for one in counted.values() if one.evaluation]
+        return with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
 
     def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
         """Send the requests, and again to clients that did not respond while there are too few."""

@@ -1,0 +1,136 @@
+"""Apps in which each site has data of its own: the files of such an app, and the jobs of its machines.
+
+    thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
+
+`task.py` of the app names data, model and metrics (`data/sites`); templates/ has one for each kind of data. A node reads
+the folder `data-dir` of its configuration; the server has no data, and sites evaluate the model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.key import Key
+from thinwire.core.reference import load_reference, short_name
+from thinwire.data.sites import OwnData
+from thinwire.deployment.app_folder import check_new, write_files
+from thinwire.deployment.jobs import MakeJob, deployable
+from thinwire.errors import ConfigError, UnknownName
+from thinwire.experiments.build import build_job, job_on
+from thinwire.experiments.config import Experiment, to_table
+from thinwire.experiments.task_files import own_kind
+from thinwire.models.exact_init import seeded
+from thinwire.runtime.job import Job
+
+TEMPLATE = "own-data"
+KINDS = ("images", "table", "text")
+TASK = "task.py:task"
+DEFAULTS = {"task.validation_fraction": 0.2, "eval.every": 5}  # an evaluation at the sites is one more download
+
+_SERVER = '''\
+"""The ServerApp; it runs on the machine of the SuperLink, which has no data."""
+
+from pathlib import Path
+
+from thinwire.deployment.apps import read_experiment, server_app, site_jobs
+
+EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
+app = server_app(EXPERIMENT, site_jobs(EXPERIMENT))
+'''
+
+_CLIENT = '''\
+"""The ClientApp; it runs on the node of every site.
+
+Node configuration: data-dir, the folder of the site's data, and state-dir; optional: device.
+"""
+
+from pathlib import Path
+
+from thinwire.deployment.apps import client_app, read_experiment, site_jobs
+
+app = client_app(site_jobs(read_experiment(Path(__file__).with_name("experiment.toml"))))
+'''
+
+
+def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], Experiment]) -> list[Path]:
+    """Write an app with data of one's own into a new or empty folder; returns its files.
+
+    Args:
+        kind: the kind of data: images, table or text.
+        folder: the folder.
+        experiment_on: returns the experiment on a task, given a reference to it.
+    """
+    if kind not in KINDS:
+        raise UnknownName("kind of data", kind, list(KINDS))
+    check_new(folder)
+    text = files("thinwire.deployment.templates").joinpath(f"{kind}.py").read_text("utf-8")
+    with tempfile.TemporaryDirectory(prefix="thinwire-app-") as draft:  # the experiment is checked before it is written
+        (Path(draft) / "task.py").write_text(text)
+        experiment = deployable(experiment_on(f"{draft}/{TASK}"))
+        _without_examples(experiment)
+        table = to_table(experiment)
+    table["task"]["kind"] = TASK
+    code = {"task.py": text, "server_app.py": _SERVER, "client_app.py": _CLIENT}
+    return write_files(experiment, kind, table, code, folder)
+
+
+def site_jobs(experiment: Experiment) -> MakeJob:
+    """The jobs of an app with data of one's own: of a node, given its configuration, or of the server, given None."""
+
+    def job(node_config: Mapping[str, Any] | None) -> Job:
+        if node_config is None:
+            return _server_job(experiment)
+        folder = Path(str(node_config.get("data-dir", "")))
+        if not folder.is_absolute():
+            raise ConfigError(
+                "--node-config needs the absolute path of the site's data, such as data-dir=\"/data/records\", "
+                f"not {str(node_config.get('data-dir', 'none'))!r}"
+            )
+        return site_job(experiment, folder)
+
+    return job
+
+
+@lru_cache(1)  # data and model stay loaded between messages
+def site_job(experiment: Experiment, folder: Path) -> Job:
+    """The job of the site that has this folder of data."""
+    own = own_data(experiment)
+    if not own.data.is_site(folder):
+        raise ConfigError(f"{folder} is not the folder of a site; expected {own.data.expected}")
+    return build_job(experiment, folder)
+
+
+@lru_cache(1)
+def _server_job(experiment: Experiment) -> Job:
+    return _without_examples(experiment)
+
+
+def _without_examples(experiment: Experiment) -> Job:
+    """The job of a machine without data."""
+    if experiment.method.evaluate == "average":
+        raise ConfigError(
+            "method.evaluate = 'average' needs a test set at the server, since sites do not have the averaged model; "
+            "write method.evaluate = 'server'"
+        )
+    own, choice = own_data(experiment), experiment.task
+    clients = int(dict(choice.options)["clients"])
+    with seeded(Key(experiment.seed).fold("model")):  # the initial weights of the sites
+        task = own.without_examples(clients, bool(choice.validation_fraction))
+    return job_on(experiment, task)
+
+
+def own_data(experiment: Experiment) -> OwnData:
+    """Data and model of an app, from its `task.py`."""
+    kind = experiment.task.kind
+    found = getattr(load_reference(kind), "__self__", None) if own_kind(kind) else None
+    if not isinstance(found, OwnData):
+        raise ConfigError(
+            f"{short_name(kind)} is not the task of an `OwnData`; write `thinwire flower-app METHOD DIR --template "
+            f"{TEMPLATE}` for an app with data of its own, and in task.py `task = own.task`"
+        )
+    return found
