@@ -154,9 +154,7 @@ class TargetCode:
         for i, text in enumerate(texts):
             if text not in position:
                 known = visible(", ".join(self.names), 80)
-                raise DataError(
-                    f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in {self.listed} ({known})"
-                )
+                raise DataError(f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in {self.listed} ({known})")
         return torch.tensor([position[text] for text in texts])
 
     def note(self, derived: bool) -> str:

@@ -2,14 +2,15 @@
 
     thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
 
-`task.py` of the app names data, model and metrics (`data/sites`); templates/ has one for each kind of data. A node reads
-the folder `data-dir` of its configuration; the server has no data, and sites evaluate the model.
+`task.py` of the app names data, model and metrics (`data/sites`); templates/ has one for each kind of data. A node
+reads the folder `data-dir` of its configuration; the server has no data, and sites evaluate the model.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,13 +19,15 @@ from typing import Any
 from thinwire.core.key import Key
 from thinwire.core.reference import load_reference, short_name
 from thinwire.data.sites import OwnData
+from thinwire.data.task import Task
 from thinwire.deployment.app_folder import check_new, write_files
 from thinwire.deployment.jobs import MakeJob, deployable
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.build import build_job, job_on
+from thinwire.experiments.build import chosen_of, job_on
 from thinwire.experiments.config import Experiment, to_table
+from thinwire.experiments.experiment import Cohort
+from thinwire.experiments.own_task import call_own
 from thinwire.experiments.task_files import own_kind
-from thinwire.models.exact_init import seeded
 from thinwire.runtime.job import Job
 
 TEMPLATE = "own-data"
@@ -72,8 +75,8 @@ def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], E
     with tempfile.TemporaryDirectory(prefix="thinwire-app-") as draft:  # the experiment is checked before it is written
         (Path(draft) / "task.py").write_text(text)
         experiment = deployable(experiment_on(f"{draft}/{TASK}"))
-        _without_examples(experiment)
-        table = to_table(experiment)
+        job = _without_examples(experiment)
+        table = to_table(replace(experiment, cohort=Cohort(job.cohort)))
     table["task"]["kind"] = TASK
     code = {"task.py": text, "server_app.py": _SERVER, "client_app.py": _CLIENT}
     return write_files(experiment, kind, table, code, folder)
@@ -88,7 +91,7 @@ def site_jobs(experiment: Experiment) -> MakeJob:
         folder = Path(str(node_config.get("data-dir", "")))
         if not folder.is_absolute():
             raise ConfigError(
-                "--node-config needs the absolute path of the site's data, such as data-dir=\"/data/records\", "
+                '--node-config needs the absolute path of the site\'s data, such as data-dir="/data/records", '
                 f"not {str(node_config.get('data-dir', 'none'))!r}"
             )
         return site_job(experiment, folder)
@@ -99,10 +102,9 @@ def site_jobs(experiment: Experiment) -> MakeJob:
 @lru_cache(1)  # data and model stay loaded between messages
 def site_job(experiment: Experiment, folder: Path) -> Job:
     """The job of the site that has this folder of data."""
-    own = own_data(experiment)
-    if not own.data.is_site(folder):
-        raise ConfigError(f"{folder} is not the folder of a site; expected {own.data.expected}")
-    return build_job(experiment, folder)
+    own, key = own_data(experiment), Key(experiment.seed)
+    task = _made(experiment, own.at_site, {}, folder)
+    return job_on(experiment, chosen_of(experiment.task, task, key))
 
 
 @lru_cache(1)
@@ -118,10 +120,19 @@ def _without_examples(experiment: Experiment) -> Job:
             "write method.evaluate = 'server'"
         )
     own, choice = own_data(experiment), experiment.task
-    clients = int(dict(choice.options)["clients"])
-    with seeded(Key(experiment.seed).fold("model")):  # the initial weights of the sites
-        task = own.without_examples(clients, bool(choice.validation_fraction))
-    return job_on(experiment, task)
+    options = {"validation": choice.validation_fraction > 0}
+    return job_on(experiment, _made(experiment, own.without_examples, options))
+
+
+def _made(
+    experiment: Experiment, make: Callable[..., Task], options: dict[str, Any], folder: Path | None = None
+) -> Task:
+    """The task of a machine, with the initial weights that all machines have."""
+    task = experiment.task
+    given, file = {**options, "clients": dict(task.options)["clients"]}, task.kind.rpartition(":")[0]
+    made = call_own(make, task.label, given, Key(experiment.seed), folder, file)
+    assert isinstance(made, Task)
+    return made
 
 
 def own_data(experiment: Experiment) -> OwnData:

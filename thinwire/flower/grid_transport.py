@@ -131,9 +131,7 @@ class GridTransport:
         """Send all requests, and yield the responses as they arrive."""
         node_of = {client: node for node, clients in self.serves.items() for client in clients}
         sent = {
-            i: pack(
-                {"run": self.run, "client": i, "accepted": request.accepted, "phase": request.phase}, request.data
-            )
+            i: pack({"run": self.run, "client": i, "accepted": request.accepted, "phase": request.phase}, request.data)
             for i, request in requests.items()
         }
         for client, reply in self._exchange(sent, "train", seconds, node_of):
@@ -212,6 +210,8 @@ def _evaluation(content: RecordDict) -> Evaluation | None:
     (examples, loss, accuracy), _ = unpack(content, **kinds)
     names, values = fields.get("metric-names", []), fields.get("metric-values", [])
     listed = isinstance(names, list) and isinstance(values, list) and len(names) == len(values) <= MOST_METRICS
-    if not listed or not all(isinstance(name, str) and isinstance(x, float) for name, x in zip(names, values)):
+    if not listed or not all(
+        isinstance(name, str) and isinstance(x, float) for name, x in zip(names, values, strict=True)
+    ):
         raise WireError(f"its metrics are not {MOST_METRICS} or fewer names, and as many numbers")
     return Evaluation(loss, None if accuracy == -1.0 else accuracy, dict(zip(names, values, strict=True)), examples)

@@ -36,8 +36,8 @@ from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
 from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round, split_download
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
-from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.client_evaluations import with_client_accuracies
+from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan

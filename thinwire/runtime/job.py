@@ -47,7 +47,9 @@ class RoundRecord(NamedTuple):
     epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
     metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
     clients_eval: Mapping[str, float] | None = None  # accuracy over clients: count, mean, worst_10, p10, p50, p90
-    sites_eval: Mapping[str, Mapping[str, float]] = {}  # by site: examples, loss, accuracy and metrics; without test set
+    sites_eval: Mapping[
+        str, Mapping[str, float]
+    ] = {}  # by site: examples, loss, accuracy and metrics; without test set
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
     bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
 

@@ -1,7 +1,7 @@
 """Data and model of a deployment in which each site has a folder of its own.
 
     SiteData     how a folder becomes examples: columns, classes and scales, the same at all sites
-    OwnData      a `SiteData`, a model, metrics:  task(data_dir, clients) -> Task
+    OwnData      a `SiteData`, a model, metrics: the task of a site, of the server, and of all sites in a simulation
 
 Everything that decides shapes is stated in the app, not derived from a site's records: sites differ in size, and some
 have no example of a class.
@@ -84,7 +84,11 @@ class SiteData(ABC):
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Data and model of a deployment, the same at all sites; `task` reads the folder of a site.
+    """Data and model of a deployment, the same at all sites.
+
+        at_site(folder)       the task of a site, which has its own records
+        without_examples()    the task of the server, which has none
+        task(folder)          all sites in a simulation: a folder with one folder for each
 
     Args:
         data: how a folder becomes examples.
@@ -100,7 +104,7 @@ class OwnData:
     >>> own = OwnData(pets, lambda inputs, classes: nn.Linear(inputs, classes), metrics=("f1",))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "pets.csv").write_text("grams,species\\n850,dog\\n350,cat\\n600,dog\\n")
-    ...     task = own.task(Path(folder), clients=2)
+    ...     task = own.at_site(Path(folder), clients=2)
     >>> task.train.inputs[:, 0].tolist(), task.train.targets.tolist(), task.clients.sizes().tolist()
     ([1.0, -1.0, 0.0], [1, 0, 1], [3, 3])
     """
@@ -112,25 +116,36 @@ class OwnData:
     objective: str = ""
 
     def task(self, data_dir: Path | None = None, clients: int = 3) -> Task:
-        """The task of a site, or of all sites for a simulation.
+        """The task of all sites, for a simulation.
 
         Args:
-            data_dir: the folder of a site, whose records every client number then has; or a folder with one folder for
-                each site: client 0 is the first in alphabetical order.
-            clients: number of clients of the deployment.
+            data_dir: a folder with one folder for each site: client 0 is the first in alphabetical order.
+            clients: number of sites.
         """
         module = self._module()
         if data_dir is None:
-            raise DataError(f"no folder of data is named; write --data-dir FOLDER, a folder with {self.data.expected}")
+            raise DataError(
+                f"no folder of data is named; write --data-dir FOLDER, with one folder for each {self._one}"
+            )
         folders = self._folders(Path(data_dir).expanduser(), clients)
         pairs = [self.data.read(folder) for folder in folders]
         sizes = np.array([len(targets) for _, targets in pairs])
         inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        if len(pairs) == 1:  # whatever the number of the site's client
-            every = Assignment(np.tile(np.arange(sizes[0]), clients), int(sizes[0]) * np.arange(clients + 1))
-            return self._task(module, inputs, targets, every, "")
         names = tuple(folder.name for folder in folders)
-        return self._task(module, inputs, targets, Assignment(np.arange(len(targets)), offsets_of(sizes)), "", names)
+        return self._task(module, inputs, targets, Assignment(np.arange(len(targets)), offsets_of(sizes)), names=names)
+
+    def at_site(self, data_dir: Path, clients: int = 3) -> Task:
+        """The task of a site: every client number has its records, since the site does not decide which it gets.
+
+        Args:
+            data_dir: the folder of the site.
+            clients: number of clients of the deployment.
+        """
+        module = self._module()
+        if not self.data.is_site(data_dir):
+            raise DataError(f"{data_dir} is not the folder of a site; expected {self.data.expected}")
+        inputs, targets = self.data.read(data_dir)
+        return self._task(module, inputs, targets, _each(len(targets), clients))
 
     def without_examples(self, clients: int, validation: bool = False) -> Task:
         """The task of a machine that has no data, as the server: the model, and examples without contents.
@@ -140,14 +155,8 @@ class OwnData:
             validation: whether sites hold examples out to evaluate the model.
         """
         module = self._module()
-        every = Assignment(np.tile(np.arange(BLANK), clients), BLANK * np.arange(clients + 1))
-        return self._task(
-            module,
-            *self.data.blank(BLANK),
-            every,
-            "This machine has no data: the examples are at the sites.",
-            client_tests=every if validation else None,
-        )
+        every, note = _each(BLANK, clients), "This machine has no data: the examples are at the sites."
+        return self._task(module, *self.data.blank(BLANK), every, note, client_tests=every if validation else None)
 
     def _task(
         self,
@@ -155,7 +164,7 @@ class OwnData:
         inputs: Tensor,
         targets: Tensor,
         clients: Assignment,
-        note: str,
+        note: str = "",
         names: tuple[str, ...] = (),
         client_tests: Assignment | None = None,
     ) -> Task:
@@ -173,19 +182,19 @@ class OwnData:
             client_names=names,
         )
 
+    @property
+    def _one(self) -> str:
+        return f"site that has {self.data.expected}"
+
     def _folders(self, folder: Path, clients: int) -> list[Path]:
-        """The folder of one site, or those of all sites."""
-        if self.data.is_site(folder):
-            return [folder]
+        """The folders of all sites."""
         if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; expected one with {self.data.expected}")
+            raise DataError(f"{folder}: no such folder; expected one with a folder for each {self._one}")
         found = sorted(path for path in folder.iterdir() if path.is_dir() and self.data.is_site(path))
-        if not found:
-            raise DataError(f"{folder}: expected {self.data.expected}; neither it nor a folder in it has that")
         if len(found) != clients:
             raise DataError(
-                f"{folder}: has the folders of {len(found)} sites, but task.clients is {clients}; write "
-                f"--clients {len(found)}, or name the folder of one site"
+                f"{folder}: {len(found)} of its folders are those of a {self._one}, but task.clients is {clients}; "
+                f"write --clients {max(1, len(found))}, or name a folder with one folder for each site"
             )
         return found
 
@@ -197,3 +206,8 @@ class OwnData:
         if not isinstance(made, nn.Module):
             raise ConfigError(f"the model of the app is an object of type {type(made).__name__}, not a torch nn.Module")
         return made
+
+
+def _each(rows: int, clients: int) -> Assignment:
+    """The same rows for every client."""
+    return Assignment(np.tile(np.arange(rows), clients), rows * np.arange(clients + 1))

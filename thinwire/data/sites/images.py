@@ -1,7 +1,7 @@
 """Images of a site: a folder for each class, in the folder of the site.
 
-    FOLDER/CLASS/*.png, *.jpg        a class without a folder has no examples at this site
-    x -> (pixel / 255 - mean) / std  by constants of the app; by default 0 and 1
+FOLDER/CLASS/*.png, *.jpg        a class without a folder has no examples at this site
+x -> (pixel / 255 - mean) / std  by constants of the app; by default 0 and 1
 """
 
 from __future__ import annotations

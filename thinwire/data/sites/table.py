@@ -1,8 +1,8 @@
 """A table of a site: one row for each example, in a file of the same name at all sites.
 
-    number      (x - mean) / std      both named in the app, or, with None, computed from the site's own rows
-    category    one input for each text that the app names, and one for all other texts
-    class       its position in the list of the app; a site need not have examples of all classes
+number      (x - mean) / std      both named in the app, or, with None, computed from the site's own rows
+category    one input for each text that the app names, and one for all other texts
+class       its position in the list of the app; a site need not have examples of all classes
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SiteTable(SiteData):
         numbers: columns of numbers, and the mean and standard deviation by which each is scaled: constants that are the
             same at all sites; None for those of the site's own rows.
         categories: columns of texts, and the texts that have an input of their own.
-        missing: columns of numbers in which cells may be empty: an empty cell becomes the mean, and a second input is 1.
+        missing: columns of numbers in which cells may be empty: an empty one becomes the mean, and a second input is 1.
         target_scale: of a regression, mean and standard deviation by which the target is scaled.
 
     >>> table = SiteTable("visits.csv", "stay", ("short", "long"), {"age": (60.0, 20.0)}, {"ward": ("A", "B")})

@@ -51,9 +51,7 @@ class SiteTexts(SiteData):
     def __post_init__(self) -> None:
         check_classes(self.classes)
         if self.length < 1 or self.words <= _FIRST:
-            raise ConfigError(
-                f"length must be 1 or more and words above {_FIRST}, not {self.length} and {self.words}"
-            )
+            raise ConfigError(f"length must be 1 or more and words above {_FIRST}, not {self.length} and {self.words}")
 
     @property
     def outputs(self) -> int:

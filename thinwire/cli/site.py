@@ -1,0 +1,17 @@
+"""`thinwire site ...`: what a site needs to take part in a deployment."""
+
+from __future__ import annotations
+
+import typer
+
+from thinwire.cli.site_check import site_check
+
+site = typer.Typer(no_args_is_help=True, help="Sites of a deployment: their data.")
+
+
+@site.callback()
+def sites() -> None:
+    """Sites of a deployment."""
+
+
+site.command("check")(site_check)
