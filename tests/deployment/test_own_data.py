@@ -32,7 +32,7 @@ from thinwire.runtime.job import RoundRecord
 from thinwire.training.evaluation import Evaluation
 
 PAGE = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
-(TASK,) = re.findall(r"^`my-app/federated/task.py`:\n\n```python\n(.*?)^```", PAGE, re.S | re.M)
+(TASK,) = re.findall(r"^`federated/task.py`:\n\n```python\n(.*?)^```", PAGE, re.S | re.M)
 
 
 @pytest.fixture(autouse=True)
