@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from thinwire.errors import WireError
@@ -41,7 +43,8 @@ def test_other_records_are_refused(records):
 
 
 def reply(fields: dict, data: bytes = b""):
-    return flwr.Message(pack(fields, data), dst_node_id=1, message_type="train")
+    """The part of Flower's message that is read."""
+    return SimpleNamespace(content=pack(fields, data))
 
 
 @pytest.mark.parametrize(

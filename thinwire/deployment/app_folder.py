@@ -45,15 +45,11 @@ tries = 3         # number of requests to a client while the quorum is not reach
 """
 
 _TASK = '''\
-"""Model, method and data of this app. This is the file to edit.
+"""Model, method and data of this app.
 
-`experiment.toml` holds everything but the data. As generated, every machine reads the whole dataset and uses the part
-that the partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. To train on
-local data, return another `Job` on the nodes, whose task has the examples of this machine at every client's index.
-`task.scale` is not applied to them: scale them alike on all machines.
-
-    from thinwire.data.task import Task, alone
-    task = Task(model, *alone(inputs, targets, clients))
+`experiment.toml` holds everything but the data. Every machine reads the whole dataset and uses the part that the
+partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. For an app in which
+every site has data of its own: `thinwire flower-app METHOD DIR --template own-data`.
 """
 
 from collections.abc import Mapping
