@@ -60,11 +60,11 @@ class Sites(InMemory):
     """Clients that have only the folders of their sites."""
 
     def __init__(self, experiment, folders: list[Path]) -> None:
-        self.sites = []
+        self.machines = []
         for folder in folders:
             site_job.cache_clear()
-            self.sites.append(Client(experiment.engine, site_jobs(experiment)({"data-dir": str(folder)})))
-        super().__init__(self.sites[0])
+            self.machines.append(Client(experiment.engine, site_jobs(experiment)({"data-dir": str(folder)})))
+        super().__init__(self.machines[0])
         self.away: set[int] = set()
         self.asked: list[tuple[int, str]] = []
 
@@ -72,7 +72,7 @@ class Sites(InMemory):
         return super().clients() - self.away
 
     def respond(self, number, request):
-        self.client = self.sites[number]
+        self.client = self.machines[number]
         self.asked.append((number, request.phase))
         return super().respond(number, request)
 

@@ -47,6 +47,10 @@ def deploy(
     set_: Overrides = None,
     seconds: Annotated[float, typer.Option(help="Seconds the server waits for the uploads of a round.")] = 600.0,
     quorum: Annotated[float, typer.Option(help="Fraction of the cohort that must upload for a round to count.")] = 0.5,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds after the quorum at which a round is closed; by default it is not.")
+    ] = None,
+    over_select: Annotated[float, typer.Option(help="Fraction of the cohort that is asked in addition.")] = 0.0,
     out: RunOut = None,
     data_dir: DataDir = None,
     log: Log = None,
@@ -62,6 +66,7 @@ def deploy(
     """
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import default_folder
+    from thinwire.flower.policy import RoundPolicy
 
     preset = resolve(what, on, recipe=recipe)
     if preset.task.clients:  # a task of one's own has its clients
@@ -71,7 +76,10 @@ def deploy(
         what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
     )
     path = out or default_folder(experiment, Path("runs/deployed"))
-    runner = local_runner(nodes, {"seconds": seconds, "quorum": quorum})
+    settings = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
+    settings |= {} if grace is None else {"grace": grace}
+    RoundPolicy.of(settings)  # a wrong value is an error before anything is started
+    runner = local_runner(nodes, settings)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
 
 
@@ -80,24 +88,31 @@ def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]
 
     Args:
         nodes: number of SuperNodes.
-        settings: of the server: `seconds`, `quorum`, `tries`.
+        settings: of the server, the fields of `RoundPolicy`.
     """
     from thinwire.deployment.local import deploy as deploy_locally
 
     return partial(deploy_locally, nodes=nodes, settings=settings)
 
 
-def node(context: typer.Context) -> None:
+def node(
+    context: typer.Context,
+    app: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run only this app; its data and model are loaded once, before any message."),
+    ] = None,
+) -> None:
     """Run a Flower SuperNode with low latency; takes the options of flower-supernode.
 
     Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
+    Example: thinwire node --app my-app --superlink server:8000 --node-config 'partition-id=0 num-partitions=4'
     """
-    if context.args in ([], ["--help"]):
+    if context.args in ([], ["--help"]) and app is None:
         context.get_help()  # prints it; `flower-supernode --help` lists the options
         return
     from thinwire.deployment.node import node as run_node
 
-    run_node(context.args)
+    run_node(context.args, app)
 
 
 def flower_app(

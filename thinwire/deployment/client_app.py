@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from thinwire.core.text import visible
 from thinwire.deployment.client_files import client_file
-from thinwire.deployment.jobs import MakeJob, clients_of_node
+from thinwire.deployment.introduction import Asked, clients_here, introduce
+from thinwire.deployment.jobs import MakeJob
+from thinwire.deployment.software import software_of
 from thinwire.errors import ThinwireError, WireError
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
@@ -35,24 +38,43 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from thinwire.flower.grid_transport import pack, response_fields, unpack
+    from thinwire.flower.grid_transport import nonce_of, pack, response_fields, unpack
 
     app = ClientApp(mods=list(mods))
 
-    def open_node(context: Context) -> tuple[Client, list[int]]:
+    @lru_cache(1)  # a node that has loaded its data before it forks for a message does not read them again
+    def job_for(config: tuple[tuple[str, Any], ...]) -> Job:
+        return job(dict(config))
+
+    def open_node(context: Context) -> Client:
         config = dict(context.node_config)
-        client = _client_of(job(config), str(config.get("device", "cpu")))
-        return client, clients_of_node(config, len(client.job.task.clients))
+        return _client_of(job_for(tuple(sorted(config.items()))), str(config.get("device", "cpu")))
+
+    def load(config: dict[str, Any]) -> None:
+        """Load data and model for messages of processes that are forked afterwards; a GPU cannot be used before."""
+        found = job_for(tuple(sorted(config.items())))
+        if (device := str(config.get("device", "cpu"))) == "cpu":
+            _check_data(_client_of(found, device))
 
     def query(message: Message, context: Context) -> Message:
-        client, local = open_node(context)
-        return Message(pack({"clients": local, "schema": client.contract.schema.digest}), reply_to=message)
+        try:
+            (run, refusal), _ = unpack(message.content, run=str, refusal=str)
+            if refusal:
+                print(f"thinwire: the server does not use this node: {visible(refusal, 300)}", flush=True)
+                return Message(pack({}), reply_to=message)
+            client, nonce = open_node(context), nonce_of(message.content)
+            asked = Asked(run, nonce, context.node_id, len(client.job.task.clients))
+            fields = introduce(dict(context.node_config), asked, software_of(job, client.contract))
+        except ThinwireError as error:
+            fields = {"error": f"{type(error).__name__}: {error}"}
+            print(f"thinwire: this node cannot take part: {visible(str(error))}", flush=True)
+        return Message(pack(fields), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         (run, number, accepted, phase), data = unpack(message.content, run=str, client=int, accepted=int, phase=str)
         try:
-            client, local = open_node(context)
-            if number not in local:
+            client = open_node(context)
+            if number not in (local := clients_here(context.node_config, len(client.job.task.clients))):
                 raise WireError(f"client {number} is not on this node, which has {local}")
             _check_data(client)
             with client_file(context, run, number) as file:
@@ -66,6 +88,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     app.query()(query)
     app.train()(train)
+    app.load = load  # type: ignore[attr-defined] # `thinwire node --app` calls it once
     return app
 
 

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from thinwire.deployment.app_folder import write_app
 from thinwire.deployment.certificates import make_certificate, make_key
+from thinwire.deployment.flower_adapter import REGISTER
 from thinwire.deployment.jobs import deployable
 from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
-from thinwire.deployment.server_app import FAILED
+from thinwire.deployment.server_process import FAILED
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import OnRound, refuse_diverged
@@ -28,14 +29,6 @@ from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
 
 CONNECTION = "thinwire"
-
-# `flwr supernode register KEY CONNECTION` for many keys, in one process
-_REGISTER = """
-import sys
-from flwr.cli.app import app
-for key in sys.argv[2:]:
-    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
-"""
 
 
 def deploy(
@@ -50,6 +43,7 @@ def deploy(
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
     relay: Callable[[int], int] | None = None,
     low_latency: bool = True,
+    pinned: bool = True,
     edit_app: Callable[[Path], None] | None = None,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
@@ -59,12 +53,13 @@ def deploy(
         path: the run directory.
         nodes: number of SuperNodes; client i is on node i modulo this number.
         data_dir: folder that holds the datasets.
-        settings: of the server: `seconds`, `quorum`, `tries` (see `RoundPolicy`).
+        settings: of the server: `seconds`, `quorum`, `tries`, `grace`, `over-select`, `wait` (see `RoundPolicy`).
         resume: continue an unfinished run.
         on_round: called after every round.
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: maps the port of the SuperLink to the one that nodes connect to, such as that of a proxy.
         low_latency: run `thinwire node` (`deployment/node.py`), or else `flower-supernode`.
+        pinned: let `thinwire node` load the app, its data and its model once (`--app`), not for every message.
         edit_app: called with the folder of the app before it is run.
     """
     experiment = deployable(experiment)
@@ -90,10 +85,12 @@ def deploy(
         write_app(experiment, home / "app")
         if edit_app:
             edit_app(home / "app")
-        superlink = _start_superlink(processes, nodes)
+        superlink = start_superlink(processes, nodes)
         port = relay(superlink.port) if relay else superlink.port
-        supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency)
-        options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
+        supernodes = start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
+        settings = settings or {}
+        wait = settings.get("seconds", 600.0)  # all nodes are started here, so the first round waits for all of them
+        options = {"run-dir": json.dumps(str(path)), "nodes": nodes, "wait": wait, **settings}
         config = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
         if on_start:
@@ -103,7 +100,7 @@ def deploy(
     return summary
 
 
-class _SuperLink(NamedTuple):
+class SuperLink(NamedTuple):
     """A running SuperLink, its port, the keys of its nodes and a port for each node."""
 
     process: subprocess.Popen[bytes]
@@ -112,8 +109,14 @@ class _SuperLink(NamedTuple):
     node_ports: list[int]
 
 
-def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
-    """Start a SuperLink and register the keys of its nodes."""
+def start_superlink(processes: Processes, nodes: int, database: Path | None = None) -> SuperLink:
+    """Start a SuperLink and register the keys of its nodes.
+
+    Args:
+        processes: starts it.
+        nodes: number of keys.
+        database: file in which it stores keys and runs, so that it can be started again; in memory by default.
+    """
     home = processes.home
     port, *node_ports = free_ports(nodes + 1)
     make_certificate(home)
@@ -128,15 +131,16 @@ def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"),
             *("--ssl-certfile", str(home / "server.pem"), "--ssl-keyfile", str(home / "server.key")),
             *("--ssl-ca-certfile", str(home / "ca.pem"), "--disable-runtime-dependency-installation"),
+            *(("--database", str(database)) if database else ()),
         ],
     )
     processes.wait_for_port(process, port)
-    processes.call([sys.executable, "-c", _REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
-    return _SuperLink(process, port, keys, node_ports)
+    processes.call([sys.executable, "-c", REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
+    return SuperLink(process, port, keys, node_ports)
 
 
-def _start_nodes(
-    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool
+def start_nodes(
+    processes: Processes, superlink: SuperLink, port: int, state: Path, low_latency: bool, pinned: bool = False
 ) -> list[subprocess.Popen[bytes]]:
     """Start the SuperNodes.
 
@@ -146,12 +150,14 @@ def _start_nodes(
         port: the port that they connect to.
         state: folder of the client states.
         low_latency: run `thinwire node` instead of `flower-supernode`.
+        pinned: with `--app`.
     """
     home = processes.home
     started = []
     for i, (key, node_port) in enumerate(zip(superlink.keys, superlink.node_ports, strict=True)):
         config = f"partition-id={i} num-partitions={len(superlink.keys)} state-dir={json.dumps(str(state))}"
-        command = [sys.executable, "-m", "thinwire", "node"] if low_latency else ["flower-supernode"]
+        own = [sys.executable, "-m", "thinwire", "node", *(["--app", str(home / "app")] if pinned else [])]
+        command = own if low_latency else ["flower-supernode"]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
         command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
         command += ["--node-config", config]

@@ -38,12 +38,10 @@ DEFAULTS = {"task.validation_fraction": 0.2, "eval.every": 5}  # an evaluation a
 _SERVER = '''\
 """The ServerApp; it runs on the machine of the SuperLink, which has no data."""
 
-from pathlib import Path
+from {package}.jobs import EXPERIMENT, job
+from thinwire.deployment.apps import server_app
 
-from thinwire.deployment.apps import read_experiment, server_app, site_jobs
-
-EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
-app = server_app(EXPERIMENT, site_jobs(EXPERIMENT))
+app = server_app(EXPERIMENT, job)
 '''
 
 _CLIENT = '''\
@@ -52,11 +50,29 @@ _CLIENT = '''\
 Node configuration: data-dir, the folder of the site's data, and state-dir; optional: device.
 """
 
+from {package}.jobs import job
+from thinwire.deployment.apps import client_app
+
+app = client_app(job)
+'''
+
+# the function is in the app's package, by which its files are found and compared
+_JOBS = '''\
+"""The job of each machine, from `experiment.toml` and `task.py`."""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from thinwire.deployment.apps import client_app, read_experiment, site_jobs
+from thinwire.deployment.apps import read_experiment, site_jobs
+from thinwire.runtime.job import Job
 
-app = client_app(site_jobs(read_experiment(Path(__file__).with_name("experiment.toml"))))
+EXPERIMENT = read_experiment(Path(__file__).with_name("experiment.toml"))
+
+
+def job(node_config: Mapping[str, Any] | None) -> Job:
+    """The job of a node, given its configuration, or of the server, given None."""
+    return site_jobs(EXPERIMENT)(node_config)
 '''
 
 
@@ -78,7 +94,7 @@ def write_own_data_app(kind: str, folder: Path, experiment_on: Callable[[str], E
         job = _without_examples(experiment)
         table = to_table(replace(experiment, cohort=Cohort(job.cohort)))
     table["task"]["kind"] = TASK
-    code = {"task.py": text, "server_app.py": _SERVER, "client_app.py": _CLIENT}
+    code = {"task.py": text, "jobs.py": _JOBS, "server_app.py": _SERVER, "client_app.py": _CLIENT}
     return write_files(experiment, kind, table, code, folder)
 
 

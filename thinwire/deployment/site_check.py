@@ -91,7 +91,7 @@ def _one_step(job: Job) -> Job:
 def _two_rounds(experiment: Experiment, site: _Site) -> RoundRecord:
     """The record of the last of two rounds of a server with this site alone."""
     job, lines = _one_step(site_jobs(experiment)(None)), list[str]()
-    server = FlowerServer(experiment.engine, job, lambda *_: site, RoundPolicy(60.0, 1.0, 1), lines.append)
+    server = FlowerServer(experiment.engine, job, lambda *_: site, RoundPolicy(60.0, 1.0, 1, wait=0.0), lines.append)
     if server.contract.schema.digest != site.client.contract.schema.digest:
         raise ConfigError(
             "the model has other initial weights each time it is made; draw them with torch alone, or read a file"

@@ -1,8 +1,8 @@
 """Evaluation at the sites, for a server without test data: after a round, clients evaluate its model on their examples.
 
-Every client that is there is asked, not the cohort alone. A request is the download that takes the client to the new
-version; the client evaluates that model on its validation examples, keeps nothing, and sends numbers. The downloads
-count as catch-up.
+Every client that is there is asked, not the cohort alone; after a quorum, the server waits `grace` seconds. A request
+is the download that takes the client to the new version; the client evaluates that model on its validation examples,
+keeps nothing, and sends numbers. The downloads count as catch-up.
 
     a number that is not finite, an accuracy outside 0 to 1, a metric that the job does not have    refused
     examples                                    at most 1,000 times the median client's count in means
@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from thinwire.core.text import visible
 from thinwire.errors import WireError
 from thinwire.flower.client_store import EVALUATE, Request, Response
+from thinwire.flower.deadline import Deadline
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.transport import Transport
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
@@ -60,13 +61,16 @@ def evaluated_at_sites(
     down = open_round(federation.contract, state.server, {i: max(0, version) for i, version in versions.items()})
     requests = {i: Request(down[i], version, EVALUATE) for i, version in versions.items()}
     found: dict[int, Evaluation] = {}
-    for client, response in transport.exchange(requests, policy.seconds) if requests else ():
+    deadline = Deadline(policy.seconds)
+    for client, response in transport.exchange(requests, deadline) if requests else ():
         if client not in requests or client in found:
             continue
         try:
             found[client] = checked(response, federation.job.all_metrics)
         except WireError as error:
             log(f"round {record.round}: no evaluation of {transport.name(client)}: {error}")
+        if policy.grace is not None and len(found) >= policy.needed(len(requests)):
+            deadline.at_most(policy.grace)
     if not found:
         log(f"round {record.round}: no client evaluated the model")
     named = {transport.name(client): _as_numbers(one) for client, one in sorted(found.items())}
