@@ -70,10 +70,10 @@ class OwnData(InMemory):
 
     def __init__(self, sites: dict[int, Client]) -> None:
         super().__init__(sites[0])
-        self.sites = sites
+        self.machines = sites
 
     def respond(self, number, request):
-        self.client = self.sites[number]
+        self.client = self.machines[number]
         return super().respond(number, request)
 
 
