@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,8 +28,10 @@ from thinwire.cli.options import (
     resolve_experiment,
 )
 from thinwire.core.text import visible
+from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from thinwire.experiments.config import Experiment
     from thinwire.experiments.run_directory import Summary
 
 
@@ -123,15 +125,32 @@ def flower_app(
     cohort: CohortSize = None,
     seed: Seed = None,
     set_: Overrides = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="own-data", help="An app in which every site has data of its own.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="Data of the template own-data: images, table or text.")] = "table",
 ) -> None:
     """Write a Flower app that `flwr run` runs unchanged.
 
     Example: thinwire flower-app mapo my-app --on digits --clients 4 --cohort 4
+
+    Example: thinwire flower-app fedavg my-app --template own-data --kind table --clients 3
     """
     from thinwire.deployment.app_folder import write_app
+    from thinwire.deployment.own_data import DEFAULTS, TEMPLATE, write_own_data_app
 
-    experiment = resolve_experiment(
-        what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
-    )
-    for file in write_app(experiment, folder):
+    def experiment_on(task: str | None, more: Sequence[str] = ()) -> Experiment:
+        given = [*more, *(set_ or ())]
+        return resolve_experiment(
+            what, task, given, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
+        )
+
+    if template is None:
+        files = write_app(experiment_on(on), folder)
+    elif template != TEMPLATE or on is not None:
+        raise ConfigError(f"--template must be {TEMPLATE}, without --on, not {template!r} with {on!r}")
+    else:
+        defaults = [f"{key}={value}" for key, value in DEFAULTS.items()]
+        files = write_own_data_app(kind, folder, lambda task: experiment_on(task, defaults))
+    for file in files:
         print(visible(str(file)))

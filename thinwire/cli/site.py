@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.options import AsJson
+from thinwire.cli.site_check import site_check
 from thinwire.core.text import visible
 
 site = typer.Typer(
@@ -107,3 +108,6 @@ def revoke(name: Name, roster: RosterPath = DEFAULT) -> None:
     with changing(roster):
         Roster.read(roster).revoke(name).write(roster)
     print(f"{name}: revoked")
+
+
+site.command("check")(site_check)

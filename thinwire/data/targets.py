@@ -48,6 +48,7 @@ class TargetCode:
         names: of the classes, of the labels, or of the numbers to predict.
         numeric: of classes, whether they are numbers in the file.
         mean, std: of the numbers to predict.
+        listed: where the classes are from, for error messages.
     """
 
     kind: TargetKind
@@ -56,6 +57,7 @@ class TargetCode:
     numeric: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    listed: str = "the training rows"
 
     @classmethod
     def of(cls, rows: Columns, columns: Sequence[str], kind: str = "") -> TargetCode:
@@ -152,9 +154,7 @@ class TargetCode:
         for i, text in enumerate(texts):
             if text not in position:
                 known = visible(", ".join(self.names), 80)
-                raise DataError(
-                    f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in the training rows ({known})"
-                )
+                raise DataError(f"{rows.row(i)}: class {visible(text, 40)!r} does not occur in {self.listed} ({known})")
         return torch.tensor([position[text] for text in texts])
 
     def note(self, derived: bool) -> str:

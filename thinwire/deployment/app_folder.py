@@ -9,9 +9,10 @@ from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment, to_table
 from thinwire.experiments.files import write_all
-from thinwire.experiments.toml import dumps
+from thinwire.experiments.toml import Table, dumps
 
 PACKAGE = "federated"
+EXPERIMENT_FILE = "experiment.toml"
 
 _PYPROJECT = """\
 [build-system]
@@ -49,15 +50,11 @@ http = ""         # address of the live page, metrics and health, such as 127.0.
 """
 
 _TASK = '''\
-"""Model, method and data of this app. This is the file to edit.
+"""Model, method and data of this app.
 
-`experiment.toml` holds everything but the data. As generated, every machine reads the whole dataset and uses the part
-that the partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. To train on
-local data, return another `Job` on the nodes, whose task has the examples of this machine at every client's index.
-`task.scale` is not applied to them: scale them alike on all machines.
-
-    from thinwire.data.task import Task, alone
-    task = Task(model, *alone(inputs, targets, clients))
+`experiment.toml` holds everything but the data. Every machine reads the whole dataset and uses the part that the
+partition assigns to it, so that the app gives the same result as `thinwire run experiment.toml`. For an app in which
+every site has data of its own: `thinwire flower-app METHOD DIR --template own-data`.
 """
 
 from collections.abc import Mapping
@@ -100,19 +97,37 @@ app = client_app(job)
 
 def write_app(experiment: Experiment, folder: Path) -> list[Path]:
     """Write the app into a new or empty folder; returns its files."""
+    check_new(folder)
+    experiment = deployable(experiment)
+    code = {"task.py": _TASK, "server_app.py": _SERVER, "client_app.py": _CLIENT}
+    return write_files(experiment, experiment.task.label, to_table(experiment), code, folder)
+
+
+def check_new(folder: Path) -> None:
+    """Raise ConfigError if a folder has files already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty; name another folder")
-    experiment = deployable(experiment)
-    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{experiment.task.label}".lower()).strip("-")
-    title = f"{experiment.name} on {experiment.task.label}"
+
+
+def write_files(experiment: Experiment, label: str, table: Table, code: dict[str, str], folder: Path) -> list[Path]:
+    """Write the files of an app; returns them.
+
+    Args:
+        experiment: the experiment.
+        label: the name of its task for readers.
+        table: the contents of its file.
+        code: the Python files of the package; `{package}` in apps stands for its name.
+        folder: a new or empty folder.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", f"{experiment.name}-{label}".lower()).strip("-")
+    title = f"{experiment.name} on {label}"
     quoted = dumps({"x": title}).removeprefix("x = ").strip()  # a name may contain quotes
     fields = {"name": name, "quoted": quoted, "package": PACKAGE}
+    apps = {file: text.format(**fields) if file.endswith("_app.py") else text for file, text in code.items()}
     texts = {
         "pyproject.toml": _PYPROJECT.format(**fields),
         f"{PACKAGE}/__init__.py": f"{title + ', as a Flower app.'!r}\n",
-        f"{PACKAGE}/task.py": _TASK,
-        f"{PACKAGE}/server_app.py": _SERVER.format(**fields),
-        f"{PACKAGE}/client_app.py": _CLIENT.format(**fields),
-        f"{PACKAGE}/experiment.toml": dumps(to_table(experiment)),
+        **{f"{PACKAGE}/{file}": text for file, text in apps.items()},
+        f"{PACKAGE}/{EXPERIMENT_FILE}": dumps(table),
     }
     return write_all(folder, {file: text.encode() for file, text in texts.items()})

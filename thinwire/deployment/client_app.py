@@ -38,7 +38,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from thinwire.flower.grid_transport import nonce_of, pack, unpack
+    from thinwire.flower.grid_transport import nonce_of, pack, response_fields, unpack
 
     app = ClientApp(mods=list(mods))
 
@@ -71,19 +71,20 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
         return Message(pack(fields), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        (run, number, accepted), data = unpack(message.content, run=str, client=int, accepted=int)
+        (run, number, accepted, phase), data = unpack(message.content, run=str, client=int, accepted=int, phase=str)
         try:
             client = open_node(context)
             if number not in (local := clients_here(context.node_config, len(client.job.task.clients))):
                 raise WireError(f"client {number} is not on this node, which has {local}")
             _check_data(client)
             with client_file(context, run, number) as file:
-                response, state = client.respond(number, Request(data, accepted), file.load(client))
-                file.save(state.dump(client.first))
+                stored = file.load(client)
+                response, state = client.respond(number, Request(data, accepted, phase), stored)
+                if state is not stored:
+                    file.save(state.dump(client.first))
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")
-        fields = {"client": number, **{key: value for key, value in response._asdict().items() if key != "data"}}
-        return Message(pack(fields, response.data), reply_to=message)
+        return Message(pack(response_fields(number, response), response.data), reply_to=message)
 
     app.query()(query)
     app.train()(train)

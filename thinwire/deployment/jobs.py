@@ -16,7 +16,7 @@ from typing import Any
 from thinwire.errors import ConfigError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import Checkpointing, Experiment, from_table
-from thinwire.experiments.task_files import OWN
+from thinwire.experiments.task_files import OWN, anchored
 from thinwire.experiments.task_record import settled
 from thinwire.experiments.toml import read_toml
 from thinwire.runtime.job import Job
@@ -51,8 +51,8 @@ def deployable(experiment: Experiment) -> Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read the experiment of an app folder."""
-    return deployable(from_table(read_toml(path)))
+    """Read the experiment of an app folder; files that it names are relative to its own folder."""
+    return deployable(from_table(anchored(read_toml(path), path.parent)))
 
 
 def job_of(experiment: Experiment, node_config: Mapping[str, Any] | None) -> Job:

@@ -32,7 +32,11 @@ _WIDTH = ("inputs", "features", "in_features")  # names of one parameter: the nu
 
 def build_job(experiment: Experiment, data_dir: Path | None = None) -> Job:
     """The job of an experiment; reads the dataset."""
-    task = build_task(experiment.task, Key(experiment.seed), data_dir)
+    return job_on(experiment, build_task(experiment.task, Key(experiment.seed), data_dir))
+
+
+def job_on(experiment: Experiment, task: Task) -> Job:
+    """The job of an experiment on a task that is there already."""
     return Job(
         task,
         experiment.method,
@@ -54,7 +58,7 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     else:
         source = lookup("dataset", choice.kind).make(data_dir, **dict(choice.options))
     if isinstance(source, Task):
-        return _own_task(choice, source, key)
+        return chosen_of(choice, source, key)
     clients = _partitioned(choice, source, key)
     if choice.participating_clients:
         clients = clients.first(choice.participating_clients)
@@ -79,7 +83,7 @@ def build_task(choice: TaskChoice, key: Key, data_dir: Path | None = None) -> Ta
     )
 
 
-def _own_task(choice: TaskChoice, task: Task, key: Key) -> Task:
+def chosen_of(choice: TaskChoice, task: Task, key: Key) -> Task:
     """A task of one's own, which has clients and a model, with validation examples and fewer clients if wanted."""
     own = len(task.clients)
     stated = [name for name in ("partition", "model") if getattr(choice, name) is not None]

@@ -29,7 +29,7 @@ from thinwire.core.text import unfit_for_a_name, visible
 from thinwire.data.examples import Source
 from thinwire.data.fingerprint import fingerprint
 from thinwire.data.task import Task
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, DataError
 from thinwire.experiments.parts import arguments
 from thinwire.experiments.task_files import OWN, task_label
 from thinwire.experiments.toml import Table
@@ -57,7 +57,7 @@ def task_name(on: str | OwnTask, name: str = "") -> str:
             f"the name {visible(repr(label), 80)} of a task cannot be used: {why}; write for example letters"
         )
     _check_object(on, label)
-    made = on if isinstance(on, Task | Source) else _call(on, label, {}, Key(0), None)
+    made = on if isinstance(on, Task | Source) else call_own(on, label, {}, Key(0), None)
     kind = f"{OWN}{label}-{fingerprint(made)[:8]}"
     _kept[kind] = on
     return kind
@@ -106,14 +106,30 @@ def make_own(kind: str, options: Mapping[str, Any], key: Key, data_dir: Path | N
         data_dir: the folder of datasets.
     """
     found = _object(kind)
-    return (
-        found if isinstance(found, Task | Source) else _call(found, task_label({"kind": kind}), options, key, data_dir)
-    )
+    if isinstance(found, Task | Source):
+        return found
+    file = "" if kind.startswith(OWN) or not inspect.ismethod(found) else kind.rpartition(":")[0]
+    return call_own(found, task_label({"kind": kind}), options, key, data_dir, file)
 
 
-def _call(
-    make: Callable[..., Any], label: str, options: Mapping[str, Any], key: Key, data_dir: Path | None
+def call_own(
+    make: Callable[..., Any],
+    label: str,
+    options: Mapping[str, Any],
+    key: Key,
+    data_dir: Path | None,
+    file: str = "",
 ) -> Task | Source:
+    """The task that a function of one's own makes with options for a seed; an error of its code becomes one line.
+
+    Args:
+        make: the function.
+        label: its name for readers.
+        options: its arguments.
+        key: the root of all randomness, the key of the seed.
+        data_dir: the folder of datasets.
+        file: the user's file, whose line an error names; by default that of the function.
+    """
     filled = {"seed": key.value, "data_dir": data_dir}
     given = {**options, **{name: filled[name] for name in FILLED if name in _parameters(make)}}
     if name := missing_argument(make, given):
@@ -121,8 +137,10 @@ def _call(
     try:
         with seeded(key.fold("model")):
             made = make(**given)
+    except DataError:  # it names the file or the row
+        raise
     except Exception as error:
-        raise failure(error, source_file(make)) from error
+        raise failure(error, file or source_file(make)) from error
     if not isinstance(made, Task | Source):
         raise ConfigError(
             f"{label} returned an object of type {type(made).__name__}; a task function returns a thinwire.Task or a "

@@ -6,6 +6,7 @@ steps or state from version u to v
   it was not, and v is what it was trained from   ->  the same upload again: nothing is trained twice (unless the server
                                                       went back, and made version v anew)
   we are not at u, or the drift check fails       ->  `request_full_state`; the server sends the whole state
+  the request is for an evaluation                ->  evaluate version v, and keep everything as it was
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thinwire.core.tree import same
-from thinwire.errors import Drifted, ThinwireError
-from thinwire.flower.client_store import ClientStore, Position, Request, Response
+from thinwire.errors import Drifted, ThinwireError, WireError
+from thinwire.flower.client_store import EVALUATE, ClientStore, Position, Request, Response
 from thinwire.protocol.client import (
     Group,
     begin_updates,
@@ -28,6 +29,7 @@ from thinwire.protocol.state import ClientState, PublicState
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import Job
+from thinwire.training.evaluation import Evaluation
 from thinwire.training.loop import LoopTrainer
 from thinwire.wire import message as wire
 
@@ -74,16 +76,15 @@ class Client:
         newest = store.positions[-1]
         accepted = store.response is None or request.accepted == newest.public.version
         repeated = not accepted and version == newest.public.version
-        if store.response and repeated and self._is_same(client, request, store):
+        if store.response and repeated and request.phase != EVALUATE and self._is_same(client, request, store):
             return store.response, store
         position = newest if accepted else store.positions[0]
+        if request.phase == EVALUATE:
+            return self._evaluate(client, request, position, message), store
         if position.public.version != start:
             return self._lost(client, ClientStore((position,)), version)
-        known = position.public
-        if message.kind == wire.STATE:  # contains everything that differs from version 0
-            known = self.first._replace(version=start)
         try:
-            received = receive(self.contract, known, request.data, client)
+            received = self._receive(client, request, position, message)
         except Drifted:
             return Response(request_full_state(self.contract, start, client)), ClientStore((position,))
         state = drop_stale(position.state, received.synced)
@@ -108,25 +109,44 @@ class Client:
         newest = store.positions[-1].public
         return all(same(ours, theirs) for ours, theirs in zip(public[1:], newest[1:], strict=True))
 
+    def _receive(self, client: int, request: Request, position: Position, message: wire.Message) -> Received:
+        """The public state of a download, read from a position."""
+        known = position.public
+        if message.kind == wire.STATE:  # contains everything that differs from version 0
+            known = self.first._replace(version=message.version - message.behind)
+        return receive(self.contract, known, request.data, client)
+
+    def _evaluate(self, client: int, request: Request, position: Position, message: wire.Message) -> Response:
+        """Evaluate the version of a download on the client's validation examples."""
+        if position.public.version != message.version - message.behind:
+            raise WireError("it has another state than the server knows, and gets the whole one in its next round")
+        received = self._receive(client, request, position, message)
+        state = drop_stale(position.state, received.synced)
+        with self.federation.compute():
+            return Response(b"", evaluation=self.federation.client_evaluation(received.public, state, client))
+
     def _train(self, client: int, received: Received, state: ClientState) -> tuple[Response, ClientState]:
         """Train one client from what it received; its response and next state."""
         public = received.public
         group = Group(public, received.plan, (client,), (state,))
         work = self.federation.sampler.workload(public.version, (client,))
         with self.federation.compute():
-            accuracy = self._accuracy(client, public, state)
+            evaluation = self._evaluation(client, public, state)
             inputs = training_inputs(self.contract, self.model, group, work)
             outcome = LoopTrainer().train(inputs)
             updates = begin_updates(self.contract, group, inputs.start, outcome)()
             (message,), (after,) = make_uploads(self.contract, group, updates, work.samples)
-        return Response(bytes(message), float(updates.loss[0]), work.samples[0], accuracy=accuracy), after
+        return Response(bytes(message), float(updates.loss[0]), work.samples[0], evaluation=evaluation), after
 
-    def _accuracy(self, client: int, public: PublicState, state: ClientState) -> float:
-        """The accuracy of the received model on the client's validation examples; -1 where it is not evaluated."""
-        if not public.version or not self.federation.is_evaluated(public.version):
-            return -1.0
-        found = self.federation.client_evaluation(public, state, client)
-        return -1.0 if found is None or found.accuracy is None else found.accuracy
+    def _evaluation(self, client: int, public: PublicState, state: ClientState) -> Evaluation | None:
+        """The received model on the client's validation examples; None where it is not evaluated in training.
+
+        Where no machine has a test set, the server asks for evaluations apart, each of the newest version.
+        """
+        asked = self.federation.test is None
+        if asked or not public.version or not self.federation.is_evaluated(public.version):
+            return None
+        return self.federation.client_evaluation(public, state, client)
 
     def _lost(self, client: int, store: ClientStore, version: int) -> tuple[Response, ClientStore]:
         """Request the whole state: from our version, or, if the server is behind us, from version 0."""

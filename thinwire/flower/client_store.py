@@ -19,9 +19,12 @@ from thinwire.core.state import State
 from thinwire.core.tree import Tree, same
 from thinwire.errors import CheckpointError
 from thinwire.protocol.state import ClientState, PublicState
+from thinwire.training.evaluation import Evaluation
 
 _PUBLIC = ("base", "coords", "shared", "buffers")
 _STATE = ("unsent", "correction", "codec")
+
+EVALUATE = "evaluate"  # phase of a request for an evaluation alone
 
 
 class Request(NamedTuple):
@@ -29,16 +32,17 @@ class Request(NamedTuple):
 
     data: bytes
     accepted: int = -1  # the version that it was trained from; -1 for none
+    phase: str = ""  # "" to train and upload, or EVALUATE
 
 
 class Response(NamedTuple):
-    """What a client sends back: an upload and values for the metrics, or an error message."""
+    """What a client sends back: an upload and values for the metrics, an evaluation, or an error message."""
 
     data: bytes
     loss: float = 0.0
     examples: int = 0
     error: str = ""
-    accuracy: float = -1.0  # of the received model on the client's validation examples; -1 where it was not evaluated
+    evaluation: Evaluation | None = None  # of the received model on the client's validation examples
 
 
 class Position(NamedTuple):
@@ -78,7 +82,7 @@ class ClientStore(NamedTuple):
         meta = {
             "names": list(tensors),
             "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
-            "response": [*self.response[1:3], self.response.accuracy] if self.response else None,
+            "response": [*self.response[1:3], self.response.evaluation] if self.response else None,
         }
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         data = save(own, {"thinwire": json.dumps(meta)})
@@ -119,6 +123,7 @@ class ClientStore(NamedTuple):
             positions.append(Position(public, state))
         response = None
         if meta["response"]:
-            loss, examples, accuracy = meta["response"]
-            response = Response(bytes(tensors["response"].numpy()), loss, examples, accuracy=accuracy)
+            loss, examples, found = meta["response"]
+            evaluation = None if found is None else Evaluation(*found)
+            response = Response(bytes(tensors["response"].numpy()), loss, examples, evaluation=evaluation)
         return cls(tuple(positions), response)

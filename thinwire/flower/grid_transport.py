@@ -1,7 +1,8 @@
 """Flower as a transport: our messages as opaque bytes in Flower's records.
 
-    to a client    run, client, accepted, data
-    from it        client, loss, examples, accuracy, data; or client, error
+    to a client    run, client, accepted, phase, data
+    from it        client, loss, examples, data, and of an evaluation eval-examples, eval-loss, eval-accuracy,
+                   metric-names, metric-values; or client, error
     to a node      run, and with a roster a nonce; or a refusal
     from it        what `hello.py` says; or error
 
@@ -23,6 +24,7 @@ from thinwire.flower.client_store import Request, Response
 from thinwire.flower.deadline import Deadline
 from thinwire.flower.hello import Report, Sites, Software
 from thinwire.flower.transport import TOO_LONG, ClientResponse
+from thinwire.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -31,6 +33,7 @@ INLINE = 4 * 1000 * 1000
 HELLO_SECONDS = 120.0
 JOIN_SECONDS = 2.0
 AGAIN_SECONDS = 10.0
+MOST_METRICS = 100  # of an evaluation
 _FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
 
 
@@ -169,7 +172,7 @@ class GridTransport:
         self.admission.reread()
         node_of = {client: node for node, clients in self.admission.serves.items() for client in clients}
         sent = {
-            i: pack({"run": self.run, "client": i, "accepted": request.accepted}, request.data)
+            i: pack({"run": self.run, "client": i, "accepted": request.accepted, "phase": request.phase}, request.data)
             for i, request in requests.items()
             if i in node_of
         }
@@ -276,5 +279,31 @@ def _response(client: int, reply: Message) -> Response:
         raise WireError(f"client {who} responded in its place")
     if error:
         return Response(b"", error=error[:1000])
-    (loss, examples, accuracy), _ = unpack(content, loss=float, examples=int, accuracy=float)
-    return Response(data, loss, examples, accuracy=accuracy)
+    (loss, examples), _ = unpack(content, loss=float, examples=int)
+    return Response(data, loss, examples, evaluation=_evaluation(content))
+
+
+def response_fields(client: int, response: Response) -> dict[str, Any]:
+    """The fields of a response but its message, for `pack`; an accuracy of -1 stands for none."""
+    fields = {"client": client, "loss": response.loss, "examples": response.examples, "error": response.error}
+    if (found := response.evaluation) is None:
+        return fields
+    accuracy = -1.0 if found.accuracy is None else found.accuracy
+    numbers = {"eval-examples": found.examples, "eval-loss": found.loss, "eval-accuracy": accuracy}
+    return {**fields, **numbers, "metric-names": list(found.metrics), "metric-values": list(found.metrics.values())}
+
+
+def _evaluation(content: RecordDict) -> Evaluation | None:
+    """The evaluation of a response; None if it has none. Values are checked by the server."""
+    fields = content[_FIELDS]
+    if "eval-examples" not in fields:
+        return None
+    kinds = {"eval-examples": int, "eval-loss": float, "eval-accuracy": float}
+    (examples, loss, accuracy), _ = unpack(content, **kinds)
+    names, values = fields.get("metric-names", []), fields.get("metric-values", [])
+    listed = isinstance(names, list) and isinstance(values, list) and len(names) == len(values) <= MOST_METRICS
+    if not listed or not all(
+        isinstance(name, str) and isinstance(x, float) for name, x in zip(names, values, strict=True)
+    ):
+        raise WireError(f"its metrics are not {MOST_METRICS} or fewer names, and as many numbers")
+    return Evaluation(loss, None if accuracy == -1.0 else accuracy, dict(zip(names, values, strict=True)), examples)

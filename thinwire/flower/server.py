@@ -33,13 +33,15 @@ from thinwire.flower.collect import Collected, Collector, OpenRound
 from thinwire.flower.deadline import Clock
 from thinwire.flower.guard import Guard, OnSites
 from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.site_evaluation import evaluated_at_sites
 from thinwire.flower.transport import TOO_LONG, Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.server import ClosedRound, full_state_message
 from thinwire.protocol.state import ClientState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
+from thinwire.runtime.client_evaluations import with_client_accuracies
 from thinwire.runtime.engine import EngineSettings
-from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
+from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
@@ -121,6 +123,7 @@ class FlowerServer:
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
                 record = self.federation.evaluated(after, record)
+        record = evaluated_at_sites(self.federation, self.transport, self.policy, after, record, self.log)
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
@@ -160,7 +163,8 @@ class FlowerServer:
             epsilon=(spent or (None,))[0],
         )
         # of the model that clients received, which is that of the round before
-        return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
+        evaluations = [one.evaluation.accuracy for one in counted.values() if one.evaluation]
+        return with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
 
     def _read(self, opened: OpenRound, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""

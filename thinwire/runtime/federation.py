@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -16,12 +16,12 @@ from thinwire.data.examples import Examples, Inputs
 from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products
 from thinwire.kernels.support import has_triton
-from thinwire.metrics.clients import summarize
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runtime.average import averaged
+from thinwire.runtime.client_evaluations import where_defined
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.sampler import Sampler
@@ -137,6 +137,8 @@ class Federation:
     ) -> Evaluation | None:
         """Loss and accuracy of a client's model on its own validation examples; None if it has none.
 
+        Without a test set, also the metrics of the job, which are NaN where they are not defined.
+
         Args:
             public: the public state that the client has.
             state: the client's state; None if it keeps nothing.
@@ -153,7 +155,8 @@ class Federation:
             coords, average = {**coords, **add(to_device(state.unsent, self.device), coords)}, None
         basis = contract.basis(public.version, self.device)
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
-        return evaluate(self.model, *model, self.train, tests.client(client))
+        metrics = where_defined(self.job.all_metrics) if self.test is None else {}
+        return evaluate(self.model, *model, self.train, tests.client(client), metrics)
 
     def epsilon(self, rounds: int, asked: int = 0, available: int = 0) -> tuple[float | None, str] | None:
         """The epsilon of this number of rounds, or why it is not known; None where the method promises none.
@@ -186,13 +189,3 @@ def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
     if conv == "fused" and not has_triton(device):
         raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
     return None if conv == "grouped" else conv
-
-
-def with_client_accuracies(record: RoundRecord, values: Sequence[float]) -> RoundRecord:
-    """A record with the distribution of the clients' accuracies: mean, worst tenth, quantiles."""
-    if not values:
-        return record
-    found = summarize(values)
-    summary = {"count": found.clients, "mean": found.mean, "worst_10": found.worst_10}
-    summary |= {"p10": found.p10, "p50": found.p50, "p90": found.p90}
-    return record._replace(client_accuracy=sum(values) / len(values), clients_eval=summary)

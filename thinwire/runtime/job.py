@@ -31,7 +31,7 @@ class RoundRecord(NamedTuple):
 
     round: int  # from 1
     loss: float  # mean training loss of the cohort, weighted by examples
-    accuracy: float | None  # on the test set; None in rounds without evaluation
+    accuracy: float | None  # on the test set, or without one on the clients' validation examples; None if not evaluated
     test_loss: float | None
     bytes_up: int
     bytes_down: int
@@ -39,7 +39,7 @@ class RoundRecord(NamedTuple):
     clients: int
     seconds: float
     client_accuracy: float | None = None  # each client's model on its own validation examples, averaged over clients
-    client_loss: float | None = None  # the same for the loss; None in a deployment
+    client_loss: float | None = None  # the same for the loss; in a deployment None if the server has a test set
     lr: float | None = None  # the clients' learning rate in this round
     drifted: int = 0  # clients whose public state was not the server's and that were sent the whole state
     refused: int = 0  # clients whose upload could not be used
@@ -48,6 +48,9 @@ class RoundRecord(NamedTuple):
     epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
     metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
     clients_eval: Mapping[str, float] | None = None  # accuracy over clients: count, mean, worst_10, p10, p50, p90
+    sites_eval: Mapping[
+        str, Mapping[str, float]
+    ] = {}  # by site: examples, loss, accuracy and metrics; without test set
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
     bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
     late: int = 0  # clients of the cohort that had not responded when the round was closed

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-
 from thinwire.protocol.client import drop_stale
-from thinwire.runtime.federation import Federation, with_client_accuracies
+from thinwire.runtime.client_evaluations import with_client_evaluations
+from thinwire.runtime.federation import Federation
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.training.evaluation import Evaluation
 
@@ -16,10 +15,9 @@ def evaluated(federation: Federation, state: RunState, record: RoundRecord) -> t
     if not federation.is_evaluated(record.round):
         return state, record
     record = federation.evaluated(state, record)
-    if not (found := client_evaluations(federation, state)):
-        return state, record
-    record = record._replace(client_loss=statistics.fmean(one.loss for one in found))
-    return state, with_client_accuracies(record, [one.accuracy for one in found if one.accuracy is not None])
+    found = client_evaluations(federation, state)
+    weights = [float(one.examples) for one in found] if federation.test is None else None
+    return state, with_client_evaluations(record, found, weights)
 
 
 def client_evaluations(federation: Federation, state: RunState) -> list[Evaluation]:
