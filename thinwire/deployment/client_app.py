@@ -49,14 +49,17 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
         return Message(pack({"clients": local, "schema": client.contract.schema.digest}), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        (run, number, accepted), data = unpack(message.content, run=str, client=int, accepted=int)
+        fields = {"run": str, "client": int, "accepted": int, "phase": str}
+        (run, number, accepted, phase), data = unpack(message.content, **fields)
         try:
             client, local = open_node(context)
             if number not in local:
                 raise WireError(f"client {number} is not on this node, which has {local}")
             _check_data(client)
+            if client.secure is not None and not context.node_config.get("state-dir"):
+                raise WireError("secure aggregation needs a folder that stores which versions were answered: state-dir")
             with client_file(context, run, number) as file:
-                response, state = client.respond(number, Request(data, accepted), file.load(client))
+                response, state = client.respond(number, Request(data, accepted, phase), file.load(client))
                 file.save(state.dump(client.first))
         except ThinwireError as error:
             response = Response(b"", error=f"{type(error).__name__}: {error}")

@@ -29,6 +29,7 @@ class Request(NamedTuple):
 
     data: bytes
     accepted: int = -1  # the version that it was trained from; -1 for none
+    phase: str = ""  # of secure aggregation (`flower/secure`); empty for an upload
 
 
 class Response(NamedTuple):
@@ -54,10 +55,12 @@ class ClientStore(NamedTuple):
     Args:
         positions: its position; or that before its last upload, and that after it.
         response: that upload.
+        secure: what it stores of secure aggregation (`flower/secure/session.py`).
     """
 
     positions: tuple[Position, ...]
     response: Response | None = None
+    secure: bytes = b""
 
     def dump(self, first: PublicState) -> bytes:
         """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
@@ -75,6 +78,8 @@ class ClientStore(NamedTuple):
             tensors |= {f"{i}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
         if self.response and self.response.data:
             tensors["response"] = torch.frombuffer(bytearray(self.response.data), dtype=torch.uint8)
+        if self.secure:
+            tensors["secure"] = torch.frombuffer(bytearray(self.secure), dtype=torch.uint8)
         meta = {
             "names": list(tensors),
             "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
@@ -121,4 +126,5 @@ class ClientStore(NamedTuple):
         if meta["response"]:
             loss, examples, accuracy = meta["response"]
             response = Response(bytes(tensors["response"].numpy()), loss, examples, accuracy=accuracy)
-        return cls(tuple(positions), response)
+        secure = bytes(tensors["secure"].numpy()) if "secure" in tensors else b""
+        return cls(tuple(positions), response, secure)

@@ -1,6 +1,6 @@
 """Flower as a transport: our messages as opaque bytes in Flower's records.
 
-    to a client    run, client, accepted, data
+    to a client    run, client, accepted, phase, data
     from it        client, loss, examples, accuracy, data; or client, error
 
 `data` is the message. Up to 4 MB it is in the record itself, which Flower sends as one object; above, in an array of
@@ -128,7 +128,7 @@ class GridTransport:
         """Send all requests, and yield the responses as they arrive."""
         node_of = {client: node for node, clients in self.serves.items() for client in clients}
         sent = {
-            i: pack({"run": self.run, "client": i, "accepted": request.accepted}, request.data)
+            i: pack({"run": self.run, "client": i, "accepted": request.accepted, "phase": request.phase}, request.data)
             for i, request in requests.items()
         }
         for client, reply in self._exchange(sent, "train", seconds, node_of):

@@ -26,9 +26,12 @@ from typing import NamedTuple
 from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
 from thinwire.core.tree import Tree
-from thinwire.errors import Diverged, IncompatibleParts, WireError
+from thinwire.errors import Diverged, WireError
 from thinwire.flower.client_store import Request, Response
 from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.secure.exchange import Opened, PhaseExchange
+from thinwire.flower.secure.keys import need_cryptography
+from thinwire.flower.secure.server import SecureRound, VersionSpent, skip_version
 from thinwire.flower.transport import Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
@@ -42,6 +45,7 @@ from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
+MOST_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
 
 
 class _Round(NamedTuple):
@@ -86,15 +90,14 @@ class FlowerServer:
         log: Log = lambda line: None,
     ) -> None:
         if job.method.secure_aggregation:
-            raise IncompatibleParts(
-                "secure_aggregation = true needs secrets between clients, which a deployment does not establish yet. "
-                "Write secure_aggregation = false, or simulate"
-            )
+            need_cryptography()
         self.federation, self.job = Federation(engine, job), job
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
         self._waited = False  # nodes need some time to connect
+        self._skipped: list[VersionSpent] = []  # versions of this round that secure aggregation had to skip
+        self._skipped_bytes = 0
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -116,7 +119,15 @@ class FlowerServer:
         accepted = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
         down = open_round(self.contract, server, {i: max(0, version) for i, version in accepted.items()})
         requests = {i: Request(down[i], accepted[i]) for i in cohort}
-        got = self._collect(_Round(number, server, plan, trained), requests)
+        opened = _Round(number, server, plan, trained)
+        if self.job.method.secure_aggregation:
+            got = _Collected()
+            try:
+                self._collect_secure(opened, requests, got)
+            except VersionSpent as spent:
+                return self.round(self._skip(state, plan, got, spent), on_message)
+        else:
+            got = self._collect(opened, requests)
         closed = self._close(number, server, plan, got)
         up = {i: got.responses[i].data for i in cohort if i in got.uploads}
         if on_message:
@@ -189,6 +200,34 @@ class FlowerServer:
             f"round {number}: {len(got.uploads)} of {len(requests)} clients sent an upload that can be used, {needed} "
             "are needed; `thinwire resume` continues when they are back"
         )
+
+    def _collect_secure(self, opened: _Round, requests: Mapping[int, Request], got: _Collected) -> None:
+        """The phases of secure aggregation: uploads whose masks cancel in their sum (`flower/secure`)."""
+        version, contract = opened.server.public.version, self.contract
+        secure = Opened(
+            *(opened.number, version, contract.at(version), opened.plan),
+            *(len(self.job.task.clients), self.job.cohort, str(getattr(self.transport, "run", ""))),
+            full_state=lambda data, client: full_state_message(contract, opened.server, data, client),
+            available=self._available,
+            split=lambda downloads: split_download(contract, opened.server, downloads),
+        )
+        accepted = {client: request.accepted for client, request in requests.items()}
+        SecureRound(PhaseExchange(secure, self.transport, self.policy, self.log, got, accepted)).collect(requests)
+        got.bytes_catchup += self._skipped_bytes
+        self._skipped, self._skipped_bytes = [], 0
+
+    def _skip(self, state: RunState, plan: Plan, got: _Collected, spent: VersionSpent) -> RunState:
+        """The state from which a round is repeated after its version was spent: see `VersionSpent`."""
+        number, version = state.round + 1, state.server.public.version
+        self._skipped.append(spent)
+        self._skipped_bytes += got.bytes_up + got.bytes_down + got.bytes_catchup
+        if sum(one.trained for one in self._skipped) > self.policy.tries or len(self._skipped) > MOST_SKIPPED:
+            skipped, self._skipped = self._skipped, []
+            raise WireError(
+                f"round {number}: {len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
+            )
+        self.log(f"round {number}: {spent}; version {version} is skipped, since no client answers a version twice")
+        return state._replace(server=skip_version(self.contract, state.server, plan))
 
     def _available(self, cohort: Set[int], needed: int) -> Set[int]:
         """The clients that can be asked. The first round waits for the whole cohort, later ones for enough of it."""
