@@ -79,10 +79,10 @@ def hide_words(
         secret: the secret of each pair.
         own: the seed of a mask of the client's own, which does not cancel; none if it is empty.
     """
-    total = words.astype(np.uint32) + pair_masks(len(words), client, cohort, version, secret)
+    total: np.ndarray = words.astype(np.uint32) + pair_masks(len(words), client, cohort, version, secret)
     if own:
         total += self_mask(len(words), own, version)
-    return total.astype("<u4").tobytes()
+    return bytes(total.astype("<u4").tobytes())
 
 
 def pair_masks(count: int, client: int, others: Sequence[int], version: int, secret: Secret) -> np.ndarray:

@@ -76,7 +76,7 @@ class SecureClient:
         if kept.session is None or kept.session.head != head:
             raise WireError("this client has no keys in this session")
         if request.phase == frames.UPLOAD:
-            return self._upload(client, request, reader, store, train)
+            return self._upload(client, request, reader, (store, kept.session), train)
         phases = {frames.SHARES: self._shares, frames.CONFIRM: self._confirm, frames.UNMASK: self._unmask}
         answer, session = phases[request.phase](client, kept.session, reader)
         return Response(head.pack(request.phase) + answer), store._replace(secure=kept._replace(session=session).dump())
@@ -138,26 +138,24 @@ class SecureClient:
     # -- the upload ------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, client: int, request: Request, reader: Reader, store: ClientStore, train: Train
+        self, client: int, request: Request, reader: Reader, stored: tuple[ClientStore, Session], train: Train
     ) -> tuple[Response, ClientStore]:
         """Train, and upload under the masks of the members; the same upload again, if it was made."""
-        kept = SecureStore.load(store.secure)
-        session = kept.session
-        assert session is not None
-        if not session.listed:
-            raise WireError("this client has shared no secrets in this session")
+        (store, before), kept = stored, SecureStore.load(stored[0].secure)
         start = reader.at
         sealed = frames.read_sealed(reader)
         received, download = reader.data[start : reader.at], reader.rest()
-        if session.received and session.received != received:
+        if not before.listed:
+            raise WireError("this client has shared no secrets in this session")
+        if before.received and before.received != received:
             raise WireError("this session has other members")
-        if session.uploaded and store.response is not None:
+        if before.uploaded and store.response is not None:
             return store.response, store
-        if session.head.version <= kept.answered:
+        if before.head.version <= kept.answered:
             raise AlreadyAnswered(f"it answered version {kept.answered}, and answers each version once")
-        if wire.unpack(download, self.schema).version != session.head.version:
+        if wire.unpack(download, self.schema).version != before.head.version:
             raise WireError("the download is of another version than the session")
-        session = session._replace(received=received)
+        session = before._replace(received=received)
         adverts, threshold = self._listed(client, session)
         members = self._members(client, session, adverts, threshold)
         for sender in sealed:
@@ -172,8 +170,9 @@ class SecureClient:
         if after.response is response:  # an upload, not a request for the whole state
             response = Response(response.data)  # loss, examples and accuracy of one client stay on it
             after = after._replace(response=response)
-            kept, session = kept._replace(answered=session.head.version), session._replace(uploaded=True)
-        return response, after._replace(secure=kept._replace(session=session).dump())
+            kept = kept._replace(answered=session.head.version)
+        ended = session._replace(uploaded=after.response is response)
+        return response, after._replace(secure=kept._replace(session=ended).dump())
 
     def _members(self, client: int, session: Session, adverts: dict[int, Advert], threshold: int) -> tuple[int, ...]:
         """The clients whose masks are in the sum: those that shared their secrets with this one, and itself."""

@@ -169,7 +169,8 @@ def read_head(data: bytes, phase: str, clients: int) -> tuple[Head, Reader]:
 def read_advert(reader: Reader, client: int | None = None) -> Advert:
     """The next advert; without its client number, if that was read."""
     who = reader.client() if client is None else client
-    return Advert(who, *(reader.take(KEY_BYTES) for _ in range(3)), reader.short())
+    mask_key, seal_key, commitment = (reader.take(KEY_BYTES) for _ in range(3))
+    return Advert(who, mask_key, seal_key, commitment, reader.short())
 
 
 def read_adverts(reader: Reader) -> dict[int, Advert]:

@@ -9,6 +9,7 @@ shares are found, and outvoted where enough others are right.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from thinwire.errors import WireError
 from thinwire.flower.secure import frames
 from thinwire.flower.secure.client import context_of, mask_secret
 from thinwire.flower.secure.frames import Advert, Head
-from thinwire.flower.secure.keys import is_committed, public_key
+from thinwire.flower.secure.keys import is_committed, is_private_key
 from thinwire.flower.secure.shamir import recover
 from thinwire.privacy.secagg import pair_masks, self_mask
 
@@ -53,10 +54,10 @@ def remaining_masks(closing: Closing, revealed: Revealed, count: int) -> np.ndar
         advert = closing.adverts[client]
         shares = {who + 1: theirs[client][1] for who, theirs in revealed.items()}
         if client in left:
-            seed = recover(shares, closing.threshold, lambda s, a=advert: is_committed(s, context, a.commitment))
-            total -= self_mask(count, seed, head.version)
+            is_seed = partial(is_committed, context=context, commitment=advert.commitment)
+            total -= self_mask(count, recover(shares, closing.threshold, is_seed), head.version)
         else:
-            key = recover(shares, closing.threshold, lambda s, a=advert: public_key(s) == a.mask_key)
+            key = recover(shares, closing.threshold, partial(is_private_key, public=advert.mask_key))
 
             def secret(i: int, j: int, own: bytes = key, me: int = client) -> bytes:
                 other = closing.adverts[j if i == me else i]
