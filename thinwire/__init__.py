@@ -102,7 +102,9 @@ __version__: str
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        from thinwire.core.version import version
+
+        return version()
     if name in _SUBMODULES:
         return importlib.import_module(f"thinwire.{name}")
     if name in _HOME_OF:
@@ -112,16 +114,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def _version() -> str:
-    """The version of the installed package; "unknown" in a source tree that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # late: it takes longer than the rest of this file
-
-    try:
-        return version("thinwire")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 # For type checkers; a test compares these names with the ones above.

@@ -24,6 +24,7 @@ from thinwire.cli.partition import partition
 from thinwire.cli.repro import repro
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
+from thinwire.cli.site import site
 from thinwire.cli.sweep import sweep
 from thinwire.cli.tune import tune
 from thinwire.cli.watch import watch
@@ -91,6 +92,7 @@ app.command()(show)
 app.command()(compare)
 app.command()(report)
 app.command()(watch)
+app.add_typer(site, name="site")
 
 
 def main() -> None:

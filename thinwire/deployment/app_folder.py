@@ -41,6 +41,7 @@ seconds = 600.0   # seconds that the server waits for uploads
 quorum = 0.5      # fraction of the cohort that must upload
 nodes = 0         # number of nodes that `thinwire deploy` started; 0 otherwise
 tries = 3         # number of requests to a client while the quorum is not reached
+roster = ""       # file of the sites that may take part (thinwire site); if empty, nodes name their clients
 """
 
 _TASK = '''\
@@ -82,7 +83,8 @@ app = server_app(EXPERIMENT, job)
 _CLIENT = '''\
 """The ClientApp; it runs on every node.
 
-Node configuration: partition-id and num-partitions; optional: state-dir, data-dir, device.
+Node configuration: site, or without a roster partition-id and num-partitions; optional: site-key, state-dir, data-dir,
+device.
 """
 
 from {package}.task import job

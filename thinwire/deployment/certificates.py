@@ -62,7 +62,7 @@ def _sign(subject: str, key: ec.EllipticCurvePrivateKey, authority: ec.EllipticC
 
 
 def make_key(path: Path) -> Path:
-    """Write the private key by which a node authenticates, and its public key with the suffix `.pub`."""
+    """Write the private key by which a node authenticates, and its public key, whose name has `.pub` added."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -74,7 +74,7 @@ def make_key(path: Path) -> Path:
         ),
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public + b"\n")
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
     return path
 
 

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from thinwire.core.text import visible
 from thinwire.deployment.client_files import client_file
-from thinwire.deployment.jobs import MakeJob, clients_of_node
+from thinwire.deployment.introduction import Asked, clients_here, introduce
+from thinwire.deployment.jobs import MakeJob
+from thinwire.deployment.software import software_of
 from thinwire.errors import ThinwireError, WireError
 from thinwire.flower import need_flower
 from thinwire.flower.client import Client
@@ -35,25 +38,34 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
-    from thinwire.flower.grid_transport import pack, unpack
+    from thinwire.flower.grid_transport import nonce_of, pack, unpack
 
     app = ClientApp(mods=list(mods))
 
-    def open_node(context: Context) -> tuple[Client, list[int]]:
+    def open_node(context: Context) -> Client:
         config = dict(context.node_config)
-        client = _client_of(job(config), str(config.get("device", "cpu")))
-        return client, clients_of_node(config, len(client.job.task.clients))
+        return _client_of(job(config), str(config.get("device", "cpu")))
 
     def query(message: Message, context: Context) -> Message:
-        client, local = open_node(context)
-        return Message(pack({"clients": local, "schema": client.contract.schema.digest}), reply_to=message)
+        try:
+            (run, refusal), _ = unpack(message.content, run=str, refusal=str)
+            if refusal:
+                print(f"thinwire: the server does not use this node: {visible(refusal, 300)}", flush=True)
+                return Message(pack({}), reply_to=message)
+            client, nonce = open_node(context), nonce_of(message.content)
+            asked = Asked(run, nonce, context.node_id, len(client.job.task.clients))
+            fields = introduce(dict(context.node_config), asked, software_of(job, client.contract))
+        except ThinwireError as error:
+            fields = {"error": f"{type(error).__name__}: {error}"}
+            print(f"thinwire: this node cannot take part: {visible(str(error))}", flush=True)
+        return Message(pack(fields), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         fields = {"run": str, "client": int, "accepted": int, "phase": str}
         (run, number, accepted, phase), data = unpack(message.content, **fields)
         try:
-            client, local = open_node(context)
-            if number not in local:
+            client = open_node(context)
+            if number not in (local := clients_here(context.node_config, len(client.job.task.clients))):
                 raise WireError(f"client {number} is not on this node, which has {local}")
             _check_data(client)
             if client.secure is not None and not context.node_config.get("state-dir"):

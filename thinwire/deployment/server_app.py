@@ -16,6 +16,8 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.deployment.jobs import MakeJob, deployable
+from thinwire.deployment.roster import RosterFile
+from thinwire.deployment.software import software_of
 from thinwire.errors import CheckpointError, ThinwireError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder, execute
@@ -38,7 +40,8 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         job: returns the job of the server, given None.
         on_message: called with every message that is counted.
 
-    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`).
+    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`), `roster` (see
+    `Roster`).
     """
     need_flower()
     from flwr.app import Context
@@ -64,7 +67,9 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
             return server
 
         def connect(contract: Contract, clients: int) -> GridTransport:
-            return GridTransport(grid, lambda: run_name(path, settings), contract.schema.digest, clients, log=log)
+            sites = RosterFile.from_config(config, log)
+            software = software_of(job, contract)
+            return GridTransport(grid, lambda: run_name(path, settings), software, clients, log=log, sites=sites)
 
         try:
             execute(experiment, path, resume=True, prepare=prepare, on_message=on_message)

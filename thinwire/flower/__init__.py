@@ -5,6 +5,9 @@ client_store.py      what a client stores between messages
 server.py            the server: requests, checks, waits, decides; over any transport
 transport.py         the contract of a transport, and one in memory
 grid_transport.py    Flower as a transport; the only file that needs it
+hello.py             what a node says of itself, and how the server checks it
+admission.py         which nodes are used, and for which clients
+site_key.py          keys and signatures of sites
 """
 
 from __future__ import annotations

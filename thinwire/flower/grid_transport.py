@@ -2,6 +2,8 @@
 
     to a client    run, client, accepted, phase, data
     from it        client, loss, examples, accuracy, data; or client, error
+    to a node      run, and with a roster a nonce; or a refusal
+    from it        what `hello.py` says; or error
 
 `data` is the message. Up to 4 MB it is in the record itself, which Flower sends as one object; above, in an array of
 bytes, which Flower sends in chunks. Everything received is checked.
@@ -9,13 +11,16 @@ bytes, which Flower sends in chunks. Everything received is checked.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import WireError
+from thinwire.flower.admission import Admission
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.hello import Report, Sites, Software
 from thinwire.flower.transport import ClientResponse
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 INLINE = 4 * 1000 * 1000
 HELLO_SECONDS = 120.0
+JOIN_SECONDS = 2.0
 AGAIN_SECONDS = 10.0
 _FIELDS, _LONG, _KIND = "thinwire", "thinwire-data", "thinwire.message/1"
 
@@ -65,31 +71,42 @@ def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
     return values, data
 
 
+class _Asked(NamedTuple):
+    """A node that was asked what it is, with what nonce, and until when it may respond."""
+
+    node: int
+    nonce: bytes
+    until: float
+
+
 class GridTransport:
-    """Clients on the nodes of a Flower grid. Each node reports which clients it has.
+    """Clients on the nodes of a Flower grid. Each node is asked what it is before it is used (`admission.py`).
 
     Args:
         grid: Flower's grid.
         run: returns the name of this run, under which clients store their states; called once, at the first message.
-        schema: the hash of method, model, initial weights and seed, which must be the same on nodes.
+        software: what must be the same on nodes.
         clients: number of clients.
         poll: seconds between two polls for responses.
         log: receives a line for everything that was refused.
+        sites: returns the sites of the roster as it is now; without it nodes say which clients they have.
     """
 
     def __init__(
         self,
         grid: Any,
         run: Callable[[], str],
-        schema: bytes,
+        software: Software,
         clients: int,
         poll: float = 0.1,
         log: Callable[[str], None] = lambda line: None,
+        sites: Callable[[], Sites] | None = None,
     ) -> None:
-        self.grid, self.schema, self.count, self.poll, self.log = grid, schema, clients, poll, log
+        self.grid, self.poll, self.log = grid, poll, log
         self._make_run, self._run = run, ""
-        self.serves: dict[int, frozenset[int]] = {}  # by node
-        self.unresponsive: dict[int, float] = {}  # nodes, and until when they are not queried again
+        self.admission = Admission(software, clients, sites, log)
+        self.asked: dict[str, _Asked] = {}  # by the id of the message
+        self.told: dict[str, float] = {}  # messages whose replies are of no interest, and until when they exist
 
     @property
     def run(self) -> str:
@@ -98,62 +115,100 @@ class GridTransport:
         return self._run
 
     def clients(self) -> Set[int]:
-        """The clients of all connected nodes; new nodes are queried for their clients."""
+        """The clients of all connected nodes that are used.
+
+        New nodes are asked what they are. A node that takes long to respond, since it loads its data, or that is silent
+        delays nobody: its response is read by a later call.
+        """
         here = set(self.grid.get_node_ids())
-        self.serves = {node: clients for node, clients in self.serves.items() if node in here}
-        self.unresponsive = {node: until for node, until in self.unresponsive.items() if until > time.monotonic()}
-        new = sorted(here - self.serves.keys() - self.unresponsive.keys())
-        if new:
-            hello = {node: pack({"run": self.run}) for node in new}
-            for node, reply in self._exchange(hello, "query", HELLO_SECONDS):
-                if reply.has_error():  # of Flower or of the app; it may be temporary
-                    self.log(f"node {node} could not report its clients: {visible(str(reply.error.reason), 300)}")
-                    self.unresponsive[node] = time.monotonic() + AGAIN_SECONDS
-                    continue
-                try:
-                    self.serves[node] = self._reported(reply)
-                except WireError as error:
-                    self.log(f"node {node} is not used: {visible(str(error), 300)}")
-                    self.serves[node] = frozenset()
-            for node in set(new) - self.serves.keys() - self.unresponsive.keys():  # not in every round
-                self.log(f"node {node} did not report its clients in {HELLO_SECONDS:.0f} seconds")
-                self.unresponsive[node] = time.monotonic() + 5 * HELLO_SECONDS
-        return frozenset().union(*self.serves.values())
+        new = self.admission.to_ask(here)
+        self.asked = {name: asked for name, asked in self.asked.items() if asked.node in here}
+        fresh = sorted(set(new) - {asked.node for asked in self.asked.values()})
+        for node in fresh:
+            nonce = secrets.token_bytes(32) if self.admission.has_roster else b""
+            if name := self._push(node, pack({"run": self.run, "nonce": nonce}), "query", HELLO_SECONDS):
+                self.asked[name] = _Asked(node, nonce, time.monotonic() + HELLO_SECONDS)
+        if self.asked:
+            self._read_hellos(JOIN_SECONDS if fresh else 0.0)
+        for reply in self.grid.pull_messages(list(self.told)) if self.told else ():
+            self.told.pop(reply.metadata.reply_to_message_id, None)
+        self.told = {name: until for name, until in self.told.items() if until > time.monotonic()}
+        return self.admission.clients()
 
     def name(self, client: int) -> str:
-        """What logs and records call a client."""
-        return f"client {client}"
+        """What logs and records call a client: its site, or its number."""
+        return self.admission.name(client)
+
+    def sites(self) -> dict[int, str]:
+        """The name of the site of each client; empty without a roster."""
+        return self.admission.sites()
 
     def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
         """Send all requests, and yield the responses as they arrive."""
-        node_of = {client: node for node, clients in self.serves.items() for client in clients}
+        self.admission.reread()
+        node_of = {client: node for node, clients in self.admission.serves.items() for client in clients}
         sent = {
             i: pack({"run": self.run, "client": i, "accepted": request.accepted, "phase": request.phase}, request.data)
             for i, request in requests.items()
+            if i in node_of
         }
+        names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
         for client, reply in self._exchange(sent, "train", seconds, node_of):
             if reply.has_error():  # of Flower or of the app, not of the client
-                self.log(f"client {client} did not respond: {visible(str(reply.error.reason), 300)}")
+                self.log(f"{self.name(client)} did not respond: {visible(str(reply.error.reason), 300)}")
+                continue
+            if not self._is_from(client, reply):
+                name = names.get(client, f"client {client}")
+                self.log(f"{name}: ignored a response of node {reply.metadata.src_node_id}, which is no longer used")
                 continue
             try:
                 yield ClientResponse(client, _response(client, reply))
             except WireError as error:
                 yield ClientResponse(client, Response(b"", error=str(error)))
 
-    def _reported(self, reply: Message) -> frozenset[int]:
-        (served, schema), _ = unpack(reply.content, clients=list, schema=bytes)
-        if schema != self.schema:
-            raise WireError(
-                f"it runs another method, model or seed (schema {schema[:16].hex()}, ours {self.schema.hex()}); "
-                "start it with the same app and the same data"
-            )
-        clients = frozenset(served)
-        if not clients <= frozenset(range(self.count)):
-            raise WireError(f"it reports clients {sorted(clients)[:5]}, there are {self.count}")
-        taken = clients & frozenset().union(*self.serves.values())
-        if taken:
-            raise WireError(f"it reports client {min(taken)}, which another node has")
-        return clients
+    def _is_from(self, client: int, reply: Message) -> bool:
+        """Whether a reply is from the node that has the client now; the roster may have changed since the request."""
+        self.admission.reread()
+        return client in self.admission.serves.get(reply.metadata.src_node_id, ())
+
+    def _read_hellos(self, seconds: float) -> None:
+        """Admit or refuse the nodes that respond within that time."""
+        end = time.monotonic() + seconds
+        while self.asked:
+            for reply in self.grid.pull_messages(list(self.asked)):
+                if asked := self.asked.pop(reply.metadata.reply_to_message_id, None):
+                    self._read_hello(asked, reply)
+            for name in [name for name, asked in self.asked.items() if asked.until < time.monotonic()]:
+                why = f"did not report its clients in {HELLO_SECONDS:.0f} seconds"
+                self.admission.postpone(self.asked.pop(name).node, 5 * HELLO_SECONDS, why)
+            if time.monotonic() >= end:
+                return
+            if self.asked:
+                time.sleep(self.poll)
+
+    def _read_hello(self, asked: _Asked, reply: Message) -> None:
+        """Admit or refuse a node, which is told why."""
+        try:
+            (failed, refused) = unpack(reply.content, error=str, refusal=str)[0] if reply.has_content() else ("", "")
+            if failed or reply.has_error():  # it may be temporary; a node prints its own error
+                why = visible(failed or str(reply.error.reason), 300)
+                self.admission.postpone(asked.node, AGAIN_SECONDS, f"could not report its clients: {why}")
+                return
+            if refused:  # by the node, which prints it: it runs only an app of its own
+                self.admission.refuse(asked.node, refused)
+                return
+            refusal = self.admission.admit(asked.node, _report(reply.content), self.run, asked.nonce)
+        except WireError as error:
+            refusal = self.admission.refuse(asked.node, str(error))
+        if refusal and (name := self._push(asked.node, pack({"run": self.run, "refusal": refusal}), "query", 60.0)):
+            self.told[name] = time.monotonic() + 60.0
+
+    def _push(self, node: int, content: RecordDict, kind: str, seconds: float) -> str:
+        """Push a message to a node; its id, or "" if Flower does not take it."""
+        from flwr.app import Message
+
+        message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds + 60, group_id="thinwire")
+        return next(iter(self.grid.push_messages([message])), None) or ""
 
     def _exchange(
         self, contents: Mapping[int, RecordDict], kind: str, seconds: float, node_of: Mapping[int, int] | None = None
@@ -175,6 +230,23 @@ class GridTransport:
                     yield waiting.pop(of), reply
             if waiting:
                 time.sleep(self.poll)
+
+
+def nonce_of(content: RecordDict) -> bytes:
+    """The nonce that a node was asked with; empty if the server has no roster."""
+    nonce = content[_FIELDS].get("nonce", b"")
+    if not isinstance(nonce, bytes):
+        raise WireError(f"field 'nonce' is {type(nonce).__name__}, expected bytes")
+    return nonce
+
+
+def _report(content: RecordDict) -> Report:
+    (schema, version, app, site), _ = unpack(content, schema=bytes, version=str, app=str, site=str)
+    fields = content[_FIELDS]
+    number, clients, signature = fields.get("format", 0), fields.get("clients", []), fields.get("signature", b"")
+    if not (isinstance(number, int) and isinstance(clients, list) and isinstance(signature, bytes)):
+        raise WireError("fields 'format', 'clients' and 'signature' must be a number, a list and bytes")
+    return Report(Software(schema, version, number, app), frozenset(clients), site, signature)
 
 
 def _response(client: int, reply: Message) -> Response:

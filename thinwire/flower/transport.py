@@ -31,6 +31,10 @@ class Transport(Protocol):
         """What logs and records call a client."""
         ...
 
+    def sites(self) -> Mapping[int, str]:
+        """The name of the site of each client; empty without a roster."""
+        ...
+
     def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
         """The responses that arrive within that time, in the order of arrival.
 
@@ -55,6 +59,10 @@ class InMemory:
     def name(self, client: int) -> str:
         """Its number: clients in memory have no names."""
         return f"client {client}"
+
+    def sites(self) -> Mapping[int, str]:
+        """None: there is no roster in memory."""
+        return {}
 
     def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""
