@@ -9,12 +9,15 @@ import pytest
 from tests.federation import same_public
 from tests.flower.secure_federation import Setup, plain_sum, record_words
 from tests.flower.test_server import play
-from thinwire.errors import ConfigError, WireError
+from thinwire.deployment.certificates import make_key
+from thinwire.deployment.roster import Roster
+from thinwire.errors import WireError
 from thinwire.flower.client_store import Request
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.secure import frames
 from thinwire.flower.secure.frames import Head
 from thinwire.flower.secure.site_keys import SiteKeys
+from thinwire.flower.site_key import read_public_key
 from thinwire.wire import message as wire
 
 pytest.importorskip("cryptography")
@@ -257,27 +260,19 @@ def test_a_vector_that_does_not_belong_to_the_sum_is_found():
 # -- site keys ---------------------------------------------------------------------------------------------------------
 
 
-def new_keys(count: int = 8) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Private and public keys of sites, in OpenSSH form."""
-    from cryptography.hazmat.primitives import serialization as form
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-
-    private, public = {}, {}
-    for i in range(count):
-        key = ec.generate_private_key(ec.SECP384R1()) if i % 2 else ed25519.Ed25519PrivateKey.generate()
-        private[i] = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-        public[i] = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
-    return private, public
+@pytest.fixture
+def signed(tmp_path) -> Setup:
+    """Clients that sign, each with the key of its site, and know the roster."""
+    files = [make_key(tmp_path / f"site-{i}") for i in range(8)]
+    roster = Roster()
+    for i, file in enumerate(files):
+        roster = roster.add(f"site-{i}", read_public_key(file.with_suffix(".pub")))
+    return Setup(keys={i: SiteKeys(file, roster.keys()) for i, file in enumerate(files)})
 
 
-def signed() -> tuple[Setup, dict[int, bytes]]:
-    private, public = new_keys()
-    return Setup(keys={i: SiteKeys(private[i], public) for i in range(8)}), private
-
-
-def test_a_round_with_site_keys_confirms_the_survivors(monkeypatch):
+def test_a_round_with_site_keys_confirms_the_survivors(monkeypatch, signed):
     words, sums = record_words(monkeypatch)
-    setup, _ = signed()
+    setup = signed
     setup.transport.script = {(0, "", 1): "request lost", (0, "confirm", 2): "request lost"}
     play(setup.server, 1)
     assert (sums[0] == plain_sum(words, 0, [0, 2, 3, 4, 5, 6, 7])).all()
@@ -285,9 +280,9 @@ def test_a_round_with_site_keys_confirms_the_survivors(monkeypatch):
     assert not setup.log
 
 
-def test_with_site_keys_a_server_cannot_put_itself_between_two_clients():
+def test_with_site_keys_a_server_cannot_put_itself_between_two_clients(signed):
     """It replaces the keys of client 1 by its own; every other client refuses the list."""
-    setup, _ = signed()
+    setup = signed
     forged = Setup()
     play(forged.server, 1)
 
@@ -302,9 +297,9 @@ def test_with_site_keys_a_server_cannot_put_itself_between_two_clients():
     assert not setup.transport.sent("")
 
 
-def test_with_site_keys_survivors_need_confirmation_by_the_threshold():
+def test_with_site_keys_survivors_need_confirmation_by_the_threshold(signed):
     """A server that tells two groups of clients about different survivors gets shares from neither."""
-    setup, _ = signed()
+    setup = signed
     halfway(setup, "confirm")
     head = setup.transport.kept(0).session.head
     seven, six = tuple(range(7)), (0, 1, 2, 3, 4, 7)
@@ -322,13 +317,10 @@ def test_with_site_keys_survivors_need_confirmation_by_the_threshold():
             assert not response.data
 
 
-def test_keys_that_cannot_be_read_are_named():
-    private, public = new_keys(2)
-    with pytest.raises(ConfigError, match="the private key of this site cannot be read"):
-        SiteKeys(b"no key", public).sign(b"")
-    with pytest.raises(ConfigError, match="the public key of client 1 cannot be read"):
-        SiteKeys(private[0], {**public, 1: "ssh-rsa no"}).check(1, b"", b"")
-    with pytest.raises(WireError, match="no key for client 5"):
-        SiteKeys(private[0], public).check(5, b"", b"")
+def test_clients_that_are_not_on_the_roster_are_refused(signed):
+    keys = signed.transport.all[0].secure.site_keys
+    fewer = {client: key for client, key in keys.public.items() if client != 5}
+    with pytest.raises(WireError, match="the roster of this site has no key for client 5"):
+        SiteKeys(keys.private, fewer).check(5, b"", b"")
     with pytest.raises(WireError, match="signature of client 0 is not valid"):
-        SiteKeys(private[0], public).check(0, b"one", SiteKeys(private[0], public).sign(b"two"))
+        keys.check(0, b"one", keys.sign(b"two"))

@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.deployment.client_files import client_file
-from thinwire.deployment.introduction import Asked, clients_here, introduce
+from thinwire.deployment.introduction import Asked, clients_here, introduce, site_keys
 from thinwire.deployment.jobs import MakeJob
 from thinwire.deployment.software import software_of
 from thinwire.errors import ThinwireError, WireError
@@ -44,7 +45,10 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     def open_node(context: Context) -> Client:
         config = dict(context.node_config)
-        return _client_of(job(config), str(config.get("device", "cpu")))
+        client = _client_of(job(config), str(config.get("device", "cpu")))
+        if client.secure is not None:  # read for each message: a site may have been revoked
+            client.secure = replace(client.secure, site_keys=site_keys(config))
+        return client
 
     def query(message: Message, context: Context) -> Message:
         try:
@@ -61,8 +65,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
         return Message(pack(fields), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
-        fields = {"run": str, "client": int, "accepted": int, "phase": str}
-        (run, number, accepted, phase), data = unpack(message.content, **fields)
+        (run, number, accepted, phase), data = unpack(message.content, run=str, client=int, accepted=int, phase=str)
         try:
             client = open_node(context)
             if number not in (local := clients_here(context.node_config, len(client.job.task.clients))):

@@ -24,12 +24,12 @@ from typing import NamedTuple, TypeVar
 from thinwire.errors import WireError
 from thinwire.flower.secure.keys import KEY_BYTES, TAG_BYTES
 from thinwire.flower.secure.shamir import PRIME, SHARE_BYTES
-from thinwire.flower.secure.site_keys import LONGEST
 
 KEYS, SHARES, UPLOAD, CONFIRM, UNMASK = "keys", "shares", "", "confirm", "unmask"
 PHASES = (KEYS, SHARES, UPLOAD, CONFIRM, UNMASK)
 MASK_KEY, SEED = 1, 2  # kinds of a share: of a client that dropped out, of a client that remains
 SESSION_BYTES = 16
+LONGEST_SIGNATURE = 160  # bytes: of ECDSA with P-521 at most 139
 _FORMAT = 1
 _SEALED = 4 + 4 + 2 * SHARE_BYTES + TAG_BYTES
 _Entry = TypeVar("_Entry")
@@ -102,8 +102,8 @@ class Reader:
 
     def short(self) -> bytes:
         """The next signature, which may be empty."""
-        if (length := self.take(1)[0]) > LONGEST:
-            raise WireError(f"a signature has {length} bytes, at most {LONGEST} are possible")
+        if (length := self.take(1)[0]) > LONGEST_SIGNATURE:
+            raise WireError(f"a signature has {length} bytes, at most {LONGEST_SIGNATURE} are possible")
         return self.take(length)
 
     def share(self) -> int:
