@@ -16,8 +16,10 @@ from thinwire.flower.client_store import Request
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.secure import frames
 from thinwire.flower.secure.frames import Head
+from thinwire.flower.secure.keys import agree, draw_secret
 from thinwire.flower.secure.site_keys import SiteKeys
 from thinwire.flower.site_key import read_public_key
+from thinwire.protocol.server import open_round
 from thinwire.wire import message as wire
 
 pytest.importorskip("cryptography")
@@ -191,6 +193,35 @@ def test_small_thresholds_and_cohorts_are_refused(threshold, clients, why):
     response = ask(setup, 0, "shares", head.pack("shares") + frames.number(threshold) + entries)
     assert why in response.error
     assert not response.data
+
+
+def test_clients_that_received_other_lists_cannot_open_each_others_shares():
+    setup = Setup()
+    halfway(setup, "shares")
+    head = setup.transport.kept(0).session.head
+    adverts = {
+        i: frames.read_advert(frames.read_head(data, "keys", 8)[1]) for i, data in setup.transport.sent("keys").items()
+    }
+    sealed = {}
+    for i in range(8):
+        listed = range(7) if i == 0 else range(8)
+        entries = frames.pack_list({j: adverts[j].pack()[4:] for j in listed})
+        answer = ask(setup, i, "shares", head.pack("shares") + frames.number(6) + entries)
+        sealed[i] = frames.read_sealed(frames.read_head(answer.data, "shares", 8)[1])
+    state = setup.server.start()
+    download = open_round(setup.server.contract, state.server, {0: 0, 1: 0})
+    for client, sender in ((0, 1), (1, 0)):
+        shares = frames.pack_list({i: sealed[i][client] for i in range(7) if i != client})
+        response = ask(setup, client, "", head.pack("") + shares + download[client])
+        assert f"the shares of client {sender} cannot be read" in response.error
+        assert not response.data
+
+
+def test_points_of_small_order_are_refused():
+    """Their secret would not depend on the private key."""
+    for point in (bytes(32), b"\x01" + bytes(31)):
+        with pytest.raises(WireError, match="a public key is not valid"):
+            agree(draw_secret(), point, b"", b"")
 
 
 def test_requests_of_another_kind_are_refused():

@@ -4,6 +4,7 @@ client.py            one client: a download in, an upload out
 client_store.py      what a client stores between messages
 server.py            the server: requests, checks, waits, decides; over any transport
 transport.py         the contract of a transport, and one in memory
+secure/              secure aggregation: the phases on clients and on the server
 grid_transport.py    Flower as a transport; the only file that needs it
 hello.py             what a node says of itself, and how the server checks it
 admission.py         which nodes are used, and for which clients
