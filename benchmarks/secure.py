@@ -5,7 +5,7 @@
 Server and clients are in one process and exchange the messages of a deployment in memory. Each client trains one step
 in each round, so that seconds are those of messages, keys and masks rather than of training; they are processor
 seconds of all parties together, the median of the rounds after the first. Drop-outs send no upload: their masks are
-recovered from shares.
+recovered from shares. Bytes up are those of all clients, divided by the number of uploads.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def cost(method: str, task: str, clients: int, dropped: int, secure: bool, round
 def table(found: Mapping[tuple[str, str, int, int], tuple[Cost, Cost]]) -> str:
     """A Markdown table: plain and secure."""
     lines = [
-        "| method | task | clients | drop-outs | bytes up, plain | secure | bytes down, plain | secure | seconds, plain "
-        "| secure |",
+        "| method | task | clients | drop-outs | bytes up, plain | secure | bytes down, plain | secure | "
+        "seconds, plain | secure |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (method, task, clients, dropped), (plain, secure) in found.items():

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from tests.flower.test_server import experiment
 from thinwire.experiments.build import build_job
+from thinwire.experiments.config import Experiment
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import ClientStore, Request, Response
 from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.secure.client import SecureClient
 from thinwire.flower.secure.session import SecureStore
+from thinwire.flower.secure.site_keys import SiteKeys
 from thinwire.flower.server import FlowerServer
 from thinwire.flower.transport import ClientResponse, InMemory
 from thinwire.protocol import secagg
+from thinwire.runtime.job import Job
 
 EIGHT = {"task.clients": 8, "cohort.size": 8, "local.steps": 1, "eval.every": 99, "method.secure_aggregation": True}
 Script = dict[tuple[int, str, int], str]  # version, phase and client: "request lost", "response lost"
@@ -24,11 +30,13 @@ Change = Callable[[int, Request, Response], Response]
 class Lossy(InMemory):
     """A transport that loses messages by a script, and records all of them, as the server sees them."""
 
-    def __init__(self, clients: Mapping[int, Client], script: Script | None = None) -> None:
-        super().__init__(clients[0])
-        self.all, self.script, self.change = clients, script or {}, lambda client, request, response: response
+    def __init__(
+        self, client: Client, script: Script | None = None, keys: Mapping[int, SiteKeys] | None = None
+    ) -> None:
+        super().__init__(client)
+        self.script, self.keys = script or {}, keys or {}
+        self.change: Change = lambda client, request, response: response
         self.seen: list[tuple[int, Request, Response]] = []
-        self.answered: dict[int, list[tuple[str, bytes]]] = {}
         self.stop: Callable[[str], bool] = lambda phase: False
 
     def exchange(self, requests, seconds):
@@ -38,12 +46,20 @@ class Lossy(InMemory):
             fault = self.script.get((int.from_bytes(request.data[18:22], "little"), request.phase, number), "")
             if fault == "request lost":
                 continue
-            self.client = self.all[number]
             response = self.respond(number, request)
             if fault != "response lost":
                 response = self.change(number, request, response)
                 self.seen.append((number, request, response))
                 yield ClientResponse(number, response)
+
+    def respond(self, number, request):
+        if self.client.secure is not None:
+            self.client.secure = self.secure(number)
+        return super().respond(number, request)
+
+    def secure(self, number: int) -> SecureClient:
+        """The phases on a client, with the keys of its site."""
+        return replace(self.client.secure, site_keys=self.keys.get(number))
 
     def kept(self, client: int) -> SecureStore:
         """What a client stores of secure aggregation."""
@@ -52,6 +68,14 @@ class Lossy(InMemory):
     def sent(self, phase: str) -> dict[int, bytes]:
         """The newest messages that the server received in a phase, by client."""
         return {client: response.data for client, request, response in self.seen if request.phase == phase}
+
+
+@cache
+def prepared(method: str, overrides: tuple) -> tuple[Experiment, Job, Client]:
+    """Experiment, job and client; they do not change."""
+    chosen = experiment(method, **{**EIGHT, **dict(overrides)})
+    job = build_job(chosen)
+    return chosen, job, Client(chosen.engine, job)
 
 
 class Setup:
@@ -65,11 +89,8 @@ class Setup:
         keys=None,
         **overrides,
     ):
-        self.chosen = experiment(method, **{**EIGHT, **overrides})
-        self.job = build_job(self.chosen)
-        one = Client(self.chosen.engine, self.job)
-        clients = {i: one if keys is None else Client(self.chosen.engine, self.job, keys[i]) for i in range(8)}
-        self.transport, self.lines = Lossy(clients, script), []
+        self.chosen, self.job, client = prepared(method, tuple(overrides.items()))
+        self.transport, self.lines = Lossy(client, script, keys), []
         self.policy = policy or RoundPolicy(seconds=0.01, tries=1)
         self.server = self.restarted()
 

@@ -189,7 +189,7 @@ def shares_held(setup: Setup, holders, owner: int) -> dict[int, int]:
     """The shares of a client's mask key that others hold."""
     found = {}
     for i in holders:
-        client, session = setup.transport.all[i].secure, setup.transport.kept(i).session
+        client, session = setup.transport.secure(i), setup.transport.kept(i).session
         adverts, _ = client._listed(i, session)
         sealed = frames.read_sealed(Reader(session.received, 8))
         found[i + 1] = client._shares_of(i, session, adverts, owner, sealed[owner]).mask_key

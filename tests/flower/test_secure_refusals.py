@@ -110,7 +110,6 @@ def test_a_client_that_lost_its_disk_takes_part_from_the_next_version_on():
 
 def ask(setup: Setup, client: int, phase: str, data: bytes, accepted: int = -1):
     """The response of a client to a request of a server that does what it wants."""
-    setup.transport.client = setup.transport.all[client]
     return setup.transport.respond(client, Request(data, accepted, phase))
 
 
@@ -349,7 +348,7 @@ def test_with_site_keys_survivors_need_confirmation_by_the_threshold(signed):
 
 
 def test_clients_that_are_not_on_the_roster_are_refused(signed):
-    keys = signed.transport.all[0].secure.site_keys
+    keys = signed.transport.keys[0]
     fewer = {client: key for client, key in keys.public.items() if client != 5}
     with pytest.raises(WireError, match="the roster of this site has no key for client 5"):
         SiteKeys(keys.private, fewer).check(5, b"", b"")
