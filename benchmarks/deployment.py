@@ -6,6 +6,8 @@
     python benchmarks/deployment.py many         16 nodes
     python benchmarks/deployment.py simulated    1,000 clients in Flower's simulation (flwr[simulation])
     python benchmarks/deployment.py faults       random faults (benchmarks/faults.py)
+    python benchmarks/deployment.py endurance    200 rounds with 8 nodes: time, memory, disk (benchmarks/endurance.py)
+    python benchmarks/deployment.py loading      data that take 8 s to load
     python benchmarks/deployment.py page         measures nothing; writes the page from the stored measurements
 
 With `--docs docs` the results are written to docs/deployment.json and, as tables, to docs/deployment.md. Times depend
@@ -36,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import endurance as long_runs
 from benchmarks.page import write_part
 from thinwire.deployment.app_folder import write_app
 from thinwire.deployment.jobs import deployable
@@ -395,6 +398,19 @@ def faults_table(found: Found) -> str:
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
 
 
+def endurance(given: argparse.Namespace) -> Found:
+    """Many rounds."""
+    nodes = given.nodes or 8
+    experiment = small("fedavg", "digits", nodes, given.rounds or 200, **{"local.epochs": 1, "eval.every": 10})
+    return long_runs.endurance(experiment, nodes)
+
+
+def loading(given: argparse.Namespace) -> Found:
+    """Data that take long to load."""
+    nodes = given.nodes or 2
+    return long_runs.loading(small("fedavg", "digits", nodes, given.rounds or 5, **{"local.epochs": 1}), nodes)
+
+
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Found], Callable[[Found], str]]] = {
     "rounds": (rounds, rounds_table),
     "same": (same, same_table),
@@ -402,6 +418,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Found], Callable[[Found
     "many": (many, many_table),
     "simulated": (simulated, simulated_table),
     "faults": (faults, faults_table),
+    "endurance": (endurance, long_runs.endurance_table),
+    "loading": (loading, long_runs.loading_table),
 }
 
 

@@ -1,4 +1,4 @@
-"""SuperNodes with low latency: short waits while there is work, and Flower's options."""
+"""SuperNodes with low latency: short waits while there is work, Flower's options, and the versions of Flower."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from thinwire.deployment.node import AdaptiveTime, _shorten_waits, node
+from thinwire.deployment import flower_adapter
+from thinwire.deployment.flower_adapter import shorten_waits, why_not
+from thinwire.deployment.node import AdaptiveTime, node
 from thinwire.errors import ConfigError
 
 
@@ -34,10 +36,10 @@ def test_waits_are_short_after_work_and_grow_when_idle():
 
 def test_only_modules_that_import_time_are_changed():
     module = type(sys)("module")
-    _shorten_waits(module, AdaptiveTime())
+    shorten_waits(module, AdaptiveTime())
     assert not hasattr(module, "time")
     module.time = time
-    _shorten_waits(module, adaptive := AdaptiveTime())
+    shorten_waits(module, adaptive := AdaptiveTime())
     assert module.time is adaptive
 
 
@@ -64,3 +66,43 @@ def test_isolation_cannot_be_set():
     pytest.importorskip("flwr")
     with pytest.raises(ConfigError, match="sets --isolation"):
         node(["--isolation=subprocess"])
+
+
+def test_only_known_versions_of_flower_are_used():
+    assert why_not("1.43.0") == "flwr 1.43.0 is not a version known to work (1.40, 1.41, 1.42)"
+    assert "of unknown version" in why_not("of unknown version")
+
+
+def test_installed_flower_has_all_names():
+    pytest.importorskip("flwr")
+    assert why_not() == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"flwr.no_such_module": {"run": ()}}, "No module named"),
+        ({"flwr.cli.build": {"no_such_name": ()}}, "no_such_name"),
+        ({"flwr.cli.build": {"build_fab_from_disk": ("app", "fast")}}, "has no parameter 'fast'"),
+    ],
+)
+def test_a_missing_name_of_flower_is_named(names, words, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr(flower_adapter, "NAMES", names)
+    assert words in why_not()
+
+
+def test_another_version_of_flower_runs_its_own_node(monkeypatch, tmp_path):
+    pytest.importorskip("flwr")
+    code = (
+        "from thinwire.deployment import flower_adapter\nfrom thinwire.deployment.node import node\n"
+        "flower_adapter.KNOWN = ('0.1',)\nnode(['--version'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.startswith("Flower version:")
+    assert "is not a version known to work (0.1); running flower-supernode instead" in done.stderr.splitlines()[0]
+    monkeypatch.setattr(
+        flower_adapter, "KNOWN", ("0.1",)
+    )  # Flower's node runs any app: it must not replace a pinned one
+    with pytest.raises(ConfigError, match="--app cannot be kept here"):
+        node([], tmp_path)

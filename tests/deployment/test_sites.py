@@ -40,7 +40,7 @@ def test_sites_of_a_roster_train_and_a_claimed_and_a_revoked_one_are_told_why(tm
             processes.start(f"node-{i}", [*command, *node], {"FLWR_HOME": str(home / f"node-{i}.home")})
         words = f"run-dir={json.dumps(str(run))} roster={json.dumps(roster[1])} quorum=1.0 seconds=120.0"
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", words])
-        server.wait(400)
+        server.wait(900)
         told = [[line for line in processes.log(f"node-{i}") if TOLD in line] for i in range(len(names))]
     execute(experiment, tmp_path / "simulated")
     equal_runs(run, tmp_path / "simulated")

@@ -85,17 +85,24 @@ def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]
     return partial(deploy_locally, nodes=nodes, settings=settings)
 
 
-def node(context: typer.Context) -> None:
+def node(
+    context: typer.Context,
+    app: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run only this app; its data and model are loaded once, before any message."),
+    ] = None,
+) -> None:
     """Run a Flower SuperNode with low latency; takes the options of flower-supernode.
 
     Example: thinwire node --superlink server:8000 --root-certificates ca.pem --auth-supernode-private-key node-0
+    Example: thinwire node --app my-app --superlink server:8000 --node-config 'partition-id=0 num-partitions=4'
     """
-    if context.args in ([], ["--help"]):
+    if context.args in ([], ["--help"]) and app is None:
         context.get_help()  # prints it; `flower-supernode --help` lists the options
         return
     from thinwire.deployment.node import node as run_node
 
-    run_node(context.args)
+    run_node(context.args, app)
 
 
 def flower_app(

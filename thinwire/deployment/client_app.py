@@ -43,12 +43,22 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     app = ClientApp(mods=list(mods))
 
+    @lru_cache(1)  # a node that has loaded its data before it forks for a message does not read them again
+    def job_for(config: tuple[tuple[str, Any], ...]) -> Job:
+        return job(dict(config))
+
     def open_node(context: Context) -> Client:
         config = dict(context.node_config)
-        client = _client_of(job(config), str(config.get("device", "cpu")))
+        client = _client_of(job_for(tuple(sorted(config.items()))), str(config.get("device", "cpu")))
         if client.secure is not None:  # read for each message: a site may have been revoked
             client.secure = replace(client.secure, site_keys=site_keys(config))
         return client
+
+    def load(config: dict[str, Any]) -> None:
+        """Load data and model for messages of processes that are forked afterwards; a GPU cannot be used before."""
+        found = job_for(tuple(sorted(config.items())))
+        if (device := str(config.get("device", "cpu"))) == "cpu":
+            _check_data(_client_of(found, device))
 
     def query(message: Message, context: Context) -> Message:
         try:
@@ -83,6 +93,7 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     app.query()(query)
     app.train()(train)
+    app.load = load  # type: ignore[attr-defined] # `thinwire node --app` calls it once
     return app
 
 

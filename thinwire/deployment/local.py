@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from thinwire.deployment.app_folder import write_app
 from thinwire.deployment.certificates import make_certificate, make_key
+from thinwire.deployment.flower_adapter import REGISTER
 from thinwire.deployment.jobs import deployable
 from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
 from thinwire.deployment.server_app import FAILED
@@ -28,14 +29,6 @@ from thinwire.experiments.task_record import refuse_other_task, settled
 from thinwire.flower import need_flower
 
 CONNECTION = "thinwire"
-
-# `flwr supernode register KEY CONNECTION` for many keys, in one process
-_REGISTER = """
-import sys
-from flwr.cli.app import app
-for key in sys.argv[2:]:
-    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
-"""
 
 
 def deploy(
@@ -50,6 +43,7 @@ def deploy(
     on_start: Callable[[Sequence[subprocess.Popen[bytes]]], None] | None = None,
     relay: Callable[[int], int] | None = None,
     low_latency: bool = True,
+    pinned: bool = True,
     edit_app: Callable[[Path], None] | None = None,
 ) -> Summary:
     """Run an experiment between processes of this machine, into a run directory.
@@ -65,6 +59,7 @@ def deploy(
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
         relay: maps the port of the SuperLink to the one that nodes connect to, such as that of a proxy.
         low_latency: run `thinwire node` (`deployment/node.py`), or else `flower-supernode`.
+        pinned: let `thinwire node` load the app, its data and its model once (`--app`), not for every message.
         edit_app: called with the folder of the app before it is run.
     """
     experiment = deployable(experiment)
@@ -92,7 +87,7 @@ def deploy(
             edit_app(home / "app")
         superlink = _start_superlink(processes, nodes)
         port = relay(superlink.port) if relay else superlink.port
-        supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency)
+        supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
         options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
         config = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
@@ -131,12 +126,12 @@ def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
         ],
     )
     processes.wait_for_port(process, port)
-    processes.call([sys.executable, "-c", _REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
+    processes.call([sys.executable, "-c", REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
     return _SuperLink(process, port, keys, node_ports)
 
 
 def _start_nodes(
-    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool
+    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool, pinned: bool = False
 ) -> list[subprocess.Popen[bytes]]:
     """Start the SuperNodes.
 
@@ -146,12 +141,14 @@ def _start_nodes(
         port: the port that they connect to.
         state: folder of the client states.
         low_latency: run `thinwire node` instead of `flower-supernode`.
+        pinned: with `--app`.
     """
     home = processes.home
     started = []
     for i, (key, node_port) in enumerate(zip(superlink.keys, superlink.node_ports, strict=True)):
         config = f"partition-id={i} num-partitions={len(superlink.keys)} state-dir={json.dumps(str(state))}"
-        command = [sys.executable, "-m", "thinwire", "node"] if low_latency else ["flower-supernode"]
+        own = [sys.executable, "-m", "thinwire", "node", *(["--app", str(home / "app")] if pinned else [])]
+        command = own if low_latency else ["flower-supernode"]
         command += ["--superlink", f"127.0.0.1:{port}", "--port", str(node_port)]
         command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
         command += ["--node-config", config]

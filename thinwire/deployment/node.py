@@ -1,19 +1,22 @@
 """A Flower SuperNode with low latency: nothing is imported for a message, and waits are short while there is work.
 
     thinwire node --superlink server:8000 --root-certificates ca.pem ...      takes the options of flower-supernode
+    thinwire node --app my-app --superlink ...                                runs only this app; loads its data once
 
 Started by Flower, a SuperNode polls its SuperLink every 3 seconds; a second process polls the SuperNode for tasks every
 second and starts a third one per message, which imports Flower, torch and the app before it begins. Here both
 processes import everything once, and the second forks for each message. A message still has a process of its own that
-runs Flower's code from the start; only the imports are done in advance.
+runs Flower's code from the start; only the imports, and with `--app` the data and the model, are loaded in advance.
 
 A wait is a fifth of the time since the last work, but at least a twentieth of Flower's wait, since each poll of the
-SuperLink costs bytes, and at most Flower's wait. If a version of Flower has other internals, its waits stay.
+SuperLink costs bytes, and at most Flower's wait. `flower_adapter.py` has everything that depends on Flower's version;
+with a version that is not known to work, Flower's own node runs instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -21,14 +24,16 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
+from thinwire.deployment import flower_adapter as flower
+from thinwire.deployment.pinned_app import PinnedApp, pin
 from thinwire.errors import ConfigError
 from thinwire.flower import need_flower
+
+SITE_KEY = "THINWIRE_SITE_KEY"  # environment variable: the file of the private key by which a site is known
 
 
 class AdaptiveTime:
@@ -52,11 +57,12 @@ class AdaptiveTime:
         return getattr(time, name)
 
 
-def node(options: Sequence[str]) -> None:
+def node(options: Sequence[str], app: Path | None = None) -> None:
     """Run a SuperNode until it is stopped.
 
     Args:
         options: as for `flower-supernode`.
+        app: the folder of the only app that it runs; by default it runs what the server sends.
     """
     need_flower()
     if any(option.startswith("--isolation") for option in options):
@@ -67,42 +73,45 @@ def node(options: Sequence[str]) -> None:
         )
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    if key := _value_of("--auth-supernode-private-key", options):
+        os.environ[SITE_KEY] = str(Path(key).expanduser().resolve())
+    if why := flower.why_not():
+        if app is not None:
+            raise ConfigError(f"--app cannot be kept here: {why}; install one of these versions")
+        print(f"thinwire node: {why}; running flower-supernode instead, which is slower", file=sys.stderr, flush=True)
+        flower.run_flower_node(options)
     sys.argv = ["flower-supernode", *options]
-    parsed = _parse(options)
-    from flwr.supernode import start_client_internal
-    from flwr.supernode.cli import flower_supernode
-
+    parsed = flower.parse_options(options)
     _import_all()
+    pinned = pin(app, flower.parse_node_config(parsed.node_config)) if app is not None else None
+    gc.collect()
+    gc.freeze()  # forked processes share these pages as long as the collector does not write to them
     secret = secrets.token_bytes(32)
     worker = os.fork()
     if worker == 0:
-        _work(parsed, secret)
+        _work(parsed, secret, pinned)
     threading.Thread(target=_stop_with, args=(worker,), daemon=True).start()
-    _shorten_waits(start_client_internal, AdaptiveTime())
-    read, write = os.pipe()  # the secret is never written to a file
-    os.write(write, secret)
-    os.close(write)
-    sys.argv += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{read}"]
-    flower_supernode()
+    flower.run_supernode(options, secret, AdaptiveTime())
+
+
+def _value_of(option: str, options: Sequence[str]) -> str | None:
+    """The value of an option that is written `--option value` or `--option=value`.
+
+    >>> _value_of("--port", ["--port", "9094"]), _value_of("--port", ["--port=9094"]), _value_of("--port", [])
+    ('9094', '9094', None)
+    """
+    for i, given in enumerate(options):
+        if given == option and i + 1 < len(options):
+            return options[i + 1]
+        if given.startswith(f"{option}="):
+            return given.split("=", 1)[1]
+    return None
 
 
 def _import_all() -> None:
     """Import everything that a message needs, so that forked processes have it."""
-    import flwr.clientapp
-    import flwr.supernode.runtime.run_clientapp  # noqa: F401
+    flower.import_all()
     import torch._dynamo  # noqa: F401 - torch.func imports it when it is first used: a second or more
-
-
-def _parse(options: Sequence[str]) -> Any:
-    """Parse the options with Flower's parser, which exits if they are wrong."""
-    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-
-    return _parse_args_run_supernode().parse_args(options)
-
-
-def _shorten_waits(module: ModuleType, adaptive: AdaptiveTime) -> None:
-    if getattr(module, "time", None) is time:
-        module.time = adaptive  # type: ignore[attr-defined]
 
 
 def _stop_with(worker: int) -> None:
@@ -115,23 +124,20 @@ def _stop_with(worker: int) -> None:
 # -- the worker process ------------------------------------------------------------------------------------------------
 
 
-def _work(parsed: Any, secret: bytes) -> NoReturn:
+def _work(parsed: Any, secret: bytes, pinned: PinnedApp | None) -> NoReturn:
     """Poll the SuperNode for tasks, and fork for each."""
-    from flwr.supercore.superexec import run_superexec as module
-
     _exit_with(os.getppid())
     adaptive = AdaptiveTime()
-    _shorten_waits(module, adaptive)
-    module.get_executor = lambda *_, **__: ForkExecutor(adaptive)  # type: ignore[assignment]
-    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+
+    def launch(spec: Any) -> None:
+        adaptive.busy()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fork() == 0:
+            flower.run_message(spec, pinned.choose if pinned else None)
+
     _wait_for_port(parsed.host, parsed.port)
-    module.run_superexec(
-        runtime_api_address=f"{host}:{parsed.port}",
-        insecure=parsed.ssl_certfile is None,
-        root_certificates_path=parsed.ssl_ca_certfile,
-        superexec_auth_secret=secret,
-        runtime_dependency_install=parsed.runtime_dependency_install,
-    )
+    flower.poll_tasks(parsed, secret, adaptive, launch)
     sys.exit(0)
 
 
@@ -153,67 +159,3 @@ def _wait_for_port(host: str, port: int) -> None:
             return
         except OSError:
             time.sleep(0.05)
-
-
-class ForkExecutor:
-    """An executor for Flower's SuperExec that forks a process for each ClientApp task."""
-
-    def __init__(self, adaptive: AdaptiveTime) -> None:
-        self.adaptive = adaptive
-
-    def get_eligible_capacity(self, supported: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
-        """Task types that it can start: ClientApps only."""
-        from flwr.supercore.constant import TaskType
-
-        return supported & {TaskType.CLIENT_APP}, set()
-
-    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
-        """Return at once: the number of processes is not limited."""
-
-    def launch(self, spec: Any) -> Any:
-        """Fork a process for a message."""
-        from flwr.supercore.superexec.executor import LaunchResult
-
-        self.adaptive.busy()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if os.fork() == 0:
-            _run_message(spec)
-        return LaunchResult.accepted()
-
-    def reconcile(self) -> None:
-        """Reap processes that have ended; called between two polls."""
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-    def close(self) -> None:
-        """Do nothing: there are no resources to release."""
-
-
-def _run_message(spec: Any) -> NoReturn:
-    """Handle one message as `flwr-clientapp` does, then exit."""
-    from flwr.supercore.exit import exit_handler
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
-
-    code = 1
-    try:
-        exit_handler.registered_exit_handlers.clear()  # they belong to the parent process
-        sys.argv = ["flwr-clientapp"]
-        certificates = Path(spec.root_certificates_path).read_bytes() if spec.root_certificates_path else None
-        run_clientapp(
-            spec.runtime_api_address,
-            spec.token,
-            spec.insecure,
-            certificates,
-            os.getppid(),
-            spec.runtime_dependency_install,
-        )
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

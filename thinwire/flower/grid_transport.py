@@ -71,6 +71,23 @@ def unpack(records: RecordDict, **types: type) -> tuple[list[Any], bytes]:
     return values, data
 
 
+def nonce_of(content: RecordDict) -> bytes:
+    """The nonce that a node was asked with; empty if the server has no roster."""
+    nonce = content[_FIELDS].get("nonce", b"")
+    if not isinstance(nonce, bytes):
+        raise WireError(f"field 'nonce' is {type(nonce).__name__}, expected bytes")
+    return nonce
+
+
+def _report(content: RecordDict) -> Report:
+    (schema, version, app, site), _ = unpack(content, schema=bytes, version=str, app=str, site=str)
+    fields = content[_FIELDS]
+    number, clients, signature = fields.get("format", 0), fields.get("clients", []), fields.get("signature", b"")
+    if not (isinstance(number, int) and isinstance(clients, list) and isinstance(signature, bytes)):
+        raise WireError("fields 'format', 'clients' and 'signature' must be a number, a list and bytes")
+    return Report(Software(schema, version, number, app), frozenset(clients), site, signature)
+
+
 class _Asked(NamedTuple):
     """A node that was asked what it is, with what nonce, and until when it may respond."""
 
@@ -230,23 +247,6 @@ class GridTransport:
                     yield waiting.pop(of), reply
             if waiting:
                 time.sleep(self.poll)
-
-
-def nonce_of(content: RecordDict) -> bytes:
-    """The nonce that a node was asked with; empty if the server has no roster."""
-    nonce = content[_FIELDS].get("nonce", b"")
-    if not isinstance(nonce, bytes):
-        raise WireError(f"field 'nonce' is {type(nonce).__name__}, expected bytes")
-    return nonce
-
-
-def _report(content: RecordDict) -> Report:
-    (schema, version, app, site), _ = unpack(content, schema=bytes, version=str, app=str, site=str)
-    fields = content[_FIELDS]
-    number, clients, signature = fields.get("format", 0), fields.get("clients", []), fields.get("signature", b"")
-    if not (isinstance(number, int) and isinstance(clients, list) and isinstance(signature, bytes)):
-        raise WireError("fields 'format', 'clients' and 'signature' must be a number, a list and bytes")
-    return Report(Software(schema, version, number, app), frozenset(clients), site, signature)
 
 
 def _response(client: int, reply: Message) -> Response:
