@@ -127,7 +127,7 @@ class PhaseExchange:
         sent = {client: Request(data, self.accepted[client], phase) for client, data in requests.items()}
         for client, response in self.transport.exchange(sent, self.policy.seconds):
             self.got.bytes_up += len(response.data)
-            if client not in sent or client in answers or client in again:
+            if client not in sent or client in answers or client in again or frames.is_late(response.data, phase):
                 continue
             try:
                 if response.error:

@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeVar
 from thinwire.errors import WireError
 from thinwire.flower.secure.keys import KEY_BYTES, TAG_BYTES
 from thinwire.flower.secure.shamir import PRIME, SHARE_BYTES
+from thinwire.wire import message as wire
 
 KEYS, SHARES, UPLOAD, CONFIRM, UNMASK = "keys", "shares", "", "confirm", "unmask"
 PHASES = (KEYS, SHARES, UPLOAD, CONFIRM, UNMASK)
@@ -258,6 +259,18 @@ def threshold(clients: int) -> int:
     [2, 3, 3, 6, 7]
     """
     return 2 * clients // 3 + 1
+
+
+def is_late(data: bytes, phase: str) -> bool:
+    """Whether an answer is not of this phase but of an earlier one, which a transport may bring later.
+
+    >>> upload = bytes([wire.FORMAT << 4 | wire.UP])
+    >>> is_late(Head(bytes(16), 3).pack(KEYS), SHARES), is_late(upload, UPLOAD), is_late(upload, UNMASK)
+    (True, False, True)
+    """
+    if data[:1] == bytes([_FORMAT]) and len(data) > 1:
+        return data[1] < PHASES.index(phase)
+    return bool(data) and data[0] >> 4 == wire.FORMAT and PHASES.index(phase) > PHASES.index(UPLOAD)
 
 
 def known(phase: str) -> str:
