@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-slow lint format site dist clean
+.PHONY: demo test test-slow lint format site dist wheelhouse clean
 
 demo: $(VENV)/installed
 	$(BIN)/thinwire compare --html demo.html
@@ -39,6 +39,16 @@ dist: $(VENV)/installed-dist
 	build/try/venv/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	cd build/try && venv/bin/thinwire compare fedavg mapo --on digits --rounds 2
 
+# a folder of wheels that installs thinwire[flower] on machines without an index, like this one; tried in an empty environment
+WHEELS = PIP_CONFIG_FILE=/dev/null build/offline/bin/python -m pip install --isolated --quiet --no-index
+wheelhouse: $(VENV)/installed-dist
+	rm -rf wheelhouse build/offline && mkdir -p wheelhouse build
+	$(BIN)/python -m hatchling build -t wheel -d wheelhouse
+	$(BIN)/python -m pip wheel --quiet -c constraints.txt -w wheelhouse "$$(ls wheelhouse/thinwire-*.whl)[flower]"
+	$(BIN)/python -m venv build/offline
+	$(WHEELS) --find-links wheelhouse 'thinwire[flower]'
+	cd build && offline/bin/thinwire --version && offline/bin/thinwire list methods > /dev/null && offline/bin/flwr --version
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
@@ -60,4 +70,4 @@ $(VENV)/installed-dist: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist wheelhouse site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -36,6 +36,7 @@ from thinwire.experiments.config import Experiment, resolve
 from thinwire.experiments.execute import execute
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.deadline import Deadline
 from thinwire.flower.grid_transport import GridTransport, pack, unpack
 from thinwire.flower.transport import ClientResponse
 from thinwire.protocol.round import close_round, decode_uploads, initial_server_state, plan_round
@@ -159,7 +160,7 @@ class DuplicatingNetwork(GridTransport):
 
     seed, logs = 0, Path()
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
         """The responses of the network, with duplicates."""
         key = Key(self.seed).fold("echo", max(0, *(request.accepted for request in requests.values())))
         before, self.before = getattr(self, "before", []), []
@@ -323,20 +324,11 @@ def faulty_run(
 
 def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
     """Accepted and refused messages; raises AssertionError if the logs are inconsistent."""
-    simulation = Simulation(experiment.engine, job_of(experiment, None))
-    contract = simulation.contract
     messages = MessageLog(logs / "accepted").read()
     rows = [RoundRecord(**row) for row in _rows(run / "metrics.jsonl")]
     assert [row.round for row in rows] == sorted(messages) == list(range(1, experiment.rounds + 1))
     assert [row.clients for row in rows] == [len(messages[row.round]) for row in rows]
-    server = initial_server_state(contract, simulation.federation.first)
-    for number in sorted(messages):  # each accepted message was applied, exactly once
-        plan = plan_round(contract, server)
-        uploads = decode_uploads(contract, server.public, plan, messages[number])
-        server = close_round(contract, server, plan, uploads, experiment.task.clients).server
-    final = load((run / "model.safetensors").read_bytes())
-    weights = {**simulation.federation.weights(server.public), **server.public.buffers}
-    assert all(torch.equal(final[name], block) for name, block in weights.items())
+    replayed(experiment, messages, run)
     sent: dict[tuple[int, int, str], set[str]] = {}
     for file in (logs / "sent").iterdir():
         version, client, name, fault = file.name.split("-")
@@ -358,6 +350,26 @@ def check(experiment: Experiment, run: Path, logs: Path) -> dict[str, Any]:
         "second servers refused": sum("another process is writing" in line for line in log),
         "drifted": sum(row.drifted for row in rows),
     }
+
+
+def replayed(experiment: Experiment, messages: Mapping[int, Mapping[int, bytes]], run: Path) -> None:
+    """Apply the accepted messages from round 1 on; raises AssertionError if that does not give the final model.
+
+    Args:
+        experiment: the experiment.
+        messages: by round and client.
+        run: the run directory.
+    """
+    simulation = Simulation(experiment.engine, job_of(experiment, None))
+    contract = simulation.contract
+    server = initial_server_state(contract, simulation.federation.first)
+    for number in sorted(messages):  # each accepted message was applied, exactly once
+        plan = plan_round(contract, server)
+        uploads = decode_uploads(contract, server.public, plan, dict(messages[number]))
+        server = close_round(contract, server, plan, uploads, experiment.task.clients).server
+    final = load((run / "model.safetensors").read_bytes())
+    weights = {**simulation.federation.weights(server.public), **server.public.buffers}
+    assert all(torch.equal(final[name], block) for name, block in weights.items())
 
 
 def _accepted_kind(sent: set[str]) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 from typer.main import get_command
 
 import thinwire as tw
-from benchmarks import costs, deployment
+from benchmarks import costs, deployment, kills
 from benchmarks.faults import FAULTS
 from thinwire.cli.app import app
 from thinwire.core import plugins, registry
@@ -350,6 +350,13 @@ def test_values_of_reproduced_tables_are_those_of_their_runs():
     for one in counted:
         if f"## {one.content['paper']}:" in text:
             assert section(one, Path()).text.strip() in text
+
+
+def test_the_table_of_kills_is_that_of_its_measurement():
+    page, found = (ROOT / "docs/operation.md").read_text(), json.loads((ROOT / "docs/operation.json").read_text())
+    entry = found["kills"]
+    text = kills.text_of(entry)
+    assert f"<!-- begin kills: {kills.command_of(entry)} -->\n{text}\n<!-- end kills -->" in page
 
 
 def test_tables_of_the_deployment_page_are_those_of_its_measurements():

@@ -73,12 +73,14 @@ def test_both_apps_equal_the_simulation(method, on_disk, tmp_path):
     where = {"state-dir": str(tmp_path / "nodes")} if on_disk else {}
     configs = {100 + part: {"partition-id": part, "num-partitions": 2, **where} for part in range(2)}
     grid = DirectGrid(client_app(job), configs)
-    serve(server_app(experiment, job), grid, tmp_path / "deployed", quorum=1.0, seconds=30.0)
+    serve(server_app(experiment, job), grid, tmp_path / "deployed", quorum=1.0, seconds=30.0, http="127.0.0.1:0")
     execute(experiment, tmp_path / "simulated")
     one, two = (tmp_path / run / "model.safetensors" for run in ("deployed", "simulated"))
     assert one.read_bytes() == two.read_bytes()
     assert lines(tmp_path / "deployed") == lines(tmp_path / "simulated")
     assert (tmp_path / "nodes").exists() == on_disk
+    log = (tmp_path / "deployed/server.log").read_text()
+    assert [line.split()[2] for line in log.splitlines() if " round " in line] == ["1/3", "2/3", "3/3"]
 
 
 def test_node_with_another_method_or_duplicate_clients_is_skipped(tmp_path, capsys):

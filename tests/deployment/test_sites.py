@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 from tests.deployment.test_deploy import equal_runs, small
 from thinwire.deployment.app_folder import write_app
-from thinwire.deployment.local import CONNECTION, _start_superlink
+from thinwire.deployment.local import CONNECTION, start_superlink
 from thinwire.deployment.processes import Processes
 from thinwire.experiments.execute import execute
 
@@ -27,7 +27,7 @@ def test_sites_of_a_roster_train_and_a_claimed_and_a_revoked_one_are_told_why(tm
     run, roster = tmp_path / "run", ["--roster", str(tmp_path / "roster.toml")]
     command, names = [sys.executable, "-m", "thinwire"], ("north", "south", "north", "east")
     with Processes(home, None) as processes:
-        superlink = _start_superlink(processes, len(names))
+        superlink = start_superlink(processes, len(names))
         write_app(experiment, home / "app")
         for i in (0, 1, 3):
             processes.call([*command, "site", "add", names[i], f"{superlink.keys[i]}.pub", *roster])

@@ -8,10 +8,9 @@ import sys
 import threading
 import time
 
-from thinwire.cli.watch import status_line
 from thinwire.experiments.lock import PROCESS, note_process, writer
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.experiments.watch import follow, standing
+from thinwire.experiments.watch import follow, how_to_resume, standing, status_line
 
 
 def test_standing_of_a_finished_run(real_runs):
@@ -86,3 +85,10 @@ def test_watching_does_not_import_torch(write_run):
     code = "import sys; from thinwire.experiments.watch import standing; from pathlib import Path\n"
     code += f"standing(Path({str(write_run('x'))!r}))\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_deployed_run_is_continued_by_its_own_command(tmp_path):
+    assert how_to_resume(tmp_path, {}) == f"`thinwire resume {tmp_path}` continues it"
+    for nodes, command in ((2, "resume"), (0, "supervise APP_DIR CONNECTION --run-dir")):
+        (tmp_path / "deployment.json").write_text(f'{{"run": "x", "nodes": {nodes}}}')
+        assert how_to_resume(tmp_path, {}) == f"`thinwire {command} {tmp_path}` continues it"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import WireError
-from thinwire.flower.grid_transport import INLINE, pack, unpack
+from thinwire.flower.client_store import Request
+from thinwire.flower.deadline import Deadline
+from thinwire.flower.grid_transport import INLINE, GridTransport, pack, unpack
 
 flwr = pytest.importorskip("flwr.app")
 
@@ -36,3 +38,65 @@ def test_long_messages_are_in_an_array():
 def test_other_records_are_refused(records):
     with pytest.raises(WireError):
         unpack(records, client=int)
+
+
+@pytest.fixture
+def identity(monkeypatch):
+    """Messages are made in a process of Flower."""
+    known = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(known, name, 1)
+
+
+class Grid:
+    """Messages of Flower in memory. `script` has the clients that respond before each pull."""
+
+    def __init__(self, *script: set[int]) -> None:
+        self.script, self.sent, self.replies, self.count = list(script), {}, [], 0
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.count += 1
+            message.metadata.__dict__["_message_id"] = f"message {self.count}"
+            self.sent[message.metadata.message_id] = message
+            yield message.metadata.message_id
+
+    def pull_messages(self, ids):
+        for client in self.script.pop(0) if self.script else ():
+            request = next(one for one in self.sent.values() if one.content["thinwire"]["client"] == client)
+            fields = {"client": client, "loss": 1.0, "examples": 1, "accuracy": -1.0}
+            self.replies.append(flwr.Message(pack(fields, b"upload"), reply_to=request))
+            del self.sent[request.metadata.message_id]
+        found = [one for one in self.replies if one.metadata.reply_to_message_id in ids]
+        self.replies = [one for one in self.replies if one not in found]
+        return found
+
+
+def exchanged(transport: GridTransport, clients: set[int], until: int) -> list[int]:
+    """The clients whose responses arrive before the deadline is brought forward, which is at this number of them."""
+    deadline, seen = Deadline(60.0), []
+    for one in transport.exchange({i: Request(b"download") for i in clients}, deadline):
+        seen.append(one.client)
+        if len(seen) == until:
+            deadline.at_most(0.0)
+    return seen
+
+
+def test_a_late_response_is_in_a_later_exchange_unless_its_client_is_asked_again(identity):
+    grid = Grid({0}, {1}, {2}, {1})
+    transport = GridTransport(grid, lambda: "run", b"", 3, poll=0.0)
+    transport.serves = {10 + i: frozenset({i}) for i in range(3)}
+    assert exchanged(transport, {0, 1, 2}, 1) == [0]
+    assert sorted(client for client, _ in transport.late.values()) == [1, 2]
+    assert exchanged(transport, {1}, 9) == [2, 1], "of client 1 the response to the new request"
+    assert not transport.late
+
+
+def test_responses_that_arrive_together_are_kept_when_the_round_is_closed_between_them(identity):
+    grid = Grid({0, 1}, {2})
+    transport = GridTransport(grid, lambda: "run", b"", 3, poll=0.0)
+    transport.serves = {10 + i: frozenset({i}) for i in range(3)}
+    exchange = transport.exchange({i: Request(b"download") for i in (0, 1)}, 60.0)
+    first = next(iter(exchange)).client
+    exchange.close()
+    assert exchanged(transport, {2}, 9) == [1 - first, 2]

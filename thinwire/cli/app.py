@@ -21,10 +21,12 @@ from thinwire.cli.execution import TRAINING_FAILED
 from thinwire.cli.export_peft import export_peft
 from thinwire.cli.options import Imports
 from thinwire.cli.partition import partition
+from thinwire.cli.replay import replay
 from thinwire.cli.repro import repro
 from thinwire.cli.run import resume, run
 from thinwire.cli.show import check, list_names, show
 from thinwire.cli.site import site
+from thinwire.cli.supervise import supervise
 from thinwire.cli.sweep import sweep
 from thinwire.cli.tune import tune
 from thinwire.cli.watch import watch
@@ -83,6 +85,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command("export-peft")(export_peft)
 app.command("flower-app")(flower_app)
 app.command()(check)
+app.command()(replay)
 app.command()(repro)
 app.command()(partition)
 app.command()(sweep)
@@ -93,6 +96,7 @@ app.command()(compare)
 app.command()(report)
 app.command()(watch)
 app.add_typer(site, name="site")
+app.command()(supervise)
 
 
 def main() -> None:

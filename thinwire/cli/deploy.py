@@ -45,6 +45,10 @@ def deploy(
     set_: Overrides = None,
     seconds: Annotated[float, typer.Option(help="Seconds the server waits for the uploads of a round.")] = 600.0,
     quorum: Annotated[float, typer.Option(help="Fraction of the cohort that must upload for a round to count.")] = 0.5,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds after the quorum at which a round is closed; by default it is not.")
+    ] = None,
+    over_select: Annotated[float, typer.Option(help="Fraction of the cohort that is asked in addition.")] = 0.0,
     out: RunOut = None,
     data_dir: DataDir = None,
     log: Log = None,
@@ -60,6 +64,7 @@ def deploy(
     """
     from thinwire.experiments.config import resolve
     from thinwire.experiments.execute import default_folder
+    from thinwire.flower.policy import RoundPolicy
 
     preset = resolve(what, on, recipe=recipe)
     if preset.task.clients:  # a task of one's own has its clients
@@ -69,7 +74,10 @@ def deploy(
         what, on, set_, rounds=rounds, clients=clients, cohort=cohort, seed=seed, recipe=recipe
     )
     path = out or default_folder(experiment, Path("runs/deployed"))
-    runner = local_runner(nodes, {"seconds": seconds, "quorum": quorum})
+    settings = {"seconds": seconds, "quorum": quorum, "over-select": over_select}
+    settings |= {} if grace is None else {"grace": grace}
+    RoundPolicy.of(settings)  # a wrong value is an error before anything is started
+    runner = local_runner(nodes, settings)
     execute_and_show(experiment, path, data_dir=data_dir, log=log, as_json=as_json, quiet=quiet, runner=runner)
 
 
@@ -78,7 +86,7 @@ def local_runner(nodes: int, settings: dict[str, Any]) -> Callable[..., Summary]
 
     Args:
         nodes: number of SuperNodes.
-        settings: of the server: `seconds`, `quorum`, `tries`.
+        settings: of the server, the fields of `RoundPolicy`.
     """
     from thinwire.deployment.local import deploy as deploy_locally
 

@@ -6,13 +6,12 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from thinwire.cli.options import AsJson
-from thinwire.core.text import visible
-from thinwire.core.units import human_bytes, human_seconds, percent
+from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
     from thinwire.experiments.watch import Standing
@@ -23,16 +22,26 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two reads of the files.")] = 1.0,
     as_json: AsJson = False,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve a live page, /metrics (Prometheus) and /health, until Ctrl-C."),
+    ] = None,
 ) -> None:
     """Follow the progress of a run in another terminal or on a mounted disk, until it ends.
 
     The exit code is 1 if the process of the run is gone and the run is not finished.
 
     Example: thinwire watch runs/fedavg-digits-s0-1a2b3c
+
+    In a browser: thinwire watch runs/fedavg-digits-s0-1a2b3c --http 127.0.0.1:8080
     """
     from thinwire.cli.tables import print_json
     from thinwire.experiments.watch import follow, standing
 
+    if http is not None:
+        if once or as_json:
+            raise ConfigError("--http serves until Ctrl-C; leave out --once and --json")
+        _serve(run, http)
     if once and as_json:
         print_json(standing(run).as_json())
         return
@@ -45,32 +54,20 @@ def watch(
         sys.exit(1)
 
 
-def status_line(status: Standing) -> str:
-    """Format the state of a run as one line."""
-    from thinwire.experiments.collapse import BROKEN
+def _serve(run: Path, http: str) -> NoReturn:
+    """Serve the live page of a run until Ctrl-C or SIGTERM; the run need not have started."""
+    import signal
+    import threading
 
-    parts = [f"{status.method} on {status.task}", f"round {status.round}/{status.rounds}"]
-    if status.state != "starting":
-        parts += ["loss -" if status.loss is None else f"loss {status.loss:.4f}"]
-        parts += [f"accuracy {percent(status.accuracy)} (best {percent(status.best_accuracy)})"]
-        lost = f" ({human_bytes(status.bytes_abandoned)} abandoned)" if status.bytes_abandoned else ""
-        parts += [f"{human_bytes(status.bytes_total)} sent{lost}"]
-    if status.bytes_per_round is not None:
-        parts += [f"{human_bytes(status.bytes_per_round)} per round"]
-    if status.seconds_per_round is not None:
-        parts += [f"{human_seconds(status.seconds_per_round)} per round"]
-    if status.status in BROKEN:
-        parts += [f"{status.status}: {status.status_why}"]
-    if status.state == "finished":
-        parts += ["finished"]
-    elif status.state == "stopped":
-        parts += [f"stopped: its process is gone; {status.resume}"]
-    elif status.eta_seconds is not None:
-        parts += [f"{human_seconds(status.eta_seconds)} left"]
-    idle, pace = status.idle_seconds, status.seconds_per_round or 0.0
-    if status.state not in ("finished", "stopped") and idle is not None and idle > max(60.0, 10 * pace):
-        parts += [f"no new round for {human_seconds(idle)}; if it was stopped, {status.resume}"]
-    return visible("  ".join(parts))
+    from thinwire.reports.live_server import live_server
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with live_server(run, http, lambda line: print(line, flush=True)):
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    raise AssertionError("the wait above has no end")
 
 
 def _print_json_lines(statuses: Iterable[Standing]) -> str:
@@ -85,6 +82,7 @@ def _print_json_lines(statuses: Iterable[Standing]) -> str:
 def _show_live(statuses: Iterable[Standing]) -> str:
     """Show a bar in a terminal, and one line per change otherwise; returns the last state."""
     from thinwire.cli.terminal import out
+    from thinwire.experiments.watch import status_line
 
     if not out.is_terminal:
         last = None

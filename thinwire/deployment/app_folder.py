@@ -42,6 +42,10 @@ quorum = 0.5      # fraction of the cohort that must upload
 nodes = 0         # number of nodes that `thinwire deploy` started; 0 otherwise
 tries = 3         # number of requests to a client while the quorum is not reached
 roster = ""       # file of the sites that may take part (thinwire site); if empty, nodes name their clients
+grace = -1.0      # seconds after the quorum at which a round is closed; below 0, it waits for all until `seconds` end
+over-select = 0.0 # fraction of the cohort that is asked in addition
+wait = 120.0      # seconds that the first round waits for clients to connect
+http = ""         # address of the live page, metrics and health, such as 127.0.0.1:9100; if empty, there is none
 """
 
 _TASK = '''\

@@ -20,7 +20,7 @@ from thinwire.deployment.certificates import make_certificate, make_key
 from thinwire.deployment.flower_adapter import REGISTER
 from thinwire.deployment.jobs import deployable
 from thinwire.deployment.processes import DeploymentFailed, Processes, free_ports
-from thinwire.deployment.server_app import FAILED
+from thinwire.deployment.server_process import FAILED
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import OnRound, refuse_diverged
@@ -53,7 +53,7 @@ def deploy(
         path: the run directory.
         nodes: number of SuperNodes; client i is on node i modulo this number.
         data_dir: folder that holds the datasets.
-        settings: of the server: `seconds`, `quorum`, `tries` (see `RoundPolicy`).
+        settings: of the server: `seconds`, `quorum`, `tries`, `grace`, `over-select`, `wait` (see `RoundPolicy`).
         resume: continue an unfinished run.
         on_round: called after every round.
         on_start: called with the processes (SuperLink first, then the nodes in order) when all of them run.
@@ -85,10 +85,12 @@ def deploy(
         write_app(experiment, home / "app")
         if edit_app:
             edit_app(home / "app")
-        superlink = _start_superlink(processes, nodes)
+        superlink = start_superlink(processes, nodes)
         port = relay(superlink.port) if relay else superlink.port
-        supernodes = _start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
-        options = {"run-dir": json.dumps(str(path)), "nodes": nodes, **(settings or {})}
+        supernodes = start_nodes(processes, superlink, port, path / "nodes", low_latency, pinned)
+        settings = settings or {}
+        wait = settings.get("seconds", 600.0)  # all nodes are started here, so the first round waits for all of them
+        options = {"run-dir": json.dumps(str(path)), "nodes": nodes, "wait": wait, **settings}
         config = " ".join(f"{key}={value}" for key, value in options.items())
         server = processes.start("server", ["flwr", "run", str(home / "app"), CONNECTION, "--stream", "-c", config])
         if on_start:
@@ -98,7 +100,7 @@ def deploy(
     return summary
 
 
-class _SuperLink(NamedTuple):
+class SuperLink(NamedTuple):
     """A running SuperLink, its port, the keys of its nodes and a port for each node."""
 
     process: subprocess.Popen[bytes]
@@ -107,8 +109,14 @@ class _SuperLink(NamedTuple):
     node_ports: list[int]
 
 
-def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
-    """Start a SuperLink and register the keys of its nodes."""
+def start_superlink(processes: Processes, nodes: int, database: Path | None = None) -> SuperLink:
+    """Start a SuperLink and register the keys of its nodes.
+
+    Args:
+        processes: starts it.
+        nodes: number of keys.
+        database: file in which it stores keys and runs, so that it can be started again; in memory by default.
+    """
     home = processes.home
     port, *node_ports = free_ports(nodes + 1)
     make_certificate(home)
@@ -123,15 +131,16 @@ def _start_superlink(processes: Processes, nodes: int) -> _SuperLink:
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"),
             *("--ssl-certfile", str(home / "server.pem"), "--ssl-keyfile", str(home / "server.key")),
             *("--ssl-ca-certfile", str(home / "ca.pem"), "--disable-runtime-dependency-installation"),
+            *(("--database", str(database)) if database else ()),
         ],
     )
     processes.wait_for_port(process, port)
     processes.call([sys.executable, "-c", REGISTER, CONNECTION, *(str(key.with_suffix(".pub")) for key in keys)])
-    return _SuperLink(process, port, keys, node_ports)
+    return SuperLink(process, port, keys, node_ports)
 
 
-def _start_nodes(
-    processes: Processes, superlink: _SuperLink, port: int, state: Path, low_latency: bool, pinned: bool = False
+def start_nodes(
+    processes: Processes, superlink: SuperLink, port: int, state: Path, low_latency: bool, pinned: bool = False
 ) -> list[subprocess.Popen[bytes]]:
     """Start the SuperNodes.
 

@@ -106,6 +106,7 @@ class Processes:
                 env={**self.env, **(env or {})},
                 cwd=self.home,
                 start_new_session=True,
+                umask=0o077,  # databases and states are for their owner only
             )
         self.running.append(process)
         return process

@@ -16,20 +16,25 @@ from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.deployment.jobs import MakeJob, deployable
+from thinwire.deployment.private_files import private
 from thinwire.deployment.roster import RosterFile
+from thinwire.deployment.round_lines import RoundLines
+from thinwire.deployment.server_process import FAILED, HOPELESS
+from thinwire.deployment.shutdown import Shutdown, Stopped
 from thinwire.deployment.software import software_of
-from thinwire.errors import CheckpointError, ThinwireError
+from thinwire.errors import CheckpointError, ConfigError, ThinwireError
+from thinwire.experiments.cohort_file import CohortFile
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.files import append, read_json, write_atomically
 from thinwire.experiments.records import rounds_in
 from thinwire.flower import need_flower
-from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.policy import KEYS, RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.protocol.contract import Contract
+from thinwire.reports.live_server import live_server
 from thinwire.runtime.federation import OnMessage
-
-FAILED = "thinwire failed:"  # prefix of the server's error message in the log
+from thinwire.runtime.job import RoundRecord
 
 
 def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | None = None) -> Any:
@@ -40,8 +45,11 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
         job: returns the job of the server, given None.
         on_message: called with every message that is counted.
 
-    Keys of the run configuration: `run-dir`, `seconds`, `quorum` and `tries` (see `RoundPolicy`), `roster` (see
-    `Roster`).
+    Keys of the run configuration: `run-dir`, and the fields of `RoundPolicy`: `seconds`, `quorum`, `tries`, `grace`,
+    `over-select`, `wait`; `roster` (see `Roster`); and `http`, an address such as 127.0.0.1:9100 for the live page,
+    metrics and health (`reports/live_server.py`).
+
+    After SIGTERM the open round is closed and saved before the server ends (`shutdown.py`).
     """
     need_flower()
     from flwr.app import Context
@@ -55,14 +63,14 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         path = Path(str(config.get("run-dir") or default_folder(experiment)))
-        settings = {key: config[key] for key in ("nodes", "seconds", "quorum", "tries") if key in config}
-        policy = RoundPolicy(**{key: value for key, value in settings.items() if key != "nodes"})
+        settings = {key: config[key] for key in ("nodes", *KEYS) if key in config}
+        policy = RoundPolicy.of(settings)
 
         def log(line: str) -> None:
             write_log(path, line)
 
         def prepare() -> FlowerServer:
-            server = FlowerServer(experiment.engine, job(None), connect, policy, log)
+            server = FlowerServer(experiment.engine, job(None), connect, policy, log, CohortFile(path))
             server.federation.try_model()
             return server
 
@@ -71,10 +79,24 @@ def server_app(experiment: Experiment, job: MakeJob, on_message: OnMessage | Non
             software = software_of(job, contract)
             return GridTransport(grid, lambda: run_name(path, settings), software, clients, log=log, sites=sites)
 
+        lines, shutdown = RoundLines(experiment, log), Shutdown()
+
+        def on_round(record: RoundRecord) -> None:
+            if lines.after(record):
+                shutdown.after_round()
+
         try:
-            execute(experiment, path, resume=True, prepare=prepare, on_message=on_message)
+            with private(), shutdown, live_server(path, str(config.get("http") or ""), log):
+                watchers = {"on_round": on_round, "on_message": on_message, "on_continue": lines.start_after}
+                execute(experiment, path, resume=True, prepare=prepare, **watchers)  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            if not shutdown.requested:
+                raise
+            raise Stopped(lines.stopped()) from None
         except (ThinwireError, OSError) as error:
             log(f"{FAILED} {error}")
+            if isinstance(error, ConfigError):
+                log(HOPELESS)
             raise
 
     app.main()(main)
@@ -107,8 +129,6 @@ def read_deployment(path: Path) -> dict[str, Any] | None:
         return None
     try:
         known = read_json(file)
-        return {
-            key: known[key] for key in ("run", "nodes", "seconds", "quorum", "tries") if key in known or key == "run"
-        }
+        return {key: known[key] for key in ("run", "nodes", *KEYS) if key in known or key == "run"}
     except KeyError as error:
         raise CheckpointError(f"{file} cannot be read (it lacks {error})") from error

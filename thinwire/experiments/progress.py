@@ -61,7 +61,7 @@ def shown(
     if style == "nothing":
         yield lambda record: None
         return
-    totals = _Totals(accounting)
+    totals = RunningTotals(accounting)
     if style == "notebook":
         yield _notebook(label, rounds, totals)
     elif style == "terminal":
@@ -81,7 +81,7 @@ def console_of(stderr: bool = False) -> Console:
     return console
 
 
-class _Totals:
+class RunningTotals:
     """Bytes so far and the newest accuracy, R2 or test loss, as text."""
 
     def __init__(self, accounting: str) -> None:
@@ -105,7 +105,7 @@ class _Totals:
         return f"loss {record.loss:.4f}  {self.quality}  {sent}{epsilon}"
 
 
-def _lines(label: str, rounds: int, totals: _Totals, console: Console) -> Show:
+def _lines(label: str, rounds: int, totals: RunningTotals, console: Console) -> Show:
     """About twenty lines for the whole run, and one for each alarm."""
     step = max(1, rounds // 20)
 
@@ -120,7 +120,7 @@ def _lines(label: str, rounds: int, totals: _Totals, console: Console) -> Show:
 
 
 @contextmanager
-def _bar(label: str, rounds: int, totals: _Totals, console: Console) -> Iterator[Show]:
+def _bar(label: str, rounds: int, totals: RunningTotals, console: Console) -> Iterator[Show]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -141,7 +141,7 @@ def _bar(label: str, rounds: int, totals: _Totals, console: Console) -> Iterator
         yield on_round
 
 
-def _notebook(label: str, rounds: int, totals: _Totals) -> Show:
+def _notebook(label: str, rounds: int, totals: RunningTotals) -> Show:
     """A bar in the output of a cell, which is replaced after each round."""
     from IPython.display import HTML, display  # type: ignore
 

@@ -4,6 +4,7 @@ config.toml        the resolved experiment
 environment.json   versions, machine, how clients were trained
 training.json      how clients are trained, chosen before round 1; a resumed run uses the same
 metrics.jsonl      one line a round
+cohorts.jsonl      of a deployment: who was there, was asked and was accepted in each round (`cohort_file.py`)
 summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
 best.safetensors   the weights of the best round, if they are kept
@@ -122,7 +123,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the results of earlier runs."""
         written = ("summary.json", SUMS, "metrics.jsonl", "model.safetensors", "environment.json", "training.json")
-        for file in (*written, BEST, "diverged.json", "retries.json"):
+        for file in (*written, BEST, "diverged.json", "retries.json", "cohorts.jsonl", "mlflow.json"):
             (self.path / file).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.path / "good", self.path / "best"):
             for old in folder.iterdir() if folder.is_dir() else ():

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.errors import ConfigError
+from thinwire.core.text import visible
+from thinwire.core.units import human_bytes, human_seconds, percent
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.collapse import BROKEN
+from thinwire.experiments.files import read_json
 from thinwire.experiments.lock import writer
 from thinwire.experiments.records import honest_bytes, read_run
 from thinwire.experiments.toml import Table
@@ -101,7 +105,17 @@ def how_to_resume(path: Path, table: Table) -> str:
     """
     if "script" in table:
         return f"run `python {table['script']}` again, with resume=True"
+    if _deployed_elsewhere(path):
+        return f"`thinwire supervise APP_DIR CONNECTION --run-dir {path}` continues it"
     return f"`thinwire resume {path}` continues it"
+
+
+def _deployed_elsewhere(path: Path) -> bool:
+    """Whether `flwr run` started the run, and not `thinwire deploy`, which notes the number of its nodes."""
+    try:
+        return not read_json(path / "deployment.json").get("nodes")
+    except CheckpointError:
+        return False
 
 
 def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
@@ -114,3 +128,29 @@ def follow(path: Path, every: float = 1.0) -> Iterator[Standing]:
         if now.state in ("finished", "stopped"):
             return
         time.sleep(every)
+
+
+def status_line(status: Standing) -> str:
+    """Format the state of a run as one line."""
+    parts = [f"{status.method} on {status.task}", f"round {status.round}/{status.rounds}"]
+    if status.state != "starting":
+        parts += ["loss -" if status.loss is None else f"loss {status.loss:.4f}"]
+        parts += [f"accuracy {percent(status.accuracy)} (best {percent(status.best_accuracy)})"]
+        lost = f" ({human_bytes(status.bytes_abandoned)} abandoned)" if status.bytes_abandoned else ""
+        parts += [f"{human_bytes(status.bytes_total)} sent{lost}"]
+    if status.bytes_per_round is not None:
+        parts += [f"{human_bytes(status.bytes_per_round)} per round"]
+    if status.seconds_per_round is not None:
+        parts += [f"{human_seconds(status.seconds_per_round)} per round"]
+    if status.status in BROKEN:
+        parts += [f"{status.status}: {status.status_why}"]
+    if status.state == "finished":
+        parts += ["finished"]
+    elif status.state == "stopped":
+        parts += [f"stopped: its process is gone; {status.resume}"]
+    elif status.eta_seconds is not None:
+        parts += [f"{human_seconds(status.eta_seconds)} left"]
+    idle, pace = status.idle_seconds, status.seconds_per_round or 0.0
+    if status.state not in ("finished", "stopped") and idle is not None and idle > max(60.0, 10 * pace):
+        parts += [f"no new round for {human_seconds(idle)}; if it was stopped, {status.resume}"]
+    return visible("  ".join(parts))

@@ -2,7 +2,11 @@
 
 client.py            one client: a download in, an upload out
 client_store.py      what a client stores between messages
-server.py            the server: requests, checks, waits, decides; over any transport
+server.py            the server: rounds over any transport; checks, decides
+collect.py           the uploads of a round: requests, waits, closes
+cohorts.py           the cohort of a round, from the clients that are there; the record of all cohorts
+policy.py            how long the server waits, how many clients it asks and needs
+deadline.py          the end of a wait
 transport.py         the contract of a transport, and one in memory
 secure/              secure aggregation: the phases on clients and on the server
 grid_transport.py    Flower as a transport; the only file that needs it

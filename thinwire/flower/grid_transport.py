@@ -20,6 +20,7 @@ from thinwire.core.text import visible
 from thinwire.errors import WireError
 from thinwire.flower.admission import Admission
 from thinwire.flower.client_store import Request, Response
+from thinwire.flower.deadline import Deadline
 from thinwire.flower.hello import Report, Sites, Software
 from thinwire.flower.transport import ClientResponse
 
@@ -124,6 +125,8 @@ class GridTransport:
         self.admission = Admission(software, clients, sites, log)
         self.asked: dict[str, _Asked] = {}  # by the id of the message
         self.told: dict[str, float] = {}  # messages whose replies are of no interest, and until when they exist
+        self.late: dict[str, tuple[int, Deadline]] = {}  # requests without a response: the client, and when they expire
+        self.arrived: list[tuple[int, Message]] = []  # replies that were pulled, and not read yet
 
     @property
     def run(self) -> str:
@@ -160,8 +163,8 @@ class GridTransport:
         """The name of the site of each client; empty without a roster."""
         return self.admission.sites()
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterator[ClientResponse]:
-        """Send all requests, and yield the responses as they arrive."""
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
+        """Send all requests, and yield the responses as they arrive, also late ones to earlier requests."""
         self.admission.reread()
         node_of = {client: node for node, clients in self.admission.serves.items() for client in clients}
         sent = {
@@ -170,7 +173,7 @@ class GridTransport:
             if i in node_of
         }
         names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
-        for client, reply in self._exchange(sent, "train", seconds, node_of):
+        for client, reply in self._exchange(sent, Deadline.of(seconds), node_of):
             if reply.has_error():  # of Flower or of the app, not of the client
                 self.log(f"{self.name(client)} did not respond: {visible(str(reply.error.reason), 300)}")
                 continue
@@ -228,25 +231,29 @@ class GridTransport:
         return next(iter(self.grid.push_messages([message])), None) or ""
 
     def _exchange(
-        self, contents: Mapping[int, RecordDict], kind: str, seconds: float, node_of: Mapping[int, int] | None = None
+        self, contents: Mapping[int, RecordDict], deadline: Deadline, node_of: Mapping[int, int]
     ) -> Iterator[tuple[int, Message]]:
-        """Push one message to each, and pull the replies until all have arrived or the time is over."""
-        from flwr.app import Message
-
-        waiting = {}
-        for key, content in contents.items():
-            node = key if node_of is None else node_of[key]
-            message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds + 60, group_id="thinwire")
-            pushed = list(self.grid.push_messages([message]))
-            if pushed and pushed[0]:
-                waiting[pushed[0]] = key
-        end = time.monotonic() + seconds
-        while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(waiting)):
-                if (of := reply.metadata.reply_to_message_id) in waiting:
-                    yield waiting.pop(of), reply
-            if waiting:
-                time.sleep(self.poll)
+        """Push one message to each client, and pull the replies until all have arrived or the time is over."""
+        seconds, waiting = deadline.left(), dict[str, int]()
+        # until its message expires, a client may still respond
+        self.late = {one: (client, end) for one, (client, end) in self.late.items() if end.left()}
+        for client, content in contents.items():
+            if name := self._push(node_of[client], content, "train", seconds):
+                waiting[name] = client
+        expires = Deadline(seconds + 60)
+        try:
+            while waiting and deadline.left():
+                for reply in self.grid.pull_messages([*waiting, *self.late]):
+                    if (of := reply.metadata.reply_to_message_id) in waiting:
+                        self.arrived.append((waiting.pop(of), reply))
+                    elif of in self.late and (client := self.late.pop(of)[0]) not in contents:  # else it responds again
+                        self.arrived.append((client, reply))
+                while self.arrived:
+                    yield self.arrived.pop(0)
+                if waiting:
+                    time.sleep(min(self.poll, deadline.left()))
+        finally:  # the caller may close the round before the end
+            self.late |= {one: (client, expires) for one, client in waiting.items()}
 
 
 def _response(client: int, reply: Message) -> Response:

@@ -1,9 +1,11 @@
-"""How long a server waits for responses, and how many it needs."""
+"""How long a server waits for clients and responses, how many it asks, and how many it needs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from thinwire.errors import ConfigError
 
@@ -15,18 +17,51 @@ class RoundPolicy:
     Args:
         seconds: time for the responses to one request.
         quorum: the fraction of the cohort that must have responded, above 0 and at most 1.
-        tries: how often clients that did not respond are asked while there is no quorum.
+        tries: how often clients are asked while there is no quorum.
+        grace: once there is a quorum, the round is closed after this many seconds; None waits for `seconds`.
+        over_select: the fraction of the cohort that is asked in addition; the round is closed when as many clients as
+            the cohort has have responded.
+        wait: how many seconds the first round of a process waits until all clients are connected, and a resumed round
+            until those of its recorded cohort are.
     """
 
     seconds: float = 600.0
     quorum: float = 0.5
     tries: int = 3
+    grace: float | None = None
+    over_select: float = 0.0
+    wait: float = 120.0
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
             raise ConfigError(f"quorum must be above 0 and at most 1, not {self.quorum}")
         if not self.seconds > 0 or self.tries < 1:
             raise ConfigError(f"seconds must be above 0 and tries 1 or more, not {self.seconds} and {self.tries}")
+        if self.grace is not None and not self.grace >= 0:
+            raise ConfigError(f"grace must be 0 or more seconds, or None, not {self.grace}")
+        if not 0 <= self.over_select <= 10:
+            raise ConfigError(
+                f"over_select must be from 0 to 10, such as 0.25 for a quarter more, not {self.over_select}"
+            )
+        if not 0 <= self.wait < math.inf:
+            raise ConfigError(f"wait must be 0 or more seconds, not {self.wait}")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> RoundPolicy:
+        """The policy of a run configuration of Flower; other keys are ignored, a negative `grace` is None.
+
+        >>> RoundPolicy.of({"quorum": 0.8, "grace": -1.0, "over-select": 0.25, "run-dir": ""}).over_select
+        0.25
+        """
+        given = {name: config[key] for key, name in KEYS.items() if key in config}
+        try:
+            for name, value in given.items():
+                given[name] = int(value) if name == "tries" else float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{name} must be a number, not {value!r}") from error
+        if given.get("grace", 0.0) < 0:
+            del given["grace"]
+        return cls(**given)
 
     def needed(self, cohort: int) -> int:
         """The number of responses that a round needs.
@@ -35,3 +70,14 @@ class RoundPolicy:
         3
         """
         return math.ceil(self.quorum * cohort)
+
+    def asked(self, cohort: int) -> int:
+        """The number of clients that are asked.
+
+        >>> RoundPolicy(over_select=0.3).asked(10)
+        13
+        """
+        return math.ceil(round((1 + self.over_select) * cohort, 6))  # 1.1 * 10 is above 11
+
+
+KEYS = {field.name.replace("_", "-"): field.name for field in fields(RoundPolicy)}  # of a run configuration

@@ -2,8 +2,11 @@
 
 What can go wrong, and what then happens:
 
-    a client is absent, or too late            the round continues without it, if enough others responded (`quorum`)
-    fewer responded                            asked again (they repeat their upload), then the run stops: resume
+    a client is not connected                  the cohort is drawn from those that are (`cohorts.py`)
+    a client is absent, or too late            the round continues without it, if enough others responded (`quorum`),
+                                               `grace` seconds after these
+    fewer responded                            asked again (they repeat their upload), and others in their place; then
+                                               the run stops: resume
     a message is damaged, much too long, of    refused and counted; the client's state does not change
       another version or method, or not finite
     a client is malicious                      bounded by the median of the cohort (`protocol/norm_bound.py`); outvoted,
@@ -19,15 +22,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from thinwire.core.secret_key import SecretKey
 from thinwire.core.text import visible
-from thinwire.core.tree import Tree
 from thinwire.errors import Diverged, WireError
-from thinwire.flower.client_store import Request, Response
+from thinwire.flower.client_store import Response
+from thinwire.flower.cohorts import CohortLog, CohortSampler, Turn
+from thinwire.flower.collect import Collected, Collector, OpenRound
+from thinwire.flower.deadline import Clock
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.secure.exchange import Opened, PhaseExchange
 from thinwire.flower.secure.keys import need_cryptography
@@ -35,9 +38,9 @@ from thinwire.flower.secure.server import SecureRound, VersionSpent, skip_versio
 from thinwire.flower.transport import Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.norm_bound import WEIGHT_LIMIT, factors
-from thinwire.protocol.server import ClosedRound, close_round, full_state_message, open_round, split_download
+from thinwire.protocol.server import ClosedRound, close_round, full_state_message, split_download
 from thinwire.protocol.state import ClientState, ServerState
-from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload, trained_by_tier
+from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages, with_client_accuracies
 from thinwire.runtime.job import Job, RoundRecord, RunState
@@ -46,28 +49,6 @@ from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
 MOST_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
-
-
-class _Round(NamedTuple):
-    """A round that is open."""
-
-    number: int
-    server: ServerState
-    plan: Plan
-    trained: Mapping[int, Tree]  # the values that clients of each tier train
-
-
-@dataclass
-class _Collected:
-    """What one round has received so far."""
-
-    responses: dict[int, Response] = field(default_factory=dict)
-    uploads: dict[int, Upload] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    bytes_catchup: int = 0
-    drifted: int = 0
 
 
 class FlowerServer:
@@ -79,6 +60,8 @@ class FlowerServer:
         connect: returns, for a contract and a number of clients, the transport to them.
         policy: how long to wait, and for how many.
         log: receives a line for everything that was refused.
+        record: the cohorts of the run; by default they are kept in memory.
+        clock: the clock that limits waits.
     """
 
     def __init__(
@@ -88,6 +71,8 @@ class FlowerServer:
         connect: Callable[[Contract, int], Transport],
         policy: RoundPolicy | None = None,
         log: Log = lambda line: None,
+        record: CohortLog | None = None,
+        clock: Clock = time,
     ) -> None:
         if job.method.secure_aggregation:
             need_cryptography()
@@ -95,7 +80,8 @@ class FlowerServer:
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
         self.policy, self.log = policy or RoundPolicy(), log
-        self._waited = False  # nodes need some time to connect
+        self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
+        self.collector = Collector(self.contract, self.cohorts, self._read)
         self._skipped: list[VersionSpent] = []  # versions of this round that secure aggregation had to skip
         self._skipped_bytes = 0
 
@@ -114,37 +100,42 @@ class FlowerServer:
     def round(self, state: RunState, on_message: OnMessage | None = None) -> tuple[RunState, RoundRecord]:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server
-        plan, cohort = self.federation.sample(state)
-        trained = trained_by_tier(self.contract, server.public, cohort)
-        accepted = {i: state.clients[i].version if i in state.clients else -1 for i in cohort}
-        down = open_round(self.contract, server, {i: max(0, version) for i, version in accepted.items()})
-        requests = {i: Request(down[i], accepted[i]) for i in cohort}
-        opened = _Round(number, server, plan, trained)
+        plan = self.federation.sample(state)[0]
+        opened, turn = OpenRound(number, server, plan), self._turn(state, plan)
         if self.job.method.secure_aggregation:
-            got = _Collected()
+            got = Collected(turn.size)
             try:
-                self._collect_secure(opened, requests, got)
+                self._collect_secure(state, opened, turn, got)
             except VersionSpent as spent:
                 return self.round(self._skip(state, plan, got, spent), on_message)
         else:
-            got = self._collect(opened, requests)
+            got = self.collector.collect(state, opened, turn)
         closed = self._close(number, server, plan, got)
-        up = {i: got.responses[i].data for i in cohort if i in got.uploads}
+        up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
+        self.cohorts.record.closed(number, sorted(up), sorted(got.late))
         if on_message:
-            show_messages(on_message, number, down, up)
+            show_messages(on_message, number, {i: request.data for i, request in got.requests.items()}, up)
         # the server knows only the version of a client's last accepted upload
         clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
         contract = self.contract.at(server.public.version)
-        after = state._replace(round=number, server=closed.server, clients=clients, cohort=cohort)
+        after = state._replace(round=number, server=closed.server, clients=clients, cohort=got.cohort)
         after = after._replace(sync_counts=state.sync_counts.add(contract, plan, up))
-        record = self._record(number, got, closed, len(cohort), contract.client_opt(server.public.version).lr)
+        places = max(len(got.cohort), got.size) - len(got.late)
+        record = self._record(number, got, closed, places, contract.client_opt(server.public.version).lr)
+        spent = self.federation.epsilon(number, *self.cohorts.record.extremes())
+        record = record._replace(late=len(got.late), epsilon=(spent or (None,))[0])
         with self.federation.compute():
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
                 record = self.federation.evaluated(after, record)
         return after, record._replace(seconds=time.perf_counter() - began)
 
-    def _close(self, number: int, server: ServerState, plan: Plan, got: _Collected) -> ClosedRound:
+    def _turn(self, state: RunState, plan: Plan) -> Turn:
+        """How the cohort of the next round is taken; within a window of the schedule it is kept."""
+        sampler = self.federation.sampler
+        return Turn(state.round + 1, sampler.order(state.round), () if plan.resample else state.cohort, sampler.size)
+
+    def _close(self, number: int, server: ServerState, plan: Plan, got: Collected) -> ClosedRound:
         """The closed round; clients that it refuses are removed from what was collected."""
         try:
             noise = SecretKey.draw()  # noise from the seed, which clients know, would hide nothing from them
@@ -157,7 +148,7 @@ class FlowerServer:
             del got.uploads[i]
         return closed
 
-    def _record(self, number: int, got: _Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
+    def _record(self, number: int, got: Collected, closed: ClosedRound, cohort: int, lr: float) -> RoundRecord:
         """The record of a round, without evaluation."""
         counted = {i: got.responses[i] for i in got.uploads}
         loss, odd = _training_loss(counted, self.job.method.norm_bound)
@@ -176,39 +167,17 @@ class FlowerServer:
         # of the model that clients received, which is that of the round before
         return with_client_accuracies(record, [one.accuracy for one in counted.values() if 0 <= one.accuracy <= 1])
 
-    def _collect(self, opened: _Round, requests: Mapping[int, Request]) -> _Collected:
-        """Send the requests, and again to clients that did not respond while there are too few."""
-        number, got, needed = opened.number, _Collected(), self.policy.needed(len(requests))
-        for attempt in range(self.policy.tries):
-            here = self._available(requests.keys(), needed)
-            asked = {i: request for i, request in requests.items() if i in here and i not in got.uploads}
-            sent = {i: request.data for i, request in asked.items()}
-            ordinary, more = split_download(self.contract, opened.server, sent)
-            again = ordinary if attempt else 0  # a repeated message counts as catching up
-            got.bytes_down, got.bytes_catchup = got.bytes_down + ordinary - again, got.bytes_catchup + more + again
-            lost = self._exchange(got, opened, asked)
-            if lost:
-                got.drifted += len(lost)
-                got.bytes_catchup += sum(len(request.data) for request in lost.values())
-                self._exchange(got, opened, lost)
-            for i, why in got.refused.items():
-                self.log(f"round {number}: refused {self.transport.name(i)}: {why}")
-            if len(got.uploads) >= needed:
-                return got
-            self.log(f"round {number}: {len(got.uploads)} of {len(requests)} clients responded, {needed} are needed")
-        raise WireError(
-            f"round {number}: {len(got.uploads)} of {len(requests)} clients sent an upload that can be used, {needed} "
-            "are needed; `thinwire resume` continues when they are back"
-        )
-
-    def _collect_secure(self, opened: _Round, requests: Mapping[int, Request], got: _Collected) -> None:
+    def _collect_secure(self, state: RunState, opened: OpenRound, turn: Turn, got: Collected) -> None:
         """The phases of secure aggregation: uploads whose masks cancel in their sum (`flower/secure`)."""
         version, contract = opened.server.public.version, self.contract
+        got.cohort = self.cohorts.draw(turn)
+        requests = self.collector.requests(state, got)
+        got.bytes_down = got.bytes_catchup = 0  # each phase counts what it sends
         secure = Opened(
             *(opened.number, version, contract.at(version), opened.plan),
             *(len(self.job.task.clients), self.job.cohort, str(getattr(self.transport, "run", ""))),
             full_state=lambda data, client: full_state_message(contract, opened.server, data, client),
-            available=self._available,
+            available=self.cohorts.available,
             split=lambda downloads: split_download(contract, opened.server, downloads),
         )
         accepted = {client: request.accepted for client, request in requests.items()}
@@ -216,49 +185,20 @@ class FlowerServer:
         got.bytes_catchup += self._skipped_bytes
         self._skipped, self._skipped_bytes = [], 0
 
-    def _skip(self, state: RunState, plan: Plan, got: _Collected, spent: VersionSpent) -> RunState:
+    def _skip(self, state: RunState, plan: Plan, got: Collected, spent: VersionSpent) -> RunState:
         """The state from which a round is repeated after its version was spent: see `VersionSpent`."""
         number, version = state.round + 1, state.server.public.version
         self._skipped.append(spent)
         self._skipped_bytes += got.bytes_up + got.bytes_down + got.bytes_catchup
         if sum(one.trained for one in self._skipped) > self.policy.tries or len(self._skipped) > MOST_SKIPPED:
-            skipped, self._skipped = self._skipped, []
+            skipped, self._skipped, self._skipped_bytes = self._skipped, [], 0
             raise WireError(
                 f"round {number}: {len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
             )
         self.log(f"round {number}: {spent}; version {version} is skipped, since no client answers a version twice")
         return state._replace(server=skip_version(self.contract, state.server, plan))
 
-    def _available(self, cohort: Set[int], needed: int) -> Set[int]:
-        """The clients that can be asked. The first round waits for the whole cohort, later ones for enough of it."""
-        end = time.monotonic() + self.policy.seconds
-        wanted = needed if self._waited else len(cohort)
-        while len(here := cohort & self.transport.clients()) < wanted and time.monotonic() < end:
-            time.sleep(min(1.0, self.policy.seconds / 10))
-        self._waited = True
-        return here
-
-    def _exchange(self, got: _Collected, opened: _Round, asked: Mapping[int, Request]) -> dict[int, Request]:
-        """Collect the uploads that can be used; returns what clients need that requested the whole state."""
-        lost: dict[int, Request] = {}
-        if not asked:
-            return lost
-        for client, response in self.transport.exchange(asked, self.policy.seconds):
-            got.bytes_up += len(response.data)
-            if client not in asked or client in got.uploads or client in lost:
-                continue
-            try:
-                result = self._read(opened, client, response)
-            except (WireError, Diverged) as error:
-                got.refused[client] = str(error)
-                continue
-            if isinstance(result, bytes):
-                lost[client] = Request(result, asked[client].accepted)
-            else:
-                got.uploads[client], got.responses[client] = result, response
-        return lost
-
-    def _read(self, opened: _Round, client: int, response: Response) -> Upload | bytes:
+    def _read(self, opened: OpenRound, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""
         if response.error:
             raise WireError(f"it could not respond: {visible(response.error, 300)}")

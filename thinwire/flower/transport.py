@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import ClientStore, Request, Response
+from thinwire.flower.deadline import Deadline
 
 
 class ClientResponse(NamedTuple):
@@ -35,12 +36,14 @@ class Transport(Protocol):
         """The name of the site of each client; empty without a roster."""
         ...
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
-        """The responses that arrive within that time, in the order of arrival.
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
+        """The responses that arrive within that time, in the order of arrival; also late ones to earlier requests.
+
+        It ends when all of these requests are answered, or the time is over.
 
         Args:
             requests: one for each client.
-            seconds: how long to wait for the last response.
+            seconds: how long to wait for the last response; a deadline may be brought forward meanwhile.
         """
         ...
 
@@ -64,7 +67,7 @@ class InMemory:
         """None: there is no roster in memory."""
         return {}
 
-    def exchange(self, requests: Mapping[int, Request], seconds: float) -> Iterable[ClientResponse]:
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""
         for number, request in requests.items():
             yield ClientResponse(number, self.respond(number, request))

@@ -55,8 +55,15 @@ class Chapter(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy") -> str:
-    """The page as one HTML file; `about` is what is compared, apart from bytes."""
+def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy", refresh: int = 0) -> str:
+    """The page as one HTML file.
+
+    Args:
+        title: its title.
+        chapters: its contents.
+        about: what is compared, apart from bytes.
+        refresh: seconds after which a browser loads it again; 0 for never. Such a page is that of `thinwire watch`.
+    """
     body = "\n".join(
         f"<section><h2>{escape(chapter.heading)}</h2>\n" + "\n".join(map(_html, chapter.pieces)) + "\n</section>"
         for chapter in chapters
@@ -67,10 +74,12 @@ def as_html(title: str, chapters: Sequence[Chapter], about: str = "Accuracy") ->
         '<meta name="color-scheme" content="light dark">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n'
-        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
+        + (f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else "")
+        + f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n'
         f"<header><h1>{escape(title)}</h1><p>{escape(about)} and communication cost.</p></header>\n"
         f"<main>\n{body}\n</main>\n"
-        "<footer><p>Written by <code>thinwire report</code>.</p></footer>\n</body>\n</html>\n"
+        f"<footer><p>Written by <code>thinwire {'watch' if refresh else 'report'}</code>.</p></footer>\n"
+        "</body>\n</html>\n"
     )
 
 

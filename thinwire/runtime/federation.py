@@ -59,6 +59,7 @@ class Federation:
             raise ConfigError("no client is in a tier that takes part; give it a larger share, or list budget.clients")
         data = (self.train, job.task.clients, self.device)
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
+        self.recorded: Mapping[int, tuple[int, ...]] = {}  # cohorts by round that replace those of the seed
 
     def try_model(self) -> None:
         """Check data, model and loss, so that a mismatch is found before anything is trained or written."""
@@ -77,6 +78,8 @@ class Federation:
     def sample(self, state: RunState) -> tuple[Plan, tuple[int, ...]]:
         """The plan and the cohort of the next round; within a window of the schedule the cohort stays the same."""
         plan = plan_round(self.contract, state.server)
+        if self.recorded:
+            return plan, self.recorded[state.round + 1]
         keep = state.cohort and not plan.resample
         return plan, state.cohort if keep else self.sampler.cohort(state.round)
 
@@ -152,12 +155,18 @@ class Federation:
         model = average or (contract.method.space.evaluation_weights(public.base, basis, coords), public.buffers)
         return evaluate(self.model, *model, self.train, tests.client(client))
 
-    def epsilon(self, rounds: int) -> tuple[float | None, str] | None:
-        """The epsilon of this number of rounds, or why it is not known; None where the method promises none."""
+    def epsilon(self, rounds: int, asked: int = 0, available: int = 0) -> tuple[float | None, str] | None:
+        """The epsilon of this number of rounds, or why it is not known; None where the method promises none.
+
+        Args:
+            rounds: the number of rounds.
+            asked: the most clients that were asked in a round; by default the cohort.
+            available: the fewest clients that a cohort was drawn from; by default all that are eligible.
+        """
         if not self.job.method.privacy.active:
             return None
-        population = len(self.eligible)  # cohorts are drawn from these
-        return self.job.method.privacy.spent(min(self.job.cohort, population), population, rounds)
+        population = available or len(self.eligible)  # cohorts are drawn from these
+        return self.job.method.privacy.spent(min(asked or self.job.cohort, population), population, rounds)
 
 
 def show_messages(on_message: OnMessage, number: int, down: Mapping[int, bytes], up: Mapping[int, bytes]) -> None:

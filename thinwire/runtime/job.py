@@ -43,12 +43,13 @@ class RoundRecord(NamedTuple):
     drifted: int = 0  # clients whose public state was not the server's and that were sent the whole state
     refused: int = 0  # clients whose upload could not be used
     bounded: int = 0  # clients whose upload was far above the cohort's median and was scaled down
-    absent: int = 0  # clients of the cohort that did not respond in time
+    absent: int = 0  # places of the cohort without a response: its client did not respond, or too few were there
     epsilon: float | None = None  # of differential privacy so far; None without it, or where it is not known
     metrics: Mapping[str, float] = {}  # on the test set, by name; empty in rounds without evaluation
     clients_eval: Mapping[str, float] | None = None  # accuracy over clients: count, mean, worst_10, p10, p50, p90
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
     bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
+    late: int = 0  # clients of the cohort that had not responded when the round was closed
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,14 @@ class Sampler:
             self._drawn = number, tuple(self.eligible[i] for i in drawn)
         return self._drawn[1]
 
+    def order(self, number: int) -> tuple[int, ...]:
+        """All eligible clients in the order in which a round takes those that are there; its cohort is first."""
+        first = self.cohort(number)
+        taken = set(first)
+        others = [i for i in self.eligible if i not in taken]
+        drawn = self.key.fold("cohort", number).fold("others").permutation(len(others)).tolist()
+        return (*first, *(others[i] for i in drawn))
+
     def plan(self, number: int) -> None:
         """Plan the batches of a round before they are needed."""
         if self._planned is None:

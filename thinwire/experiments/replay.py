@@ -1,0 +1,101 @@
+"""`thinwire replay`: simulate a deployed run with its recorded cohorts, and compare the final weights bit for bit.
+
+A deployment accepts uploads of some of the clients that it asked. Batches, bases and initial weights depend on the seed
+alone, so a simulation whose cohorts are the accepted clients gives the same weights, on machines of one kind and with
+the data of all clients. They differ if a client sent something else than its method says, lost a state that its method
+needs (error feedback, SCAFFOLD), or computes on another kind of machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import load_file
+
+from thinwire.core.tree import Tree
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.build import build_job
+from thinwire.experiments.cohort_file import COHORTS, CohortFile
+from thinwire.experiments.execution import final_model
+from thinwire.experiments.experiment import Experiment
+from thinwire.experiments.run_directory import RunFolder
+from thinwire.experiments.task_record import settled
+from thinwire.runtime.job import Job, RoundRecord
+from thinwire.runtime.runner import Runner
+
+
+class Replay(NamedTuple):
+    """The comparison of a deployed run with its simulation.
+
+    Args:
+        rounds: the number of rounds.
+        uploads: the number of accepted uploads in all rounds.
+        differ: names of the blocks that are not equal bit for bit; empty if the runs are identical.
+        largest: the largest difference of two values.
+        first: the first evaluated round whose loss on the test set differs; None if there is none.
+    """
+
+    rounds: int
+    uploads: int
+    differ: tuple[str, ...]
+    largest: float = 0.0
+    first: int | None = None
+
+    @property
+    def identical(self) -> bool:
+        """Whether all weights are equal bit for bit."""
+        return not self.differ
+
+
+def replay(path: Path, data_dir: Path | None = None) -> Replay:
+    """Simulate a finished deployment with the clients that it accepted.
+
+    Args:
+        path: its run directory; nothing is written there.
+        data_dir: the folder of datasets.
+    """
+    folder = RunFolder.open(path)
+    experiment, records = folder.experiment, folder.history()
+    if folder.summary() is None:
+        raise CheckpointError(f"{path} is not finished; replay it when it is")
+    folder.verify()
+    cohorts = _accepted(path, len(records))
+    job = _job(experiment, data_dir)
+    simulation = experiment.engine.prepare(job)
+    simulation.federation.recorded = cohorts
+    weights, replayed = _simulated(simulation, len(records))
+    deployed = load_file(path / "model.safetensors")
+    differ = tuple(name for name, one in deployed.items() if name not in weights or not one.equal(weights[name]))
+    pairs = [(deployed[name], weights[name]) for name in differ if name in weights]
+    largest = max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.shape == b.shape), default=0.0)
+    first = next((a.round for a, b in zip(records, replayed, strict=True) if a.test_loss != b.test_loss), None)
+    return Replay(len(records), sum(map(len, cohorts.values())), differ, largest, first)
+
+
+def _accepted(path: Path, rounds: int) -> dict[int, tuple[int, ...]]:
+    """The accepted clients of each round."""
+    if not (path / COHORTS).is_file():
+        raise CheckpointError(f"{path} has no {COHORTS}: it was simulated, or deployed by an earlier version")
+    known = CohortFile(path).rounds
+    for number in range(1, rounds + 1):
+        if number not in known or not known[number].accepted:
+            raise CheckpointError(f"{path / COHORTS} lacks the accepted clients of round {number}")
+    return {number: known[number].accepted or () for number in range(1, rounds + 1)}
+
+
+def _job(experiment: Experiment, data_dir: Path | None) -> Job:
+    """The job of a deployment with the data of all clients."""
+    if experiment.method.privacy.active:
+        raise ConfigError("the noise of a deployment is drawn from a secret key of each round; replay needs sigma = 0")
+    return settled(experiment, data_dir)[1] if experiment.fingerprint else build_job(experiment, data_dir)
+
+
+def _simulated(simulation: Runner, rounds: int) -> tuple[Tree, list[RoundRecord]]:
+    """The final weights and buffers of a simulation, and its records."""
+    state, records = simulation.start(), []
+    for _ in range(rounds):
+        state, record = simulation.round(state)
+        records.append(record)
+    weights, buffers = final_model(simulation, state)
+    return {**weights, **buffers}, records
