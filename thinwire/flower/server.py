@@ -106,8 +106,8 @@ class FlowerServer:
             got = Collected(turn.size)
             try:
                 self._collect_secure(state, opened, turn, got)
-            except VersionSpent as spent:
-                return self.round(self._skip(state, plan, got, spent), on_message)
+            except VersionSpent as why:
+                return self.round(self._skip(state, plan, got, why), on_message)
         else:
             got = self.collector.collect(state, opened, turn)
         closed = self._close(number, server, plan, got)
