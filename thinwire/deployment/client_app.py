@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from thinwire.core.text import visible
 from thinwire.deployment.client_files import client_file
-from thinwire.deployment.introduction import Asked, clients_here, introduce
+from thinwire.deployment.introduction import Asked, clients_here, introduce, site_keys
 from thinwire.deployment.jobs import MakeJob
 from thinwire.deployment.software import software_of
 from thinwire.errors import ThinwireError, WireError
@@ -48,7 +49,10 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
 
     def open_node(context: Context) -> Client:
         config = dict(context.node_config)
-        return _client_of(job_for(tuple(sorted(config.items()))), str(config.get("device", "cpu")))
+        client = _client_of(job_for(tuple(sorted(config.items()))), str(config.get("device", "cpu")))
+        if client.secure is not None:  # read for each message: a site may have been revoked
+            client.secure = replace(client.secure, site_keys=site_keys(config))
+        return client
 
     def load(config: dict[str, Any]) -> None:
         """Load data and model for messages of processes that are forked afterwards; a GPU cannot be used before."""
@@ -77,6 +81,8 @@ def client_app(job: MakeJob, mods: Sequence[Any] = ()) -> Any:
             if number not in (local := clients_here(context.node_config, len(client.job.task.clients))):
                 raise WireError(f"client {number} is not on this node, which has {local}")
             _check_data(client)
+            if client.secure is not None and not context.node_config.get("state-dir"):
+                raise WireError("secure aggregation needs a folder that stores which versions were answered: state-dir")
             with client_file(context, run, number) as file:
                 stored = file.load(client)
                 response, state = client.respond(number, Request(data, accepted, phase), stored)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.deployment.jobs import clients_of_node
+from thinwire.deployment.roster import Roster
 from thinwire.errors import ConfigError
 from thinwire.flower.hello import Claim, Software
+from thinwire.flower.secure.site_keys import SiteKeys
 from thinwire.flower.site_key import sign
 
 KEY_VARIABLE = "THINWIRE_SITE_KEY"  # `thinwire node` sets it to the key of --auth-supernode-private-key
@@ -56,6 +58,21 @@ def clients_here(node_config: Mapping[str, Any], clients: int) -> list[int]:
         clients: number of clients of the experiment.
     """
     return list(range(clients)) if node_config.get("site") else clients_of_node(node_config, clients)
+
+
+def site_keys(node_config: Mapping[str, Any]) -> SiteKeys | None:
+    """The keys with which a site signs and checks messages of secure aggregation; None if it has no roster.
+
+    Args:
+        node_config: the `--node-config`: `site`, and `roster`, this site's own copy, which the server cannot change.
+    """
+    file = str(node_config.get("roster", ""))
+    if not file:
+        return None
+    site = str(node_config.get("site", ""))
+    if not site:
+        raise ConfigError('--node-config has a roster, but does not name the site; write site="north"')
+    return SiteKeys(_key_file(node_config, site), Roster.read(Path(file)).keys())
 
 
 def _key_file(node_config: Mapping[str, Any], site: str) -> Path:

@@ -9,6 +9,7 @@ policy.py            how long the server waits, how many clients it asks and nee
 deadline.py          the end of a wait
 transport.py         the contract of a transport, and one in memory
 site_evaluation.py   evaluation at the sites, for a server without test data
+secure/              secure aggregation: the phases on clients and on the server
 grid_transport.py    Flower as a transport; the only file that needs it
 hello.py             what a node says of itself, and how the server checks it
 admission.py         which nodes are used, and for which clients

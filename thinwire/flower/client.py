@@ -16,6 +16,9 @@ from dataclasses import replace
 from thinwire.core.tree import same
 from thinwire.errors import Drifted, ThinwireError, WireError
 from thinwire.flower.client_store import EVALUATE, ClientStore, Position, Request, Response
+from thinwire.flower.secure.client import MakeCohort, SecureClient
+from thinwire.flower.secure.keys import need_cryptography
+from thinwire.flower.secure.site_keys import SiteKeys
 from thinwire.protocol.client import (
     Group,
     begin_updates,
@@ -40,12 +43,17 @@ class Client:
     Args:
         engine: the device and how to compute on it.
         job: what is trained, on which examples. Only those of the requested client are read.
+        site_keys: the keys of sites, with which messages of secure aggregation are signed and checked.
     """
 
-    def __init__(self, engine: EngineSettings, job: Job) -> None:
+    def __init__(self, engine: EngineSettings, job: Job, site_keys: SiteKeys | None = None) -> None:
         self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
         self.contract, self.job = self.federation.contract, job
         self.model = replace(self.federation.model, products=None)
+        self.secure: SecureClient | None = None
+        if job.method.secure_aggregation:
+            need_cryptography()
+            self.secure = SecureClient(self.contract.schema, len(job.task.clients), job.cohort, site_keys)
 
     @property
     def first(self) -> PublicState:
@@ -66,11 +74,17 @@ class Client:
         """
         store = store or self.fresh(client)
         try:
+            if self.secure is not None:
+                return self.secure.respond(client, request, store, self._respond)
+            if request.phase not in ("", EVALUATE):
+                raise WireError(f"a request of phase {request.phase[:20]!r}, but this method has no secure aggregation")
             return self._respond(client, request, store)
         except ThinwireError as error:  # nothing was changed
             return Response(b"", error=f"{type(error).__name__}: {error}"), store
 
-    def _respond(self, client: int, request: Request, store: ClientStore) -> tuple[Response, ClientStore]:
+    def _respond(
+        self, client: int, request: Request, store: ClientStore, cohort: MakeCohort | None = None
+    ) -> tuple[Response, ClientStore]:
         message = wire.unpack(request.data, self.contract.schema)
         start, version = message.version - message.behind, message.version
         newest = store.positions[-1]
@@ -88,7 +102,7 @@ class Client:
         except Drifted:
             return Response(request_full_state(self.contract, start, client)), ClientStore((position,))
         state = drop_stale(position.state, received.synced)
-        response, after = self._train(client, received, state)
+        response, after = self._train(client, received, state, cohort)
         return response, ClientStore((position, Position(received.public, after)), response)
 
     def _is_same(self, client: int, request: Request, store: ClientStore) -> bool:
@@ -125,7 +139,9 @@ class Client:
         with self.federation.compute():
             return Response(b"", evaluation=self.federation.client_evaluation(received.public, state, client))
 
-    def _train(self, client: int, received: Received, state: ClientState) -> tuple[Response, ClientState]:
+    def _train(
+        self, client: int, received: Received, state: ClientState, cohort: MakeCohort | None = None
+    ) -> tuple[Response, ClientState]:
         """Train one client from what it received; its response and next state."""
         public = received.public
         group = Group(public, received.plan, (client,), (state,))
@@ -135,7 +151,8 @@ class Client:
             inputs = training_inputs(self.contract, self.model, group, work)
             outcome = LoopTrainer().train(inputs)
             updates = begin_updates(self.contract, group, inputs.start, outcome)()
-            (message,), (after,) = make_uploads(self.contract, group, updates, work.samples)
+            secagg = cohort(float(updates.loss[0]), work.samples[0]) if cohort else None
+            (message,), (after,) = make_uploads(self.contract, group, updates, work.samples, secagg)
         return Response(bytes(message), float(updates.loss[0]), work.samples[0], evaluation=evaluation), after
 
     def _evaluation(self, client: int, public: PublicState, state: ClientState) -> Evaluation | None:

@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
     data: bytes
     accepted: int = -1  # the version that it was trained from; -1 for none
-    phase: str = ""  # "" to train and upload, or EVALUATE
+    phase: str = ""  # "" to train and upload, EVALUATE, or a phase of secure aggregation (`flower/secure`)
 
 
 class Response(NamedTuple):
@@ -58,10 +58,12 @@ class ClientStore(NamedTuple):
     Args:
         positions: its position; or that before its last upload, and that after it.
         response: that upload.
+        secure: what it stores of secure aggregation (`flower/secure/session.py`).
     """
 
     positions: tuple[Position, ...]
     response: Response | None = None
+    secure: bytes = b""
 
     def dump(self, first: PublicState) -> bytes:
         """As bytes: a SHA-256, then safetensors. A base equal to that of version 0 is left out.
@@ -79,6 +81,8 @@ class ClientStore(NamedTuple):
             tensors |= {f"{i}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
         if self.response and self.response.data:
             tensors["response"] = torch.frombuffer(bytearray(self.response.data), dtype=torch.uint8)
+        if self.secure:
+            tensors["secure"] = torch.frombuffer(bytearray(self.secure), dtype=torch.uint8)
         meta = {
             "names": list(tensors),
             "positions": [[at.public.version, at.state.version, list(at.state.opt)] for at in self.positions],
@@ -126,4 +130,5 @@ class ClientStore(NamedTuple):
             loss, examples, found = meta["response"]
             evaluation = None if found is None else Evaluation(*found)
             response = Response(bytes(tensors["response"].numpy()), loss, examples, evaluation=evaluation)
-        return cls(tuple(positions), response)
+        secure = bytes(tensors["secure"].numpy()) if "secure" in tensors else b""
+        return cls(tuple(positions), response, secure)

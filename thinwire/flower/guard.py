@@ -134,7 +134,8 @@ class Guard:
         norms: Mapping[int, float] = {},
     ) -> None:
         """Pass on the records of all clients of the cohort."""
-        updates, start = {i: one.code for i, one in got.uploads.items()}, dict[str, Tensor]()
+        hidden = self.method.secure_aggregation  # the server has no update of a single client
+        updates, start = {} if hidden else {i: one.code for i, one in got.uploads.items()}, dict[str, Tensor]()
         if updates and self.method.upload == "weights":
             start = to_device(restrict(state.server.public.coords, next(iter(updates.values())).keys()), "cpu")
         outcome = Outcome(_counted(got), bounded, got.refused, norms, updates, start, frozenset(got.late))

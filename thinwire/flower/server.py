@@ -26,17 +26,20 @@ import time
 from collections.abc import Callable, Mapping
 
 from thinwire.core.text import visible
-from thinwire.errors import Diverged, IncompatibleParts, WireError
+from thinwire.errors import Diverged, WireError
 from thinwire.flower.client_store import Response
 from thinwire.flower.cohorts import CohortLog, CohortSampler, Turn
 from thinwire.flower.collect import Collected, Collector, OpenRound
 from thinwire.flower.deadline import Clock
 from thinwire.flower.guard import Guard, OnSites
 from thinwire.flower.policy import RoundPolicy
+from thinwire.flower.secure.exchange import Opened, PhaseExchange
+from thinwire.flower.secure.keys import need_cryptography
+from thinwire.flower.secure.server import SecureRound, VersionSpent, skip_version
 from thinwire.flower.site_evaluation import evaluated_at_sites
 from thinwire.flower.transport import TOO_LONG, Transport
 from thinwire.protocol.contract import Contract
-from thinwire.protocol.server import ClosedRound, full_state_message
+from thinwire.protocol.server import ClosedRound, full_state_message, split_download
 from thinwire.protocol.state import ClientState
 from thinwire.protocol.upload import MOST_EXAMPLES, Upload, decode_upload
 from thinwire.runtime.client_evaluations import with_client_accuracies
@@ -47,6 +50,7 @@ from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
 Log = Callable[[str], None]
+MOST_SKIPPED = 500  # versions in one round: after a restored checkpoint, those that clients have answered
 
 
 class FlowerServer:
@@ -77,10 +81,7 @@ class FlowerServer:
         clock: Clock = time,
     ) -> None:
         if job.method.secure_aggregation:
-            raise IncompatibleParts(
-                "secure_aggregation = true needs secrets between clients, which a deployment does not establish yet. "
-                "Write secure_aggregation = false, or simulate"
-            )
+            need_cryptography()
         self.federation, self.job = Federation(engine, job), job
         self.contract = self.federation.contract
         self.transport = connect(self.contract, len(job.task.clients))
@@ -88,6 +89,8 @@ class FlowerServer:
         self.cohorts = CohortSampler(self.transport, self.policy, record or CohortLog(), log, clock)
         self.guard = Guard(self.federation, self.transport, log, on_sites, goes_back)
         self.collector = Collector(self.contract, self.cohorts, self._read, self.guard.refuse)
+        self._skipped: list[VersionSpent] = []  # versions of this round that secure aggregation had to skip
+        self._skipped_bytes = 0
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -105,7 +108,15 @@ class FlowerServer:
         """One round: the state after it, and its record."""
         began, number, server = time.perf_counter(), state.round + 1, state.server
         plan = self.federation.sample(state)[0]
-        got = self.collector.collect(state, OpenRound(number, server, plan), self._turn(state, plan))
+        opened, turn = OpenRound(number, server, plan), self._turn(state, plan)
+        if self.job.method.secure_aggregation:
+            got = Collected(turn.size)
+            try:
+                self._collect_secure(state, opened, turn, got)
+            except VersionSpent as why:
+                return self.round(self._skip(state, plan, got, why), on_message)
+        else:
+            got = self.collector.collect(state, opened, turn)
         closed = self.guard.close(state, plan, got, got.cohort)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
         self.cohorts.record.closed(number, sorted(up), sorted(got.late))
@@ -165,6 +176,37 @@ class FlowerServer:
         # of the model that clients received, which is that of the round before
         evaluations = [one.evaluation.accuracy for one in counted.values() if one.evaluation]
         return with_client_accuracies(record, [one for one in evaluations if one is not None and 0 <= one <= 1])
+
+    def _collect_secure(self, state: RunState, opened: OpenRound, turn: Turn, got: Collected) -> None:
+        """The phases of secure aggregation: uploads whose masks cancel in their sum (`flower/secure`)."""
+        version, contract = opened.server.public.version, self.contract
+        got.cohort = self.cohorts.draw(turn)
+        requests = self.collector.requests(state, got)
+        got.bytes_down = got.bytes_catchup = 0  # each phase counts what it sends
+        secure = Opened(
+            *(opened.number, version, contract.at(version), opened.plan),
+            *(len(self.job.task.clients), self.job.cohort, str(getattr(self.transport, "run", ""))),
+            full_state=lambda data, client: full_state_message(contract, opened.server, data, client),
+            available=self.cohorts.available,
+            split=lambda downloads: split_download(contract, opened.server, downloads),
+        )
+        accepted = {client: request.accepted for client, request in requests.items()}
+        SecureRound(PhaseExchange(secure, self.transport, self.policy, self.log, got, accepted)).collect(requests)
+        got.bytes_catchup += self._skipped_bytes
+        self._skipped, self._skipped_bytes = [], 0
+
+    def _skip(self, state: RunState, plan: Plan, got: Collected, spent: VersionSpent) -> RunState:
+        """The state from which a round is repeated after its version was spent: see `VersionSpent`."""
+        number, version = state.round + 1, state.server.public.version
+        self._skipped.append(spent)
+        self._skipped_bytes += got.bytes_up + got.bytes_down + got.bytes_catchup
+        if sum(one.trained for one in self._skipped) > self.policy.tries or len(self._skipped) > MOST_SKIPPED:
+            skipped, self._skipped, self._skipped_bytes = self._skipped, [], 0
+            raise WireError(
+                f"round {number}: {len(skipped)} versions were spent ({spent}); `thinwire resume` continues"
+            )
+        self.log(f"round {number}: {spent}; version {version} is skipped, since no client answers a version twice")
+        return state._replace(server=skip_version(self.contract, state.server, plan))
 
     def _read(self, opened: OpenRound, client: int, response: Response) -> Upload | bytes:
         """The decoded upload of a response, or the whole state that a lost client needs; raises if it is refused."""

@@ -31,9 +31,12 @@ from thinwire.training.evaluation import Evaluation
 
 
 def is_evaluated_at_sites(federation: Federation) -> bool:
-    """Whether clients evaluate each version: there is no test set, and clients hold examples out."""
+    """Whether clients evaluate each version: there is no test set, and clients hold examples out.
+
+    Not with secure aggregation: the server must learn no number of a single client.
+    """
     task = federation.job.task
-    return task.test is None and task.client_tests is not None
+    return task.test is None and task.client_tests is not None and not federation.job.method.secure_aggregation
 
 
 def evaluated_at_sites(

@@ -70,12 +70,26 @@ class MaskedPrivacy(Protocol):
         """Raise a ConfigError if the sum of so many clients is not supported."""
         ...
 
-    def add_to_sum(self, x: np.ndarray, clients: int, key: Key) -> np.ndarray:
-        """On the client: the integers (int64) that it adds to the sum of so many clients, from its values x."""
+    def add_to_sum(self, x: np.ndarray, clients: int, key: Key, least: int = 0) -> np.ndarray:
+        """On the client: the integers (int64) that it adds to the sum of so many clients, from its values x.
+
+        Args:
+            x: its values.
+            clients: the number of clients that begin the sum.
+            key: the source of its noise.
+            least: how many of them remain at least; their noise must suffice. 0: all.
+        """
         ...
 
-    def of_sum(self, total: np.ndarray, clients: int) -> np.ndarray:
-        """On the server: the aggregate that is released, as float64, from the sum."""
+    def of_sum(self, total: np.ndarray, clients: int, began: int = 0, least: int = 0) -> np.ndarray:
+        """On the server: the aggregate that is released, as float64, from the sum.
+
+        Args:
+            total: the sum.
+            clients: the number of clients in it.
+            began: the number of clients that began the sum; 0: the same.
+            least: as given to `add_to_sum`.
+        """
         ...
 
 

@@ -58,7 +58,8 @@ class DP(Privacy):
     mean of D_i min(1, clip / |D_i|) / clip is released.
 
     With secure aggregation (`secure_aggregation = true`) each client clips and rounds the payload of its codec and adds
-    N_Z(0, ceil((2^k s)^2 / n)), and the server sees the sum only, of 32 bits: 2^k (n + 12 s) <= 2^31.
+    N_Z(0, ceil((2^k s)^2 / n)), and the server sees the sum only, of 32 bits: 2^k (n + 12 s) <= 2^31. In a deployment
+    clients may drop out, and only t of n are certain to remain: each adds N_Z(0, ceil((2^k s)^2 / t)).
 
     Args:
         clip: the clipping norm of an update, over all blocks together.
@@ -150,21 +151,28 @@ class DP(Privacy):
         """Raise a ConfigError if the sum of so many clients does not fit into 32 bits."""
         self.masked_lattice(clients)
 
-    def add_to_sum(self, x: np.ndarray, clients: int, key: Key) -> np.ndarray:
+    def add_to_sum(self, x: np.ndarray, clients: int, key: Key, least: int = 0) -> np.ndarray:
         """z_i of one client plus its share of the noise."""
-        lattice = self.masked_lattice(clients)
+        lattice = self.masked_lattice(clients, least)
         z: np.ndarray = self._rounded(torch.from_numpy(np.array(x)), lattice).numpy()
         return z + discrete_gaussian(z.size, lattice.variance, key) if lattice.variance else z
 
-    def of_sum(self, total: np.ndarray, clients: int) -> np.ndarray:
+    def of_sum(self, total: np.ndarray, clients: int, began: int = 0, least: int = 0) -> np.ndarray:
         """The mean in units of `clip`, from the sum."""
-        return total / float(self.masked_lattice(clients).most * clients)
+        return total / float(self.masked_lattice(began or clients, least).most * clients)
 
-    def masked_lattice(self, clients: int) -> Lattice:
-        """The finest lattice whose sums fit into 32 bits, with the noise of one client."""
-        s = self._spread(clients)
-        most = int(_RING / (clients + _FAR * s))
-        lattice = Lattice(bits := max(0, most.bit_length() - 1), math.ceil((s * 2**bits) ** 2 / clients))
+    def masked_lattice(self, clients: int, least: int = 0) -> Lattice:
+        """The finest lattice whose sums fit into 32 bits, with the noise of one client.
+
+        Args:
+            clients: the number of clients that begin the sum.
+            least: how many of them remain at least: so many have the requested noise together. 0: all.
+        """
+        s, least = self._spread(clients), least or clients
+        # all clients together have more noise than requested if only some of them must suffice
+        widest = s if least == clients else s * Fraction(math.ceil(1024 * math.sqrt(clients / least)), 1024)
+        most = int(_RING / (clients + _FAR * widest))
+        lattice = Lattice(bits := max(0, most.bit_length() - 1), math.ceil((s * 2**bits) ** 2 / least))
         small = s and accountant.gap(clients, lattice.variance, _VALUES) * s > _SLACK
         if most < 1 or small or lattice.variance > MOST_VARIANCE:
             raise ConfigError(

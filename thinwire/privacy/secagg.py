@@ -3,8 +3,9 @@
     y_i = q_i + sum_(j > i) m_ij - sum_(j < i) m_ji   mod 2^32,     sum_i y_i = sum_i q_i   mod 2^32
     q = round(x 2^16),     m_ij = SHAKE-256(secret of i and j, round)
 
-Without the secrets, a single message is uniformly random. Paper: Bonawitz et al., CCS 2017, without its key agreement
-and without its recovery of dropped clients: the secrets of pairs are given, and a sum without all clients is refused.
+Without the secrets, a single message is uniformly random. Paper: Bonawitz et al., CCS 2017. The secrets of pairs are
+given: a simulation deals them, clients of a deployment agree on them (`flower/secure`). There each client adds a mask
+of its own, too, and both kinds are recovered where clients dropped out. A sum in which masks remain is refused.
 
 >>> secret = lambda i, j: bytes([i, j])
 >>> one = hide(np.array([0.5, -1.0]), 2, 0, (0, 1), 7, secret)
@@ -45,25 +46,58 @@ def hide(x: np.ndarray, weight: int, client: int, cohort: Sequence[int], version
         version: the version from which they trained; masks are never reused.
         secret: the secret of each pair.
     """
-    most = ((1 << 31) - 1) // len(cohort)  # so that no sum overflows the ring
+    return hide_words(fixed_point(x, weight, client, len(cohort)), client, cohort, version, secret)
+
+
+def fixed_point(x: np.ndarray, weight: int, client: int, clients: int) -> np.ndarray:
+    """The integers (int64) that a client adds to the sum of so many clients: its values, its weight, and 1.
+
+    >>> fixed_point(np.array([0.5, -1.0]), 2, 0, 8).tolist()
+    [65536, -131072, 2, 1]
+    """
+    most = ((1 << 31) - 1) // clients  # so that no sum overflows the ring
     words = np.append(np.rint(x.astype(np.float64) * (weight * _SCALE)), [weight, 1])
     if float(np.abs(words).max()) > most:
         raise Diverged(
             f"client {client} has a value of magnitude {np.abs(x).max(initial=0):.3g} and weight {weight}; the sum of "
-            f"{len(cohort)} such clients does not fit into 32 bits. Write client_weight = 'uniform', or a smaller "
+            f"{clients} such clients does not fit into 32 bits. Write client_weight = 'uniform', or a smaller "
             "learning rate"
         )
-    return hide_words(words.astype(np.int64), client, cohort, version, secret)
+    return words.astype(np.int64)
 
 
-def hide_words(words: np.ndarray, client: int, cohort: Sequence[int], version: int, secret: Secret) -> bytes:
-    """Mask integers (int64) of a client: its values, its weight, and 1. See `reveal_sum`."""
-    total = words.astype(np.uint32)
-    for other in cohort:
+def hide_words(
+    words: np.ndarray, client: int, cohort: Sequence[int], version: int, secret: Secret, own: bytes = b""
+) -> bytes:
+    """Mask integers (int64) of a client: its values, its weight, and 1. See `reveal_sum`.
+
+    Args:
+        words: the integers.
+        client: the id of the client.
+        cohort: the ids of all clients of the sum.
+        version: the version from which they trained.
+        secret: the secret of each pair.
+        own: the seed of a mask of the client's own, which does not cancel; none if it is empty.
+    """
+    total: np.ndarray = words.astype(np.uint32) + pair_masks(len(words), client, cohort, version, secret)
+    if own:
+        total += self_mask(len(words), own, version)
+    return bytes(total.astype("<u4").tobytes())
+
+
+def pair_masks(count: int, client: int, others: Sequence[int], version: int, secret: Secret) -> np.ndarray:
+    """The sum of the masks that a client shares with others, added for higher ids, subtracted for lower ones."""
+    total = np.zeros(count, np.uint32)
+    for other in others:
         if other != client:
-            mask = _mask(secret(min(client, other), max(client, other)), version, len(words))
+            mask = _mask(secret(min(client, other), max(client, other)), version, count)
             total = total + mask if client < other else total - mask
-    return total.astype("<u4").tobytes()
+    return total
+
+
+def self_mask(count: int, own: bytes, version: int) -> np.ndarray:
+    """The mask of a client's own, from its seed."""
+    return _mask(b"own" + own, version, count)
 
 
 def reveal(messages: Iterable[bytes | memoryview], count: int) -> np.ndarray:

@@ -36,7 +36,8 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
     """
     method = contract.method
     if method.secure_aggregation:
-        update = sum_masked(contract, plan, public.version, [one.masked for one in uploads], noise)
+        payloads, began = [one.masked for one in uploads], uploads[0].began
+        update = sum_masked(contract, plan, public.version, payloads, noise, began)
         return Aggregate(_as_delta(contract, public, plan, update), {}, {}, {})
     codes, weights = [one.code for one in uploads], [one.weight for one in uploads]
     if method.correction.active:

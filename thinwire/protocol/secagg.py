@@ -14,7 +14,7 @@ import torch
 from thinwire.core.key import Key
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
-from thinwire.privacy.secagg import Secret, hidden_size, hide, hide_words, reveal, reveal_sum
+from thinwire.privacy.secagg import Secret, fixed_point, hidden_size, hide_words, reveal, reveal_sum
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.schedules.base import Plan
 from thinwire.wire.bits import Bytes
@@ -26,6 +26,9 @@ class SecAggCohort(NamedTuple):
     cohort: tuple[int, ...]
     secret: Secret
     noise: Key | None = None  # the source of the clients' noise; by default the seed, which the server knows
+    own: bytes = b""  # the seed of the client's own mask, in a deployment
+    extra: tuple[int, ...] = ()  # further integers of this client that are summed
+    least: int = 0  # how many clients remain at least; 0: all
 
 
 def check_secure_aggregation(contract: Contract) -> None:
@@ -78,20 +81,33 @@ def mask_payload(
         )
     values, masked = np.frombuffer(payload, "<f4"), contract.method.privacy.masked
     if masked is None:
-        return hide(values, int(weight), client, secagg.cohort, version, secagg.secret)
-    key = (secagg.noise or contract.key).fold("privacy", version, client)
-    added = masked.add_to_sum(values, len(secagg.cohort), key)
-    return hide_words(np.append(added, [1, 1]), client, secagg.cohort, version, secagg.secret)
+        words = fixed_point(values, int(weight), client, len(secagg.cohort))
+    else:
+        key = (secagg.noise or contract.key).fold("privacy", version, client)
+        words = np.append(masked.add_to_sum(values, len(secagg.cohort), key, secagg.least), [1, 1])
+    words = np.append(words, np.array(secagg.extra, np.int64))
+    return hide_words(words, client, secagg.cohort, version, secagg.secret, secagg.own)
 
 
-def sum_masked(contract: Contract, plan: Plan, version: int, payloads: Sequence[Bytes], noise: Key) -> Tree:
-    """The mean, or the noisy sum, of uploads that reveal nothing each."""
+def sum_masked(
+    contract: Contract, plan: Plan, version: int, payloads: Sequence[Bytes], noise: Key, began: tuple[int, int] = (0, 0)
+) -> Tree:
+    """The mean, or the noisy sum, of uploads that reveal nothing each.
+
+    Args:
+        contract: the contract at `version`.
+        plan: the plan of the round.
+        version: the version that clients trained from.
+        payloads: the masked payloads; all masks cancel in their sum.
+        noise: the source of noise, where the server adds it.
+        began: how many clients began the sum, and how many had to remain; 0: those of `payloads`.
+    """
     privacy, up, peer = contract.method.privacy, contract.method.ups[0], contract.peer(version, EVERYONE)
     spec = contract.upload_fields(plan)[1]
     size = up.size(spec)
     assert size is not None, "a summable codec has a constant size"
     if privacy.masked is not None:
-        released = privacy.masked.of_sum(reveal_sum(iter(payloads), size // 4)[0], len(payloads))
+        released = privacy.masked.of_sum(reveal_sum(iter(payloads), size // 4)[0], len(payloads), *began)
         return up.decode(released.astype("<f4").tobytes(), spec, peer)
     mean = up.decode(reveal(iter(payloads), size // 4).astype("<f4").tobytes(), spec, peer)
     return privacy.aggregate([mean], lambda codes: codes[0], len(payloads), noise)
