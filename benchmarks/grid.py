@@ -24,12 +24,13 @@ from typing import Any
 
 from thinwire.cli.terminal import print_run
 from thinwire.core.units import human_bytes
-from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import (
+    LAST,
     Grid,
     Line,
     at_edge,
     broken,
+    last_accuracy,
     markdown,
     metrics,
     run_grids,
@@ -98,12 +99,6 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
     return markdown(*widened(head, rows, runs))
 
 
-def last_accuracy(experiment: Experiment, out: Path, count: int) -> float:
-    """The mean accuracy of the last evaluations of a run."""
-    known = [record["accuracy"] for record in metrics(experiment, out) if record["accuracy"] is not None]
-    return statistics.fmean(known[-count:])
-
-
 def _mean_bytes(lines: list[Line], label: str | None, direction: str, out: Path) -> float | None:
     """The mean bytes of the row with that label; None if there is no such row or no finished run."""
     known = [s[direction] for line in lines if line.label == label for e in line.runs if (s := summary(e, out))]
@@ -151,6 +146,8 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
 
 def _score_text(line: Line, by: str, out: Path) -> str:
     """The score of a trial as text; failed runs have no score."""
+    if by.startswith(LAST):
+        return "failed" if broken(line, out) else f"{100 * score(line, out, by):.2f}"
     if not by.startswith("bytes to "):
         return mean_std_text([(summary(e, out) or {}).get(by) for e in line.runs]).split()[0]
     value = score(line, out, by)

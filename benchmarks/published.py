@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
 
 ROOT = Path(__file__).parent.parent
-TASKS = ("digits", "mnist", "fashion-mnist", "cifar10", "text-classification")
+TASKS = ("digits", "mnist", "fashion-mnist", "cifar10", "text-classification", "shakespeare")
 Runs = dict[str, dict[str, Any]]
 Where = tuple[str, bool]  # the task of a run, and whether its method has private blocks
 

@@ -83,7 +83,7 @@ def test_steps_replayed_on_the_cpu_give_the_model_of_the_gpu(space):
     space = MAPAX(k=50, p=4) if isinstance(space, MAPAX) else space
     job = Job(
         task,
-        Method(space=space, client_opt=SGD(0.3 if space.normalize == "row" else 0.01)),
+        Method(space=space, client_opt=SGD(0.05 if space.normalize == "row" else 0.01)),
         rounds=20,
         cohort=5,
         local=Local(batch=16),
@@ -232,7 +232,7 @@ def test_speculative_training_gives_the_same_bits(model, space, evaluate):
     images = Key(5).normal(600 * channels * size * size).reshape(600, channels, size, size)
     targets = Key(6).integers(600, 10)
     clients = [(images[i::12], targets[i::12]) for i in range(12)]
-    method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.5), evaluate=evaluate)
+    method = Method(space=space, client_opt=SGD(0.05 if space == Full() else 0.01), evaluate=evaluate)
     train, assignment = pool_clients(clients)
     task = Task(models.build(model), train, assignment, test=train)
     # evaluation runs in parallel with training

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from thinwire.experiments.execute import default_folder
-from thinwire.experiments.grid import Grid, Progress, broken, run_grids, score, summary, to_target
+from thinwire.experiments.grid import Grid, Progress, broken, metrics, run_grids, score, summary, to_target
 from thinwire.experiments.run_directory import RunFolder
 
 CONTENT = {
@@ -90,3 +90,14 @@ def test_a_diverged_run_is_replaced_by_the_next_best_and_not_repeated(tmp_path: 
     run_grids([diverging], tmp_path, on_run=progress.append)
     assert broken(diverging.lines()[0], tmp_path) == [0]
     assert len(progress) == 4
+
+
+def test_a_search_can_use_the_mean_of_the_last_evaluations(tmp_path: Path) -> None:
+    tune = {"seeds": [100], "by": "mean of the last 2"}
+    grid = Grid({**CONTENT, "tune": tune, "seeds": [0], "rows": CONTENT["rows"][:1]})
+    run_grids([grid], tmp_path)
+    for line in grid.trials():
+        known = [record["accuracy"] for record in metrics(line.runs[0], tmp_path)]
+        assert len(known) == 4
+        assert score(line, tmp_path, grid.by(0)) == sum(known[-2:]) / 2
+    assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.1}]

@@ -40,6 +40,32 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return each.view(targets.shape).flatten(1).sum(1) / label_counts(targets).clamp(min=1)
 
 
+def adjust_logits(outputs: Tensor, targets: Tensor, weights: Tensor, strength: float, pseudo_count: float) -> Tensor:
+    """Outputs shifted by the logarithm of how often each class occurs in the batch, for training with few classes.
+
+        output_c + strength * log((n_c + pseudo_count) / (n + classes * pseudo_count))
+
+    n_c of the n labels of the batch are of class c; labels of -100 do not count. Cross entropy of the shifted outputs
+    hardly lowers the outputs of classes that the batch does not have (logit adjustment, balanced softmax).
+
+    Args:
+        outputs: (n, classes), or (n, length, classes) for sequences.
+        targets: class labels.
+        weights: (n,) the weight of each example in the counts; 0 for one that does not count in the loss.
+        strength: factor of the shift.
+        pseudo_count: is added to each count; the smaller, the lower is the shift of a class that does not occur.
+
+    >>> shifted = adjust_logits(torch.zeros(2, 3), torch.tensor([0, 0]), torch.ones(2), 1.0, 0.5)
+    >>> [round(value, 4) for value in shifted[0].exp().tolist()]
+    [0.7143, 0.1429, 0.1429]
+    """
+    labels = labels_for(outputs, targets)
+    each = weights.reshape(-1, *(1,) * (labels.dim() - 1)).expand(labels.shape).reshape(-1, 1)
+    classes = torch.arange(outputs.shape[-1], device=labels.device)
+    counts = ((labels.reshape(-1, 1) == classes) * each).sum(0) + pseudo_count  # -100 is no class
+    return outputs + strength * (counts / counts.sum()).log()
+
+
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean squared error of each example, for regression: outputs and float targets (n,), (n, 1) or (n, values).
 

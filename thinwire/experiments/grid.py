@@ -3,9 +3,9 @@
 A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), and `rows`. A row is a `method` with
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
 the values are tried on those seeds only, for a share of the rounds. The best combination of each row, by the mean of
-`tune.by` (an accuracy, or for example `bytes to 0.8`), is run on the seeds of the grid, which are not used in the
-search. If a run fails on one of them (diverges, collapses or stays at chance, `collapse.py`), the next best combination
-replaces it.
+`tune.by` (an accuracy, `mean of the last 5` evaluations, or for example `bytes to 0.8`), is run on the seeds of the
+grid, which are not used in the search. If a run fails on one of them (diverges, collapses or stays at chance,
+`collapse.py`), the next best combination replaces it.
 
 The criterion is the accuracy on the test set. With `tune.validation_fraction = 0.1`, a tenth of every client's examples
 is kept from training on the seeds for tuning, and the criterion is the accuracy on those, averaged over clients.
@@ -40,6 +40,8 @@ from thinwire.experiments.records import honest_bytes, read_run, read_totals
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 from thinwire.training.autotune import first_line
+
+LAST = "mean of the last "  # evaluations: `tune.by = "mean of the last 5"`
 
 
 class Line(NamedTuple):
@@ -201,7 +203,16 @@ def score(line: Line, out: Path, by: str) -> float:
             to_target(e, out, float(by.split()[-1])) if s else None for e, s in zip(line.runs, found, strict=True)
         ]
         return -statistics.fmean(r[1] if r else math.inf for r in reached)
+    if by.startswith(LAST):
+        both = zip(line.runs, found, strict=True)
+        return statistics.fmean(last_accuracy(e, out, int(by.removeprefix(LAST))) if s else 0.0 for e, s in both)
     return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
+
+
+def last_accuracy(experiment: Experiment, out: Path, count: int) -> float:
+    """The mean accuracy of the last evaluations of a run."""
+    known = [record["accuracy"] for record in metrics(experiment, out) if record["accuracy"] is not None]
+    return statistics.fmean(known[-count:])
 
 
 def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:

@@ -46,7 +46,13 @@ class Federation:
         self.engine, self.job = engine, job
         self.device = torch.empty(0, device=engine.device).device  # with its index, if it is a GPU
         functional = Functional.of(job.task.model, job.task.loss, self.device)
-        self.model = replace(functional, products=_conv(engine, self.device), half=engine.precision == "bf16")
+        self.model = replace(
+            functional,
+            products=_conv(engine, self.device),
+            half=engine.precision == "bf16",
+            logit_adjustment=job.local.logit_adjustment,
+            pseudo_count=job.local.pseudo_count,
+        )
         self.train: Examples = job.task.train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key, self._onednn = Key(job.seed), prefers_onednn()

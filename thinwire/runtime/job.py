@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.numbers import check_numbers
-from thinwire.data.losses import bce, is_classification, is_regression
+from thinwire.data.losses import bce, cross_entropy, is_classification, is_regression
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError
 from thinwire.metrics.base import Metric, metrics_by_name
@@ -97,6 +97,8 @@ class Job:
         self.method.over(self.rounds)  # raises if a learning-rate schedule is longer than the run
         self.method.budget.check(clients)
         self.method.aggregator.check(self.cohort)
+        if self.local.logit_adjustment and self.task.loss is not cross_entropy:
+            raise ConfigError("local.logit_adjustment needs class labels and the loss cross-entropy; leave it at 0")
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:
             raise ConfigError(
                 f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; "

@@ -10,14 +10,16 @@ that all batches have one shape; the repeated ones do not count in the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from thinwire.core.key import Key, permutations
 from thinwire.core.numbers import check_numbers
+from thinwire.core.rare import short_repr
 from thinwire.errors import ConfigError
 
 
@@ -29,11 +31,18 @@ class Local:
         epochs: passes over its examples.
         batch: examples in a step; 0 means all of them in one step.
         steps: if above 0, exactly this many steps instead of whole epochs.
+        logit_adjustment: for clients with few classes: in training, outputs are shifted by this factor times the
+            logarithm of how often their class occurs in the batch (`losses.adjust_logits`); 0 for not at all. Only
+            with cross entropy. Evaluation does not change.
+        pseudo_count: is added to the count of each class in the batch.
     """
 
     epochs: int = 1
     batch: int = 32
     steps: int = 0
+    logit_adjustment: float = field(default=0.0, metadata={"rare": True})
+    pseudo_count: float = field(default=0.5, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -43,6 +52,12 @@ class Local:
             raise ConfigError(f"batch must be 0 (all examples) or more, not {self.batch}")
         if self.steps < 0:
             raise ConfigError(f"steps must be 0 (whole epochs) or more, not {self.steps}")
+        if not 0 <= self.logit_adjustment < math.inf:
+            raise ConfigError(
+                f"logit_adjustment must be 0 (none) or more, not {self.logit_adjustment}; write for example 1.0"
+            )
+        if not 0 < self.pseudo_count < math.inf:
+            raise ConfigError(f"pseudo_count must be above 0, not {self.pseudo_count}; write for example 0.5")
 
 
 @dataclass(frozen=True, eq=False)

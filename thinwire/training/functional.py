@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 from thinwire.core.key import Device
 from thinwire.core.tree import Tree, tmap
 from thinwire.data.examples import Inputs
-from thinwire.data.losses import Loss, cross_entropy
+from thinwire.data.losses import Loss, adjust_logits, cross_entropy
 from thinwire.errors import ConfigError
 from thinwire.kernels.conv import Products, by_products
 from thinwire.kernels.low_rank import corrected
@@ -41,6 +41,7 @@ class Functional:
             Examples are weighted by the number of their labels that are not -100.
         products: how training computes convolutions as matrix products, see `convolve`; None for torch's convolutions.
         half: whether training computes in bfloat16; weights and their updates keep their type.
+        logit_adjustment, pseudo_count: of the outputs in training, see `Local`.
         example_bytes: by the shapes of an example, the bytes that it adds to the largest tensor of an evaluation.
 
     >>> model = Functional.of(nn.Linear(2, 3))
@@ -52,6 +53,8 @@ class Functional:
     criterion: Loss
     products: Products | None = None
     half: bool = False
+    logit_adjustment: float = 0.0
+    pseudo_count: float = 0.5
     example_bytes: dict[tuple, int] = field(default_factory=dict)
 
     @classmethod
@@ -152,7 +155,11 @@ class Functional:
 
     def _mean(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """The mean loss over the examples whose mask is 1, weighted by their numbers of labels."""
-        value, weights = self.criterion(outputs, targets), label_counts(targets)
+        weights = label_counts(targets)
+        if self.logit_adjustment:
+            counted = torch.ones_like(weights) if mask is None else mask.to(weights.dtype)
+            outputs = adjust_logits(outputs, targets, counted, self.logit_adjustment, self.pseudo_count)
+        value = self.criterion(outputs, targets)
         if mask is None and value.dim() == 0:
             return torch.where(weights.sum() > 0, value, 0)  # torch's mean over no labels is NaN
         each = self._each(value, outputs, targets)
