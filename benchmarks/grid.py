@@ -25,18 +25,8 @@ from typing import Any
 from thinwire.cli.terminal import print_run
 from thinwire.core.units import human_bytes
 from thinwire.experiments.experiment import Experiment
-from thinwire.experiments.grid import (
-    Grid,
-    Line,
-    at_edge,
-    broken,
-    markdown,
-    metrics,
-    run_grids,
-    score,
-    summary,
-    to_target,
-)
+from thinwire.experiments.grid import Grid, Line, at_edge, broken, markdown, metrics, score, summary, to_target
+from thinwire.experiments.run_grids import run_grids
 from thinwire.reports.finals import mean_std_text, selection_set, widened
 
 KEPT = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable")
