@@ -18,7 +18,8 @@ from typing import Any
 
 from thinwire.cli.terminal import human_bytes
 from thinwire.experiments.config import Experiment, resolve
-from thinwire.experiments.grid import markdown, metrics, run_one, summary
+from thinwire.experiments.grid import markdown, metrics, summary
+from thinwire.experiments.run_grids import run_one
 from thinwire.experiments.tune import Knob, flasc_knobs, search, set_knob
 from thinwire.reports.finals import widened
 

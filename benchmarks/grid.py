@@ -33,11 +33,11 @@ from thinwire.experiments.grid import (
     last_accuracy,
     markdown,
     metrics,
-    run_grids,
     score,
     summary,
     to_target,
 )
+from thinwire.experiments.run_grids import run_grids
 from thinwire.reports.finals import mean_std_text, selection_set, widened
 
 KEPT = ("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable")

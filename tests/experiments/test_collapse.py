@@ -15,8 +15,9 @@ from thinwire.experiments.chance import chance_among, chance_of
 from thinwire.experiments.collapse import Chance, Course, judge, known_chance, known_verdict, news, summary_of
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import default_folder, execute
-from thinwire.experiments.grid import Grid, broken, run_grids, score, status, summary, training_failed
+from thinwire.experiments.grid import Grid, broken, score, status, summary, training_failed
 from thinwire.experiments.records import read_run
+from thinwire.experiments.run_grids import run_grids
 from thinwire.experiments.watch import follow
 from thinwire.simulation.engine import LocalEngine
 

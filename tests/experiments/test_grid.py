@@ -1,11 +1,14 @@
 """Grids: the search, the final lines, and that no run is repeated."""
 
 import json
+import time
 from pathlib import Path
 
+from thinwire.experiments import run_grids as run_grids_module
 from thinwire.experiments.execute import default_folder
-from thinwire.experiments.grid import Grid, Progress, broken, metrics, run_grids, score, summary, to_target
+from thinwire.experiments.grid import Grid, broken, metrics, score, summary, to_target
 from thinwire.experiments.run_directory import RunFolder
+from thinwire.experiments.run_grids import SPENT, Progress, run_grids, run_one
 
 CONTENT = {
     "on": "digits",
@@ -101,3 +104,54 @@ def test_a_search_can_use_the_mean_of_the_last_evaluations(tmp_path: Path) -> No
         assert len(known) == 4
         assert score(line, tmp_path, grid.by(0)) == sum(known[-2:]) / 2
     assert [line.chosen for line in grid.final(tmp_path)] == [{"method.client_opt.lr": 0.1}]
+
+
+class Clock:
+    """A clock that is advanced by hand; takes the place of the module `time`."""
+
+    now = 0.0
+    perf_counter = staticmethod(time.perf_counter)
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_a_budget_is_spent_seed_by_seed_and_the_next_call_goes_on(tmp_path: Path, monkeypatch) -> None:
+    rows = [{"method": "fedavg"}, {"method": "local"}]
+    grids = [Grid({**CONTENT, "tune": {}, "rows": rows, "on": "digits"}), Grid({**CONTENT, "tune": {}, "seeds": [7]})]
+    clock, ended = Clock(), list[Progress]()
+    monkeypatch.setattr(run_grids_module, "time", clock)
+
+    def count(progress: Progress) -> None:
+        ended.append(progress)
+        clock.now += 1.0
+
+    run_grids(grids, tmp_path, on_run=count, budget=2.5)
+    names = [progress.name.rsplit("-", 1)[0] for progress in ended]
+    assert names == ["fedavg-digits-s0", "local-digits-s0", "fedavg-digits-s1"], "each row on the first seed first"
+    run_grids(grids, tmp_path, on_run=count, budget=1000.0)
+    assert [one.name.rsplit("-", 1)[0] for one in ended[3:]][:1] == ["local-digits-s1"]
+    assert all(summary(e, tmp_path) for grid in grids for line in grid.final(tmp_path) for e in line.runs)
+
+
+def test_a_run_that_the_budget_interrupts_is_continued_to_the_same_result(tmp_path: Path, monkeypatch) -> None:
+    experiment = Grid({**CONTENT, "tune": {}, "rows": [{"method": "fedavg"}]}).lines()[0].runs[0]
+    clock = Clock()
+    monkeypatch.setattr(run_grids_module, "time", clock)
+    asked = iter(range(100))
+
+    def time_passes() -> float:  # before the run, then after each of its rounds
+        return float(next(asked))
+
+    monkeypatch.setattr(clock, "time", time_passes)
+    assert run_one(experiment, tmp_path, until=2.5) == SPENT
+    assert summary(experiment, tmp_path) is None
+    assert RunFolder.open(default_folder(experiment, tmp_path)).history()[-1].round < experiment.rounds
+    monkeypatch.undo()
+    assert not run_one(experiment, tmp_path)
+    assert not run_one(experiment, tmp_path / "whole")
+    assert _accuracies(experiment, tmp_path) == _accuracies(experiment, tmp_path / "whole")
+
+
+def _accuracies(experiment, out: Path) -> list[float | None]:
+    return [record["accuracy"] for record in metrics(experiment, out)]

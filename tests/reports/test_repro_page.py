@@ -10,10 +10,11 @@ import pytest
 
 from thinwire.experiments.check import check
 from thinwire.experiments.execute import default_folder
-from thinwire.experiments.grid import Grid, run_grids, summary
+from thinwire.experiments.grid import Grid, summary
 from thinwire.experiments.link_time import link, round_seconds
 from thinwire.experiments.presets import presets
 from thinwire.experiments.repro import SCALES, Reproduction, load
+from thinwire.experiments.run_grids import run_grids
 from thinwire.reports.measures import cost, measured
 from thinwire.reports.repro_page import section, write_page
 

@@ -18,6 +18,10 @@ def repro(
     scale: Annotated[str, typer.Option(help="Size of the runs: quick, gpu or paper.")] = "quick",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     jobs: Annotated[int, typer.Option(min=1, help="Number of parallel runs.")] = 1,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Stop after this time (30m, 2h, 90s), the most valuable runs first; the next call goes on."),
+    ] = None,
     set_: Overrides = None,
     out: RunsOut = Path("runs/repro"),
     md: Annotated[
@@ -34,6 +38,8 @@ def repro(
     """Reproduce tables of papers: our value, the published value, their difference, and the bytes sent.
 
     Example: thinwire repro mapo-3 --scale quick --set task.clients=20
+
+    Example: thinwire repro all --scale gpu --device cuda --jobs 7 --budget 30m
     """
     from thinwire.cli.tables import print_json, show_list, show_markdown
     from thinwire.cli.terminal import print_run, print_written
@@ -42,14 +48,17 @@ def repro(
     if not names:
         print_json(tables()) if as_json else show_list(tables())
         return
-    from thinwire.experiments.grid import run_grids
-    from thinwire.experiments.repro import load
+    from thinwire.core.units import read_seconds
+    from thinwire.experiments.repro import by_value, load
+    from thinwire.experiments.run_grids import run_grids
     from thinwire.reports.repro_page import section, write_page
 
     wanted = list(presets("repro")) if names == ["all"] else names
     found = [load(name, scale, device, set_ or ()) for name in wanted]
     if not no_run:
-        run_grids([one.grid for one in found], out, jobs, data_dir, lambda run: print_run(run, quiet))
+        seconds = None if budget is None else read_seconds(budget)
+        grids = [one.grid for one in (found if seconds is None else by_value(found))]
+        run_grids(grids, out, jobs, data_dir, lambda run: print_run(run, quiet), seconds)
     sections = [section(one, out, folder=md.stem if md else "") for one in found]
     if md:
         write_page(md, sections)

@@ -16,7 +16,7 @@ from thinwire.experiments.files import message_of
 from thinwire.experiments.progress import Style, console_of, shown
 
 if TYPE_CHECKING:
-    from thinwire.experiments.grid import Progress
+    from thinwire.experiments.run_grids import Progress
     from thinwire.runtime.job import RoundRecord
 
 out, err = console_of(), console_of(stderr=True)

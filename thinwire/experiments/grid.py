@@ -1,4 +1,4 @@
-"""Grids of experiments: methods with settings, values to try, and seeds, run in parallel; finished runs are used again.
+"""Grids of experiments: methods with settings, values to try, and seeds. `run_grids.py` runs them.
 
 A grid is a table: a task (`on`), `rounds`, `seeds`, settings for all (`set`), and `rows`. A row is a `method` with
 settings (`set`), and lists of values to try in every combination (`over`). With `tune = { seeds = [100], share = 0.5 }`
@@ -19,27 +19,20 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.text import markdown_text
-from thinwire.errors import ThinwireError
 from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.execute import default_folder, execute
+from thinwire.experiments.execute import default_folder
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.overrides import parse_overrides
 from thinwire.experiments.records import honest_bytes, read_run, read_totals
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
-from thinwire.training.autotune import first_line
 
 LAST = "mean of the last "  # evaluations: `tune.by = "mean of the last 5"`
 
@@ -248,101 +241,3 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = T
     shown = markdown_text if plain else str
     lines += ["| " + " | ".join([*map(shown, row), *["-"] * (len(head) - len(row))]) + " |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-# -- running ---------------------------------------------------------------------------------------------------------
-
-
-class Progress(NamedTuple):
-    """Progress of the runs of a grid, after one of them ended."""
-
-    done: int
-    todo: int
-    name: str  # of the run that ended
-    trouble: str  # why it did not finish, or how training failed; "" if all went well
-    seconds_left: float | None  # estimated from the rounds that are left
-
-
-def run_grids(
-    grids: Sequence[Grid],
-    out: Path,
-    jobs: int = 1,
-    data_dir: Path | None = None,
-    on_run: Callable[[Progress], None] = lambda progress: None,
-) -> None:
-    """Run all unfinished runs of some grids, several in parallel: every search first, then the lines of the tables.
-
-    Args:
-        grids: the grids.
-        out: the folder of the run directories; finished runs are used again, killed runs are continued.
-        jobs: runs in parallel.
-        data_dir: the folder of datasets.
-        on_run: is called when a run has ended.
-    """
-    with _workers(jobs) as pool:
-        if trials := [line for grid in grids for line in grid.trials()]:
-            likely = _unfinished(
-                [line for grid in grids for line in grid.final(out)], out
-            )  # about as many rounds as the final lines
-            _run_all(trials, out, pool, data_dir, on_run, later=sum(e.rounds for e in likely.values()))
-        before: set[str] = set()
-        while todo := set(_unfinished(lines := [line for grid in grids for line in grid.final(out)], out)) - before:
-            before |= todo  # a run that failed changes which lines are final
-            _run_all(lines, out, pool, data_dir, on_run)
-
-
-@contextmanager
-def _workers(jobs: int) -> Iterator[Executor | None]:
-    """A pool of processes; each runs many experiments, since importing torch takes seconds."""
-    if jobs == 1:
-        yield None
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield pool
-
-
-def _unfinished(lines: Sequence[Line], out: Path) -> dict[str, Experiment]:
-    """Runs to start or continue, by digest; a run that failed would fail again."""
-    return {e.digest(): e for line in lines for e in line.runs if not summary(e, out) and not training_failed(e, out)}
-
-
-def _run_all(
-    lines: Sequence[Line],
-    out: Path,
-    pool: Executor | None,
-    data_dir: Path | None,
-    on_run: Callable[[Progress], None],
-    later: int = 0,
-) -> None:
-    """Run the unfinished runs of some lines; `later` is the number of rounds that follow, for the estimated time."""
-    todo = _unfinished(lines, out)
-    began, total = time.perf_counter(), later + sum(e.rounds for e in todo.values())
-    done = rounds = 0
-
-    def report(experiment: Experiment, trouble: str) -> None:
-        nonlocal done, rounds
-        done, rounds = done + 1, rounds + experiment.rounds
-        left = (time.perf_counter() - began) * (total - rounds) / rounds
-        on_run(Progress(done, len(todo), default_folder(experiment, out).name, trouble, left))
-
-    if pool is None:
-        for experiment in todo.values():
-            report(experiment, run_one(experiment, out, data_dir))
-        return
-    waiting: dict[Future[str], Experiment] = {pool.submit(run_one, e, out, data_dir): e for e in todo.values()}
-    for job in as_completed(waiting):
-        report(waiting[job], job.result())
-
-
-def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None) -> str:
-    """Run one experiment; returns why it did not finish or how training failed, or ""."""
-    folder = default_folder(experiment, out)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        found = execute(experiment, folder, data_dir=data_dir, resume=True)
-    except ThinwireError as error:
-        return str(error)
-    except Exception as error:  # such as a lack of memory; the other runs continue
-        return f"{type(error).__name__}: {first_line(error)}"
-    return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""

@@ -31,6 +31,7 @@ PLAIN_FIELDS: dict[str, Any] = {
     "budget": Budget,
     "evaluate": str,
     "ema_decay": float,
+    "opt_lifetime": str,
     "secure_aggregation": bool,
     "next_stage": Stage,
 }

@@ -10,7 +10,7 @@ of traffic. With `counted = true` nothing is trained (`counts.py`).
 `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: they set the amount of
 work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper (that
 of a scale is added), `verdict` the outcome. `presets/papers.toml` has a verdict on each paper, and the tables that are
-not reproduced.
+not reproduced. `priority` orders the tables where time is limited (`--budget`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from thinwire.experiments.toml import Table
 
 Scale = Literal["quick", "gpu", "paper"]
 SCALES: tuple[str, ...] = get_args(Scale)
+LAST = 9  # the priority of tables without one
 
 
 class Reproduction(NamedTuple):
@@ -64,6 +65,11 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
         if not content["tune"] or not cell["searched"]:  # the middle value
             cell["set"] |= {key: values[len(values) // 2] for key, values in cell.pop("over", {}).items()}
     return Reproduction(name, scale, content, Grid({**content, "rows": cells}, device, changes))
+
+
+def by_value(tables: Sequence[Reproduction]) -> list[Reproduction]:
+    """Tables in the order in which a budget is spent: by `priority` of their files (1 is the first), then as given."""
+    return sorted(tables, key=lambda one: one.content.get("priority", LAST))
 
 
 def _at(scale: str, table: Table) -> Table:

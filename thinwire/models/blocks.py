@@ -47,6 +47,7 @@ class BasicBlock(nn.Module):
         norm: the kind of `norm_layer`.
         groups: groups of "gn".
         dropout: dropout probability between the convolutions.
+        zero_gamma: start the scale of the second normalization at 0, so that the block is its shortcut (Goyal et al.).
 
     Not `PreBlock`, which normalizes before each convolution.
 
@@ -65,6 +66,7 @@ class BasicBlock(nn.Module):
         norm: str = "bn",
         groups: int = 8,
         dropout: float = 0.0,
+        zero_gamma: bool = False,
     ) -> None:
         super().__init__()
         self.conv1 = conv3x3(fan, width, stride)
@@ -73,6 +75,8 @@ class BasicBlock(nn.Module):
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.conv2 = conv3x3(width, width)
         self.norm2 = norm_layer(norm, width, groups=groups)
+        if zero_gamma:
+            nn.init.zeros_(self.norm2.get_parameter("weight"))
         if project:
             self.shortcut: nn.Module = nn.Sequential(
                 conv1x1(fan, width, stride), norm_layer(norm, width, groups=groups)

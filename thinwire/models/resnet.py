@@ -5,6 +5,8 @@ Papers: He et al. (both); FedLAMA (20 layers, CIFAR-10); FedPara (18 layers).
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from thinwire.core.registry import register
@@ -28,6 +30,7 @@ class ResNet(nn.Module):
         project_first: whether the first block of the first stage has a convolution on its shortcut.
         dropout: dropout probability inside the blocks.
         stem_width: channels of the stem; those of the first stage by default.
+        zero_gamma: start the last normalization of each block at 0, so that the block is its shortcut.
 
     >>> import torch
     >>> ResNet((8, 16), 1, 10)(torch.zeros(2, 3, 8, 8)).shape
@@ -47,6 +50,7 @@ class ResNet(nn.Module):
         project_first: bool = False,
         dropout: float = 0.0,
         stem_width: int | None = None,
+        zero_gamma: bool = False,
     ) -> None:
         at_least(2, classes=classes)
         at_least(1, channels=channels, groups=groups)
@@ -67,9 +71,8 @@ class ResNet(nn.Module):
             for i in range(depth):
                 stride = 2 if stage and not i else 1
                 project = not i and (project_first or stride > 1 or fan != width)
-                blocks.append(
-                    BasicBlock(fan, width, stride=stride, project=project, norm=norm, groups=groups, dropout=dropout)
-                )
+                shape = {"fan": fan, "width": width, "stride": stride, "groups": groups}
+                blocks.append(BasicBlock(**shape, project=project, norm=norm, dropout=dropout, zero_gamma=zero_gamma))
                 fan = width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(fan, classes)
@@ -83,7 +86,9 @@ class ResNet(nn.Module):
 
 
 @register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
-def resnet20(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 8) -> ResNet:
+def resnet20(
+    classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 8, zero_gamma: bool = False
+) -> ResNet:
     """Three stages of three residual blocks: 272,762 parameters, with 23 weight matrices, as in FedLAMA.
 
         Conv3x3(3 -> 16) -> 3 blocks each of 16, 32, 64 channels -> mean -> Linear(64 -> 10)
@@ -91,7 +96,8 @@ def resnet20(classes: int = 10, channels: int = 3, norm: str = "bn", groups: int
     The first block of each stage, including the first stage, has a 1x1 convolution on its shortcut. Not the version
     without the first of these (272,474 parameters), nor the one without any (269,722).
     """
-    return ResNet((16, 32, 64), 3, classes, channels=channels, norm=norm, groups=groups, project_first=True)
+    norms = partial(ResNet, norm=norm, groups=groups, zero_gamma=zero_gamma)
+    return norms((16, 32, 64), 3, classes, channels=channels, project_first=True)
 
 
 @register("model", "resnet18", doc="Residual network of 18 layers.", paper="He et al.; FedPara")

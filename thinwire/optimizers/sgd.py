@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from thinwire.core.numbers import check_numbers
 from thinwire.core.rare import short_repr
@@ -13,6 +14,8 @@ from thinwire.core.tree import Tree, scale, tmap
 from thinwire.errors import ConfigError
 from thinwire.optimizers.base import Optimizer
 from thinwire.optimizers.clip import check_clip_norm, clip_by_global_norm
+
+DecayOn = Literal["all", "kernels"]
 
 
 @register("optimizer", "sgd")
@@ -30,6 +33,8 @@ class SGD(Optimizer):
         momentum: factor on the previous velocity; 0 means no momentum and no state.
         nesterov: use Nesterov momentum.
         weight_decay: factor of the L2 penalty on the coordinates.
+        weight_decay_on: `all` coordinates, or `kernels` only: blocks with two axes or more, so neither biases nor the
+            scale and shift of normalizations.
         clip_norm: the largest L2 norm of the gradient g over all values that are trained; a longer one is scaled down
             (`clip_by_global_norm`). In the unit of the gradient; at the server, of the mean update.
 
@@ -45,6 +50,7 @@ class SGD(Optimizer):
     nesterov: bool = False
     weight_decay: float = 0.0
     clip_norm: float = field(default=math.inf, metadata={"rare": True})
+    weight_decay_on: DecayOn = field(default="all", metadata={"rare": True})
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -55,6 +61,10 @@ class SGD(Optimizer):
             raise ConfigError(f"momentum must be from 0 up to, not including, 1, not {self.momentum}")
         if self.weight_decay < 0:
             raise ConfigError(f"weight_decay must be 0 or more, not {self.weight_decay}")
+        if self.weight_decay_on not in get_args(DecayOn):
+            raise ConfigError(
+                f"weight_decay_on must be one of {', '.join(get_args(DecayOn))}, not {self.weight_decay_on!r}"
+            )
         check_clip_norm(self.clip_norm)
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov needs momentum above 0; write for example momentum = 0.9")
@@ -69,7 +79,8 @@ class SGD(Optimizer):
         """Take one step."""
         grads = clip_by_global_norm(grads, self.clip_norm)
         if self.weight_decay:
-            grads = tmap(lambda g, w: g + self.weight_decay * w, grads, coords)
+            least = 2 if self.weight_decay_on == "kernels" else 0
+            grads = tmap(lambda g, w: g + self.weight_decay * w if w.dim() >= least else g, grads, coords)
         if not self.momentum:
             return scale(grads, -self.lr), state
         velocity = {name: self.momentum * state["momentum"][name] + g for name, g in grads.items()}

@@ -35,6 +35,7 @@ from thinwire.core.tree import (
 )
 from thinwire.errors import Diverged
 from thinwire.protocol.contract import EVERYONE, Contract
+from thinwire.protocol.method import Method
 from thinwire.protocol.secagg import SecAggCohort, mask_payload
 from thinwire.protocol.state import ClientState, PublicState
 from thinwire.protocol.upload import UploadContent, pack_upload
@@ -71,7 +72,7 @@ class ClientUpdate(NamedTuple):
     unsent: Tree  # changes of blocks outside the plan
     moved: Tree  # from where the client started; only where the correction needs it
     buffers: Tree
-    opt: State  # only within a window of the schedule
+    opt: State  # where it is kept for the next round
     steps: int
     finite: bool  # False if a value of the code, the report or the buffers of some client of the group is not finite
 
@@ -129,7 +130,6 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
     public, version = group.public, group.public.version
     contract = contract.at(version)
     method, device = contract.method, public.device
-    kept = None if group.plan.resample else state_to_device(_optimizer_states(contract, group), device)
     return TrainingInputs(
         model,
         contract.training_space,
@@ -143,7 +143,7 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         _starts(group),
         to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
         work,
-        kept,
+        _optimizer_states(contract, group),
         to_device(contract.trained(public), device) if method.mask.active else {},
         contract.private,
         None if method.lr_schedule.constant else method.lr_schedule.factor(version),
@@ -173,7 +173,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
         sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
     unsent = {name: block for name, block in delta.items() if name not in plan.names}
     moved = restrict(sub(outcome.coords, start), contract.sendable.names) if contract.has_client_correction else {}
-    opt = {} if method.schedule.resamples(public.version + 1) else outcome.opt_state
+    opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
     names, like = tuple(sent), tuple(block[0] for block in sent.values())
     if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
         sent = {"": matrix}
@@ -280,9 +280,23 @@ def _starts(group: Group) -> Tree:
     return start
 
 
-def _optimizer_states(contract: Contract, group: Group) -> State:
-    """Stacked optimizer states within a window: those of the last round, or new ones for clients that missed it."""
-    public = group.public
-    fresh = state_to_device(contract.method.client_opt.init(public.coords), "cpu")
-    last = public.version - 1
-    return stack_states([state.opt if state.opt and state.version == last else fresh for state in group.states])
+def _keeps_optimizer(method: Method, version: int) -> bool:
+    """Whether the round that starts from this version begins with optimizer states of earlier rounds."""
+    return method.opt_lifetime == "run" or (method.opt_lifetime == "window" and not method.schedule.resamples(version))
+
+
+def _optimizer_states(contract: Contract, group: Group) -> State | None:
+    """Stacked optimizer states that clients kept, or new ones for those that have none; None if nobody keeps any."""
+    public, method = group.public, contract.method
+    if not _keeps_optimizer(method, public.version):
+        return None
+    fresh = state_to_device(method.client_opt.init(public.coords), "cpu")
+    first = public.version - 1  # within a window a client that missed a round starts again
+    if method.opt_lifetime == "run":
+        first = contract.since
+    window = contract.window(public.version)  # of the basis: momentum of old coordinates has no meaning in new ones
+    kept = [
+        state.opt if state.opt and state.version >= first and contract.window(state.version) == window else fresh
+        for state in group.states
+    ]
+    return state_to_device(stack_states(kept), public.device)

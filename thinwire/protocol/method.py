@@ -36,6 +36,7 @@ from thinwire.spaces.full import Full
 Download = Literal["incremental", "full"]
 UploadKind = Literal["delta", "weights"]
 Evaluate = Literal["server", "client", "average"]
+OptLifetime = Literal["round", "window", "run"]
 NORM_BOUND = 10.0  # see `Method.norm_bound`
 EMA_DECAY = 0.95  # see `Method.ema_decay`
 
@@ -61,6 +62,9 @@ class Method:
             cohort; larger ones are scaled down; 0 for no bound. Clients need not know it. Not used where `privacy`
             bounds clients itself.
         client_opt: the client optimizer.
+        opt_lifetime: how long a client keeps the state of its optimizer, such as momentum: for one `round`, for a
+            `window` of the schedule (one round where the schedule has none), or for the `run`, from the round that it
+            last took part in; a new basis or stage starts a new state.
         server_opt: the server optimizer; its gradient is the negated mean update.
         lr_schedule: the learning-rate schedule of the client optimizer, by round; see `over`.
         server_lr_schedule: the same of the server optimizer.
@@ -91,6 +95,7 @@ class Method:
     aggregator: Aggregator = field(default=WeightedMean(), repr=False)  # not part of the schema of messages
     norm_bound: float = field(default=NORM_BOUND, repr=False)  # no message depends on it
     client_opt: Optimizer = SGD(0.1)
+    opt_lifetime: OptLifetime = field(default="window", repr=False)  # part of the schema where it is not the default
     server_opt: Optimizer = SGD(1.0)
     lr_schedule: LRSchedule = ConstantLR()
     server_lr_schedule: LRSchedule = ConstantLR()
@@ -106,7 +111,8 @@ class Method:
     next_stage: Stage | None = field(default=None, repr=False)  # part of the schema where there is one
 
     def __post_init__(self) -> None:
-        for name, known in (("download", Download), ("upload", UploadKind), ("evaluate", Evaluate)):
+        choices = {"download": Download, "upload": UploadKind, "evaluate": Evaluate, "opt_lifetime": OptLifetime}
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {value!r}")
         if not (self.norm_bound == 0 or 1 <= self.norm_bound < math.inf):

@@ -79,6 +79,8 @@ def _digest(method: Method, specs: tuple[Spec, ...], blocks: tuple, key: Key) ->
     h = hashlib.blake2b(repr(method).encode(), digest_size=8)
     if method.mask.active:
         h.update(repr(method.mask).encode())
+    if method.opt_lifetime != "window":
+        h.update(method.opt_lifetime.encode())
     for spec in specs:
         h.update(spec.digest())
     for block in blocks:  # initial weights must match, or replaying updates gives another model

@@ -48,7 +48,7 @@ class ClientState:
             later.
         correction: its state of the correction.
         codec: its state of the upload codec.
-        opt: its optimizer state, kept only within a window of the schedule.
+        opt: its optimizer state, where it is kept for the next round (`Method.opt_lifetime`).
     """
 
     version: int = 0
