@@ -3,11 +3,13 @@
 It proves that the page is complete. It is slow, and it refuses fewer invalid messages than thinwire does.
 """
 
+import itertools
 import math
 import struct
 import zlib
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import cache
 
 from tests.wire_randomness import drift_check as drift_check
 from tests.wire_randomness import fold, philox
@@ -246,8 +248,11 @@ def _read_rank_slice(codec, data, blocks, key):
 
 def _read_topk(codec, data, blocks, key):
     parts = [[block] for block in blocks] if codec.get("by") == "block" else [blocks]
-    up = codec.get("rounding") == "up"
-    return _sparse(codec, Cursor(data), sum(kept(codec["density"], count_of(part), up) for part in parts), blocks, key)
+    up, sizes = codec.get("rounding") == "up", [count_of(part) for part in parts]
+    if codec.get("by") == "chunk":
+        n, chunk = count_of(blocks), codec.get("chunk", 4096)
+        sizes = [min(chunk, n - start) for start in range(0, n, chunk)]
+    return _sparse(codec, Cursor(data), sum(kept(codec["density"], size, up) for size in sizes), blocks, key)
 
 
 def _read_threshold(codec, data, blocks, key):
@@ -414,3 +419,85 @@ def _read_lattice(codec, data, blocks, key):
 
 def _read_lattice_sum(codec, data, blocks, key):
     return (_read_raw, _read_lattice)[data[0]](codec, data[1:], blocks, key)
+
+
+def _read_eden(codec, data, blocks, key):
+    n, bits, c, vector = count_of(blocks), codec.get("bits", 2.0), Cursor(data), []
+    signs = philox(fold(key[0], "rotation"), -(-n // 32))
+    while (left := n - (start := len(vector))) > 0:
+        power = 1 << left.bit_length() - 1
+        length = power if power == left or left >= 64 else 2 * power
+        length = min(length, 1 << 16)
+        (scale,) = struct.unpack("<f", c.take(4))
+        assert 0 <= scale < math.inf
+        levels = _eden_levels(c, bits, length, philox(fold(key[0], "eden", start), 2))
+        for i, value in enumerate(_hadamard(levels)[:left]):
+            plus = signs[(start + i) // 32] >> (start + i) % 32 & 1
+            vector.append(_as("f4", (value if plus else -value) * scale))
+    c.end()
+    return _split(vector, blocks)
+
+
+def _eden_levels(c, bits, length, words):
+    low = math.floor(bits)
+    more = round((bits - low) * length)
+    groups = [(more, low + 1), (length - more, low)] if low else [(max(1, more), 1)]
+    order = [(i * (words[0] | 1) + words[1]) % length for i in range(length)]
+    if not more and low:
+        order = list(range(length))
+    out = [0.0] * length
+    for count, width_of in groups:
+        planes = [c.take(-(-count // 8)) for _ in range(width_of)]
+        for i in range(count):
+            level = sum((plane[i // 8] >> 7 - i % 8 & 1) << bit for bit, plane in enumerate(planes))
+            out[order.pop(0)] = normal_levels(width_of)[level]
+    return out
+
+
+@cache
+def normal_levels(bits):
+    """The levels that represent N(0, 1) with the least error: each is moved to its mean until nothing changes."""
+    count = 1 << bits
+    levels = [(2 * i + 1 - count) / count * 2 for i in range(count)]
+    for _ in range(20_000):
+        edges = [-40.0, *((a + b) / 2 for a, b in itertools.pairwise(levels)), 40.0]
+        before, levels = levels, []
+        for low, high in itertools.pairwise(edges):
+            mass = (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2))) / 2
+            levels.append((math.exp(-low * low / 2) - math.exp(-high * high / 2)) / math.sqrt(2 * math.pi) / mass)
+        if max(abs(a - b) for a, b in zip(before, levels, strict=True)) < 1e-13:
+            break
+    return [round(level * 2**20) / 2**20 for level in levels]
+
+
+def _hadamard(x):
+    k = len(x).bit_length() - 1
+    for bit in (*range(k // 2, k), *range(k // 2)):
+        x = [_as("f4", x[i ^ 1 << bit] - x[i] if i >> bit & 1 else x[i] + x[i ^ 1 << bit]) for i in range(len(x))]
+    return x
+
+
+def _read_power_sgd(codec, data, blocks, key):
+    rank, sent, whole = codec.get("rank", 2), [], []
+    for name, shape, kind in blocks:
+        rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, 0)
+        if rank * (rows + columns) < rows * columns:
+            sent += [(name + " p", (rows, rank), kind), (name + " q", (columns, rank), kind)]
+        else:
+            sent.append((name, shape, kind))
+            whole.append(name)
+    got = read_codec(codec.get("inner", "raw"), data, sent, key)
+    out = {}
+    for name, shape, kind in blocks:
+        if name in whole:
+            out[name] = got[name]
+            continue
+        p, q, values = got[name + " p"], got[name + " q"], []
+        for i in range(shape[0]):
+            for j in range(math.prod(shape[1:])):
+                total = 0.0
+                for k in range(rank):
+                    total = _as("f4", total + _as("f4", p[i * rank + k] * q[j * rank + k]))
+                values.append(_as(kind, total))
+        out[name] = values
+    return out

@@ -79,7 +79,10 @@ _ALIASES = {
     "thinwire.spaces": ("FactorizedFL", "Frozen", "Full", "LowRank", "MAPAX", "Pufferfish", "Route"),
     "thinwire.sketches": ("EvoFed", "Identity"),
     "thinwire.schedules": ("AllBlocks",),
-    "thinwire.codecs": ("ByBlock", "Lattice", "LatticeSum", "Masked", "RandomK", "RankSlice", "Raw", "Threshold"),
+    "thinwire.codecs": (
+        *("ByBlock", "Eden", "Lattice", "LatticeSum", "Masked", "PowerSGD", "RandomK", "RankSlice", "Raw"),
+        *("Threshold",),
+    ),
     "thinwire.optimizers": (
         *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
         *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
@@ -144,11 +147,13 @@ if TYPE_CHECKING:
     from thinwire.codecs import ByBlock as ByBlock
     from thinwire.codecs import Chain as Chain
     from thinwire.codecs import Codec as Codec
+    from thinwire.codecs import Eden as Eden
     from thinwire.codecs import ErrorFeedback as ErrorFeedback
     from thinwire.codecs import Lattice as Lattice
     from thinwire.codecs import LatticeSum as LatticeSum
     from thinwire.codecs import Masked as Masked
     from thinwire.codecs import Peer as Peer
+    from thinwire.codecs import PowerSGD as PowerSGD
     from thinwire.codecs import Quantize as Quantize
     from thinwire.codecs import RandomK as RandomK
     from thinwire.codecs import RankSlice as RankSlice

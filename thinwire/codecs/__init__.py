@@ -5,10 +5,12 @@ from thinwire.codecs.base import Peer as Peer
 from thinwire.codecs.base import Raw as Raw
 from thinwire.codecs.by_block import ByBlock as ByBlock
 from thinwire.codecs.chain import Chain as Chain
+from thinwire.codecs.eden import Eden as Eden
 from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
 from thinwire.codecs.lattice import Lattice as Lattice
 from thinwire.codecs.lattice import LatticeSum as LatticeSum
 from thinwire.codecs.masked import Masked as Masked
+from thinwire.codecs.power_sgd import PowerSGD as PowerSGD
 from thinwire.codecs.quantize import Quantize as Quantize
 from thinwire.codecs.random_k import RandomK as RandomK
 from thinwire.codecs.rank_slice import RankSlice as RankSlice

@@ -5,9 +5,10 @@ Papers: Seide et al., Interspeech 2014; Stich et al., NeurIPS 2018; Karimireddy 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
@@ -23,10 +24,11 @@ _REST = "rest/"
 class ErrorFeedback(Codec):
     """Add the compression error of earlier messages to each message, so that no part of the updates is lost.
 
-        send C(x + e),    e <- x + e - C(x + e)
+        send C(x + decay e),    e <- x + decay e - C(x + decay e)
 
     Args:
         inner: the lossy codec C.
+        decay: factor of the earlier error, above 0 and at most 1; below 1 old errors are forgotten (SparseLoCo: 0.95).
 
     >>> import torch
     >>> from thinwire.core.key import Key
@@ -44,8 +46,12 @@ class ErrorFeedback(Codec):
     """
 
     inner: Codec = Raw()
+    decay: float = field(default=1.0, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay must be above 0 and at most 1, not {self.decay}; write 1.0 to lose nothing")
         refuse_stateful(self, self.inner)
         if self.inner.unbiased:
             raise ConfigError(
@@ -68,8 +74,11 @@ class ErrorFeedback(Codec):
         return {_REST + name: block for name, block in spec.zeros().items()}
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """The payload of the inner codec for x + e, and the new error."""
-        wanted = {name: block.detach().cpu() + state[_REST + name].cpu() for name, block in tree.items()}
+        """The payload of the inner codec for x + decay e, and the new error."""
+        kept = {name: state[_REST + name].cpu() for name in tree}
+        if self.decay < 1:
+            kept = {name: self.decay * block for name, block in kept.items()}
+        wanted = {name: block.detach().cpu() + kept[name] for name, block in tree.items()}
         data, _ = self.inner.encode(wanted, {}, peer)
         decoded = self.inner.decode(data, Spec.of(wanted), peer)
         return data, {**state, **{_REST + name: wanted[name] - decoded[name] for name in wanted}}

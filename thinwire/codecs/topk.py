@@ -5,13 +5,14 @@ Paper: Aji and Heafield, EMNLP 2017.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.positions import Segment, check_density, pack_sparse, unpack_sparse
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.selection import Rounding, kept, largest
 from thinwire.core.spec import Spec
@@ -20,7 +21,7 @@ from thinwire.core.vectors import as_one_block, common_type, join
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
-By = Literal["tree", "block"]
+By = Literal["tree", "block", "chunk"]
 
 
 @register("codec", "topk", paper="Aji and Heafield, EMNLP 2017")
@@ -36,9 +37,10 @@ class TopK(Codec):
 
     Args:
         density: fraction of the values that is sent, above 0 and at most 1.
-        by: `tree` selects among all values together, `block` within each block.
+        by: `tree` selects among all values together, `block` within each block, `chunk` within each `chunk` values.
         inner: the codec of the selected values, which it receives as one block.
         rounding: how k is rounded: `down` (FLASC) or `up` (the sparse baseline of the sketching papers).
+        chunk: consecutive values of the joined tree among which `by = "chunk"` selects; the last chunk may be shorter.
 
     >>> import torch
     >>> from thinwire.core.key import Key
@@ -55,6 +57,8 @@ class TopK(Codec):
     by: By = "tree"
     inner: Codec = Raw()
     rounding: Rounding = "down"
+    chunk: int = field(default=4096, metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -62,6 +66,8 @@ class TopK(Codec):
             raise ConfigError(f"rounding must be one of {', '.join(get_args(Rounding))}, not {self.rounding!r}")
         if self.by not in get_args(By):
             raise ConfigError(f"by must be one of {', '.join(get_args(By))}, not {self.by!r}")
+        if self.chunk < 1:
+            raise ConfigError(f"chunk must be 1 or more values, not {self.chunk}; write for example 4096")
         refuse_stateful(self, self.inner)
 
     def check(self, spec: Spec) -> None:
@@ -89,6 +95,8 @@ class TopK(Codec):
     def _segments(self, spec: Spec) -> list[Segment]:
         """The parts of the joined vector within which the largest values are selected."""
         sizes = [spec.size] if self.by == "tree" else [block.numel for block in spec]
+        if self.by == "chunk":
+            sizes = [min(self.chunk, spec.size - start) for start in range(0, spec.size, self.chunk)]
         starts = np.cumsum([0, *sizes]).tolist()
         counts = [kept(self.density, size, self.rounding) for size in sizes]
         return [Segment(*segment) for segment in zip(starts[:-1], sizes, counts, strict=True)]

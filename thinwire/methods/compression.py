@@ -5,7 +5,7 @@ Most of these fill one slot, so that they combine with other methods: `mapo+int8
 
 from __future__ import annotations
 
-from thinwire.codecs import ErrorFeedback, Quantize, TopK
+from thinwire.codecs import Eden, ErrorFeedback, PowerSGD, Quantize, TopK
 from thinwire.core.registry import register
 from thinwire.protocol.method import Method
 
@@ -167,4 +167,72 @@ def signsgd() -> Method:
     'sign'
     """
     codec = ErrorFeedback(Quantize(scheme="sign"))
+    return Method(up=codec, down=codec)
+
+
+@register("method", "eden", paper="Vargaftik et al., ICML 2022")
+def eden(bits: float = 2.0) -> Method:
+    """EDEN: updates rotated at random and rounded to the best levels of a normal distribution, unbiased.
+
+        x ~ s D H c          c = the level nearest to (H D x) / |x|,    s = |x|^2 / <c, H D x>
+
+    Args:
+        bits: bits of a value, above 0 and at most 8; fractions and less than one are possible.
+
+    Paper: EDEN: Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning (Vargaftik et
+    al., ICML 2022).
+
+    >>> eden(bits=0.5).up.bits
+    0.5
+    """
+    return Method(up=Eden(bits))
+
+
+@register("method", "drive", paper="Vargaftik et al., NeurIPS 2021")
+def drive() -> Method:
+    """DRIVE: one bit for each value of the rotated update, unbiased: eden with one bit.
+
+        x ~ s D H sign(H D x)          s = |x|^2 / |H D x|_1
+
+    Paper: DRIVE: One-bit Distributed Mean Estimation (Vargaftik et al., NeurIPS 2021).
+
+    >>> drive() == eden(bits=1.0)
+    True
+    """
+    return eden(bits=1.0)
+
+
+@register("method", "stc", paper="Sattler et al., TNNLS 2019")
+def stc(density: float = 0.01) -> Method:
+    """Sparse ternary compression: the largest values as plus or minus their mean magnitude, in both directions.
+
+        C(x) = mu sign(x_j) for the floor(density n) largest |x_j|,  mu = their mean |x_j|;      e <- x + e - C(x + e)
+
+    Args:
+        density: share of the values that are sent.
+
+    Paper: Robust and Communication-Efficient Federated Learning from Non-IID Data (Sattler et al., TNNLS 2019).
+
+    >>> stc().up == stc().down
+    True
+    """
+    codec = ErrorFeedback(TopK(density, inner=Quantize(scheme="sign", per="tree")))
+    return Method(up=codec, down=codec)
+
+
+@register("method", "powersgd", paper="Vogels et al., NeurIPS 2019")
+def powersgd(rank: int = 2) -> Method:
+    """PowerSGD with error feedback in both directions: two thin factors of the update of each matrix.
+
+        M ~ P Q^T          P = orthogonal(M Q),  Q = M^T P,    twice from a random Q
+
+    Args:
+        rank: columns of the factors.
+
+    Paper: PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization (Vogels et al., NeurIPS 2019).
+
+    >>> powersgd(rank=4).up.inner.rank
+    4
+    """
+    codec = ErrorFeedback(PowerSGD(rank))
     return Method(up=codec, down=codec)

@@ -1,0 +1,222 @@
+"""EDEN and DRIVE: a random rotation, then the optimal scalar quantizer of a normal distribution, at any number of bits.
+
+Papers: DRIVE (Vargaftik et al., NeurIPS 2021), EDEN (Vargaftik et al., ICML 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.rotation import Piece, hadamard, pieces, rotate, signs
+from thinwire.core.key import Key
+from thinwire.core.registry import register
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree
+from thinwire.core.vectors import common_type, cut, join
+from thinwire.errors import ConfigError, WireError
+from thinwire.wire.bits import Bytes
+
+MOST_BITS = 8
+_LARGEST = float(np.finfo(np.float32).max)
+_GRID = 1 << 20  # centroids are multiples of 1 / _GRID, so that they are the same on all platforms
+
+
+@register("codec", "eden", paper="Vargaftik et al., ICML 2022")
+@dataclass(frozen=True)
+class Eden(Codec):
+    """Rotate at random, round each value to one of 2^bits levels, and send the levels and one scale a piece.
+
+        y = H D x,    c = the level nearest to y / |x|,    x ~ s D H c
+        s = |x|^2 / <c, y>  (unbiased)   or   <c, y> / (n |c|^2)  (least error)
+
+    The levels are those of the Lloyd-Max quantizer of N(0, 1), the distribution of rotated values.
+
+    Args:
+        bits: bits a value, above 0 and at most 8, also fractions. With 1.25 bits a quarter of the rotated values, at
+            random, has two bits and the others one; with 0.1 bits a tenth has one bit and the others are not sent.
+        unbiased: use the scale with which the expectation of the decoded vector is x; its error is larger than
+            with the other. Must be off inside `ErrorFeedback`.
+
+    >>> x, peer = torch.sin(torch.arange(1024.0)), Peer(Key(0))
+    >>> data, _ = Eden(2).encode({"w": x}, {}, peer)
+    >>> error = Eden(2).decode(data, Spec.of({"w": x}), peer)["w"] - x
+    >>> len(data), round(float(error.square().sum() / x.square().sum()), 2)     # two bits a value, and a scale
+    (260, 0.13)
+
+    With one bit this is DRIVE. The payload has a constant size, without entropy coding. The rotation is that of
+    `rotation.py`; server and client draw it from the key of the client.
+
+    Not `Quantize`, whose levels are equally spaced and whose scale is that of neighboring values.
+    """
+
+    bits: float = 2.0
+    unbiased: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bits <= MOST_BITS:
+            raise ConfigError(f"bits must be above 0 and at most {MOST_BITS}, not {self.bits}; write for example 2")
+
+    def init(self, spec: Spec) -> Tree:
+        """No state; raises a ConfigError for blocks that are not floating point."""
+        common_type(spec)
+        return {}
+
+    def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
+        """For each piece its scale and its levels."""
+        vector = join(tree)
+        x = (vector if vector.dtype is torch.float64 else vector.float()).numpy()
+        d, out = signs(peer.key, len(x)), bytearray()
+        for piece in pieces(len(x)):
+            own, turned = x[at := slice(piece.start, piece.start + piece.values)], d[at]
+            unit = _unit(own)
+            y = rotate(own if unit == 1.0 else (own / unit).astype(np.float32), turned, piece.length)
+            length = math.sqrt(float(np.square(y, dtype=np.float64).sum()) / piece.length)  # that of the piece of x
+            groups = self._groups(piece, peer.key)
+            levels = [_nearest(y[at] * np.float32(1 / length if length else 1), bits) for at, bits in groups]
+            chosen = [(y[at], codebook(bits)[index]) for (at, bits), index in zip(groups, levels, strict=True)]
+            scale = self._scale(chosen, length, piece.length) * unit
+            out += np.float32(min(scale, _LARGEST)).tobytes()
+            for (_, bits), index in zip(groups, levels, strict=True):
+                out += pack_planes(index, bits)
+        return bytes(out), state
+
+    def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
+        """The levels times their scale, rotated back."""
+        if len(data) != self.size(spec):
+            raise WireError(f"expected {self.size(spec)} bytes of {self.bits:g} bits a value, got {len(data)}")
+        x, d, position, bound = np.empty(spec.size, np.float32), signs(peer.key, spec.size), 0, 0.0
+        for piece in pieces(spec.size):
+            scale = np.frombuffer(data[position : position + 4], "<f4")[0]
+            if not 0 <= scale < math.inf:
+                raise WireError(f"a scale of {scale} is not possible, expected a finite number from 0")
+            c, position = np.zeros(piece.length, np.float32), position + 4
+            for at, bits in self._groups(piece, peer.key):
+                count = len(c[at])
+                c[at] = codebook(bits)[unpack_planes(data[position : position + _bytes(count, bits)], count, bits)]
+                position += _bytes(count, bits)
+            at = slice(piece.start, piece.start + piece.values)
+            with np.errstate(over="ignore"):
+                np.multiply(hadamard(c)[: piece.values] * d[at], scale, out=x[at])
+            bound = max(bound, float(scale) * piece.length * MOST_BITS)  # no level is above MOST_BITS
+        return _within_range(cut(torch.from_numpy(x), spec), bound)
+
+    def size(self, spec: Spec) -> int:
+        """Four bytes a piece, and `bits` a value."""
+        return sum(4 + sum(_bytes(n, bits) for n, bits in self._counts(piece)) for piece in pieces(spec.size))
+
+    def _scale(self, chosen: list[tuple[np.ndarray, np.ndarray]], length: float, n: int) -> float:
+        """The factor of the levels, for a piece with these rotated values and levels."""
+        product = math.fsum(float(np.multiply(y, c, dtype=np.float64).sum()) for y, c in chosen)
+        if self.unbiased:
+            return length * length / product if product > 0 else 0.0
+        square = math.fsum(float(np.square(c, dtype=np.float64).sum()) for _, c in chosen)
+        return max(0.0, product / (n * square)) if square else 0.0
+
+    def _counts(self, piece: Piece) -> list[tuple[int, int]]:
+        """How many values of a piece are sent with how many bits."""
+        low = int(self.bits)
+        more = round((self.bits - low) * piece.length)
+        if low == 0:
+            return [(max(1, more), 1)]
+        return [(n, bits) for n, bits in ((more, low + 1), (piece.length - more, low)) if n]
+
+    def _groups(self, piece: Piece, key: Key) -> list[tuple[slice | np.ndarray, int]]:
+        """Which rotated values of a piece have how many bits; server and client draw the same."""
+        counts = self._counts(piece)
+        if len(counts) == 1 and counts[0][0] == piece.length:
+            return [(slice(None), counts[0][1])]
+        odd, first = (int(word) for word in key.fold("eden", piece.start).words_numpy(2))
+        # an odd factor permutes the numbers below a power of two
+        order = (np.arange(piece.length, dtype=np.int64) * (odd | 1) + first) & (piece.length - 1)
+        ends = np.cumsum([n for n, _ in counts])
+        return [(order[end - n : end], bits) for end, (n, bits) in zip(ends, counts, strict=True)]
+
+
+@lru_cache(MOST_BITS)
+def codebook(bits: int) -> np.ndarray:
+    """The 2^bits levels of the quantizer of N(0, 1) with the least mean squared error, ascending, as float32.
+
+        level = E[z | z is nearest to it]
+
+    Newton's method on these equations, from the levels of a fine quantizer (density proportional to phi^(1/3)).
+
+    >>> [round(float(level), 4) for level in codebook(2)]
+    [-1.5104, -0.4528, 0.4528, 1.5104]
+    """
+    half = 1 << (bits - 1)
+    place = torch.tensor([(half + i + 0.5) / (2 * half) for i in range(half)], dtype=torch.float64)
+    level = (torch.special.ndtri(place) * math.sqrt(3)).numpy()
+    for _ in range(100):
+        edges = np.concatenate(([0.0], (level[1:] + level[:-1]) / 2, [40.0]))
+        density = np.exp(-np.square(edges) / 2) / math.sqrt(2 * math.pi)
+        below = torch.special.ndtr(torch.from_numpy(edges)).numpy()
+        mass = np.diff(below)
+        mean = -np.diff(density) / mass
+        by_low = density[:-1] * (mean - edges[:-1]) / mass  # derivatives of the mean by the edges of its interval
+        by_high = density[1:] * (edges[1:] - mean) / mass
+        by_low[0], by_high[-1] = 0.0, 0.0  # these edges are fixed
+        slope = np.diag(1 - (by_low + by_high) / 2) - np.diag(by_low[1:] / 2, -1) - np.diag(by_high[:-1] / 2, 1)
+        step = np.linalg.solve(slope, mean - level)
+        level = level + step
+        if np.abs(step).max() < 1e-13:
+            break
+    level = np.rint(level * _GRID) / _GRID
+    levels: np.ndarray = np.concatenate((-level[::-1], level)).astype(np.float32)
+    levels.flags.writeable = False
+    return levels
+
+
+def _within_range(tree: Tree, bound: float) -> Tree:
+    """The tree with its values clamped to the finite range of their types; none of them is above `bound`."""
+    limits = {name: torch.finfo(block.dtype).max for name, block in tree.items()}
+    return {
+        name: block.clamp(-limits[name], limits[name]) if bound > limits[name] else block
+        for name, block in tree.items()
+    }
+
+
+def _unit(x: np.ndarray) -> float:
+    """What values are divided by before they are rotated: 1, unless sums of their squares could leave float32."""
+    largest = float(np.abs(x).max())
+    return 1.0 if x.dtype == np.float32 and (not largest or 1e-12 < largest < 1e12) else largest or 1.0
+
+
+def _nearest(z: np.ndarray, bits: int) -> np.ndarray:
+    """The index of the nearest level of each value."""
+    levels = codebook(bits)
+    edges = (levels[1:] + levels[:-1]) / 2
+    if bits > 4:
+        return np.searchsorted(edges, z).astype(np.uint8)
+    index = np.zeros(len(z), np.uint8)
+    for edge in edges:  # a few comparisons take less time than a search
+        index += z > edge
+    return index
+
+
+def pack_planes(index: np.ndarray, bits: int) -> bytes:
+    """Numbers below 2^bits as bytes: the lowest bit of all numbers, then the next of all.
+
+    >>> pack_planes(np.array([3, 0, 1], np.uint8), 2).hex()
+    'a080'
+    """
+    return b"".join(np.packbits((index >> plane) & 1).tobytes() for plane in range(bits))
+
+
+def unpack_planes(data: Bytes, count: int, bits: int) -> np.ndarray:
+    """The inverse of `pack_planes`."""
+    planes = np.frombuffer(data, np.uint8).reshape(bits, -1)
+    index = np.zeros(count, np.uint8)
+    for plane in range(bits):
+        index |= np.unpackbits(planes[plane], count=count) << plane
+    return index
+
+
+def _bytes(count: int, bits: int) -> int:
+    """The length of `pack_planes`."""
+    return bits * ((count + 7) // 8)
