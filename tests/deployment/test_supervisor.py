@@ -70,6 +70,7 @@ def program(tmp_path) -> str:
     return str(tmp_path / "flwr")
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_started_again_and_the_result_is_the_same(tmp_path, program):
     lines: list[str] = []
     config = ("quorum=0.8", "seconds=5.0")

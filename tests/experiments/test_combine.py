@@ -135,14 +135,17 @@ def test_simulate_accepts_joined_methods_with_local_settings():
     assert all(torch.equal(one.weights[name], explicit.weights[name]) for name in one.weights)
 
 
-def test_every_pair_of_methods_is_ready_to_train_or_refused_in_one_line():
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])  # CI prepares a quarter of the pairs
+def test_every_pair_of_methods_is_ready_to_train_or_refused_in_one_line(every):
     task = build_task(resolve("fedavg").task, Key(0))
     outcomes: dict[tuple[str, str], str] = {}
-    reversed_pairs = {pair[::-1] for pair in itertools.combinations(NAMES, 2)}
-    for pair in itertools.permutations(NAMES, 2):
+    prepared = {pair for i, pair in enumerate(itertools.combinations(NAMES, 2)) if i % every == 0}
+    for i, pair in enumerate(itertools.permutations(NAMES, 2)):
+        if i % min(every, 2) and pair not in prepared and pair not in (("mapo", "int8"), ("mapo", "scaffold")):
+            continue
         try:
             experiment = resolve("+".join(pair))
-            if pair not in reversed_pairs:
+            if pair in prepared:
                 LocalEngine().prepare(Job(task, experiment.method)).start()
             outcomes[pair] = ""
         except (IncompatibleParts, ConfigError) as error:

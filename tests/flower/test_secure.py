@@ -77,7 +77,7 @@ def test_two_of_eight_clients_drop_out_and_the_sum_is_exact(name, monkeypatch):
 def test_loss_and_examples_of_one_client_are_not_sent():
     setup = Setup()
     _, (record,), _ = play(setup.server, 1)
-    assert all((one.loss, one.examples, one.accuracy) == (0.0, 0, -1.0) for _, _, one in setup.transport.seen)
+    assert all((one.loss, one.examples, one.evaluation) == (0.0, 0, None) for _, _, one in setup.transport.seen)
     plain = Setup(**{"method.secure_aggregation": False})
     assert play(plain.server, 1)[1][0].loss == pytest.approx(record.loss, abs=1e-4)
 

@@ -14,15 +14,15 @@ from thinwire.experiments.presets import presets
 from thinwire.methods.base import arguments_on_tasks, on
 
 NAMES = [
-    *("adapter-lth", "ddg", "dp-fedadam", "ef", "evofed", "fa-lora", "factorized-fl"),
+    *("adapter-lth", "ddg", "dp-fedadam", "drive", "eden", "ef", "evofed", "fa-lora", "factorized-fl"),
     *("factorized-fl-sparse", "factorized-fl-u", "fedadagrad", "fedadam", "fedavg", "fedavgm"),
     *("feddyn", "federated-select", "fedlama", "fedlama-accelerated", "fedlama-public"),
     *("fedloru", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedprox", "fedsa-lora"),
     *("fedsgd", "fedsparsify", "fedyogi", "ffa-lora", "flasc", "flora", "fp16", "full", "hetlora"),
     *("highest-tier", "int4", "int8", "local", "lora", "lowest-tier", "lowrank", "mapa", "mapa-paper", "mapax"),
     *("mapax-paper", "mapo", "mapo-paper"),
-    *("pfedpara", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
-    *("sparse-adapter", "spdst", "thin", "topk"),
+    *("pfedpara", "powersgd", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
+    *("sparse-adapter", "spdst", "stc", "thin", "topk"),
 ]
 METHODS = {name: entry for name, entry in entries("method").items() if entry.make.__module__.startswith("thinwire.")}
 

@@ -1,8 +1,9 @@
-"""The private names of Flower that thinwire uses, all in this file.
+"""The private names of Flower that nodes and `thinwire deploy` use, all in this file.
 
 `thinwire node` needs functions of Flower that are not part of its documented API. `why_not()` checks, before a node
-starts, that the installed version is one of `KNOWN` and has every name in `NAMES` with the parameters that are used.
-If not, `run_flower_node` runs `flower-supernode`, which needs none of them.
+starts, that the installed version is one of `KNOWN` and has every name in `NAMES` with the parameters that are used. If
+not, `run_flower_node` runs `flower-supernode`, which needs none of them. Private names that the server uses are in
+`reply_limit.py`, which does without them where they are missing.
 """
 
 from __future__ import annotations

@@ -46,11 +46,22 @@ def limit_replies(grid: Any, longest: int, seconds: float, log: Callable[[str], 
     runtime = getattr(grid, "_runtime_client", None)
     http = getattr(runtime, "_client", None)
     hooks = getattr(http, "event_hooks", None)
-    if http is None or not isinstance(hooks, dict):
+    if http is None or not isinstance(hooks, dict) or not _has_names():
         log("this version of Flower loads replies before their length can be checked; see docs/safe-rounds.md")
         return False
     limit = ReplyLimit(runtime, getattr(grid, "node", None), longest, seconds)
     http.event_hooks = {**hooks, "response": [*hooks.get("response", ()), limit.check]}
+    return True
+
+
+def _has_names() -> bool:
+    """Whether this version of Flower has the names that are used below, before a reply needs them."""
+    try:
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest  # noqa: F401
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse  # noqa: F401
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError  # noqa: F401
+    except ImportError:
+        return False
     return True
 
 

@@ -3,7 +3,8 @@
     fedavg               fedavg, fedsgd, local, fedper
     server_optimizers    fedavgm, fedadam, fedyogi, fedadagrad
     corrections          fedprox, scaffold, feddyn, fednova
-    compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16
+    compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
+                         eden, drive, stc, powersgd
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
     evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
@@ -23,15 +24,19 @@ The command line uses the same names with hyphens: `thinwire run fedpaq-fp16`. A
 """
 
 from thinwire.methods.base import on as on
+from thinwire.methods.compression import drive as drive
+from thinwire.methods.compression import eden as eden
 from thinwire.methods.compression import ef as ef
 from thinwire.methods.compression import fedpaq as fedpaq
 from thinwire.methods.compression import fedpaq_fp16 as fedpaq_fp16
 from thinwire.methods.compression import fp16 as fp16
 from thinwire.methods.compression import int4 as int4
 from thinwire.methods.compression import int8 as int8
+from thinwire.methods.compression import powersgd as powersgd
 from thinwire.methods.compression import quantize as quantize
 from thinwire.methods.compression import signsgd as signsgd
 from thinwire.methods.compression import sparse as sparse
+from thinwire.methods.compression import stc as stc
 from thinwire.methods.compression import topk as topk
 from thinwire.methods.corrections import feddyn as feddyn
 from thinwire.methods.corrections import fednova as fednova

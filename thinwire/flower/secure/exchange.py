@@ -35,6 +35,7 @@ class Collected(Protocol):
     responses: dict[int, Response]
     uploads: dict[int, Upload]
     refused: dict[int, str]
+    logged: set[int]  # refused clients that the log has named
     bytes_up: int
     bytes_down: int
     bytes_catchup: int
@@ -146,6 +147,7 @@ class PhaseExchange:
         self.got.refused[client] = why
         if (client, why) not in self._logged:
             self._logged.add((client, why))
+            self.got.logged.add(client)
             name = self.transport.name(client)
             self.log(f"round {self.opened.number}: refused {name} in phase {phase or 'upload'!r}: {why}")
 
