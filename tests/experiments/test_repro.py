@@ -71,6 +71,7 @@ def test_the_criterion_of_a_search_is_the_measure_of_its_row() -> None:
     assert (by["LoRA"], by["SA-LoRA"]) == ("best_accuracy", "best_client_accuracy")
 
 
+@pytest.mark.slow
 def test_tables_share_runs() -> None:
     one, *others = (
         {line.runs[0].digest() for line in load(f"mapa-{n}", "paper").grid.lines([0])} for n in (1, 3, 4, 5)

@@ -184,6 +184,7 @@ execute(RunFolder.open(path).experiment, path, resume=True, on_round=kill)
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_retried_part_goes_on_with_the_same_bits(rescued, tmp_path):
     from thinwire.experiments.run_directory import RunFolder
 

@@ -23,6 +23,7 @@ def metrics(folder: Path) -> dict[str, list[dict]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_to_the_same_runs(thinwire, tmp_path):
     words = [sys.executable, "-m", "thinwire.cli.app", *SWEEP, "--out", "killed"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -136,6 +136,7 @@ def module(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_import_on_the_command_line_is_recorded_for_resume(module, tmp_path):
     words = ("run", "ternary", "--on", "stripes", "--import", "my_parts", "--out", "run", "--json", "-q")
     summary = json.loads(thinwire(module, tmp_path, *words))
