@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from tests.deployment.test_deploy import lines
 from thinwire.deployment.app_folder import write_app
 from thinwire.deployment.jobs import deployable
-from thinwire.deployment.local import CONNECTION, _start_superlink
+from thinwire.deployment.local import CONNECTION, start_superlink
 from thinwire.deployment.processes import Processes
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
@@ -34,7 +34,7 @@ def test_three_sites_with_signed_keys_sum_what_the_simulation_sums(tmp_path):
     (home := tmp_path / "home").mkdir()
     run, roster, command = tmp_path / "run", tmp_path / "roster.toml", [sys.executable, "-m", "thinwire"]
     with Processes(home, None) as processes:
-        superlink = _start_superlink(processes, len(NAMES))
+        superlink = start_superlink(processes, len(NAMES))
         write_app(experiment, home / "app")
         add_sites(processes, command, superlink.keys, roster)
         for i, name in enumerate(NAMES):

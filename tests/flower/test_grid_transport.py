@@ -18,6 +18,7 @@ from thinwire.flower.grid_transport import (
     response_fields,
     unpack,
 )
+from thinwire.flower.hello import Software
 from thinwire.training.evaluation import Evaluation
 
 flwr = pytest.importorskip("flwr.app")
@@ -106,7 +107,7 @@ class Grid:
     def pull_messages(self, ids):
         for client in self.script.pop(0) if self.script else ():
             request = next(one for one in self.sent.values() if one.content["thinwire"]["client"] == client)
-            fields = {"client": client, "loss": 1.0, "examples": 1, "accuracy": -1.0}
+            fields = {"client": client, "loss": 1.0, "examples": 1}
             self.replies.append(flwr.Message(pack(fields, b"upload"), reply_to=request))
             del self.sent[request.metadata.message_id]
         found = [one for one in self.replies if one.metadata.reply_to_message_id in ids]
@@ -126,8 +127,8 @@ def exchanged(transport: GridTransport, clients: set[int], until: int) -> list[i
 
 def test_a_late_response_is_in_a_later_exchange_unless_its_client_is_asked_again(identity):
     grid = Grid({0}, {1}, {2}, {1})
-    transport = GridTransport(grid, lambda: "run", b"", 3, poll=0.0)
-    transport.serves = {10 + i: frozenset({i}) for i in range(3)}
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1", 3), 3, poll=0.0)
+    transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
     assert exchanged(transport, {0, 1, 2}, 1) == [0]
     assert sorted(client for client, _ in transport.late.values()) == [1, 2]
     assert exchanged(transport, {1}, 9) == [2, 1], "of client 1 the response to the new request"
@@ -136,8 +137,8 @@ def test_a_late_response_is_in_a_later_exchange_unless_its_client_is_asked_again
 
 def test_responses_that_arrive_together_are_kept_when_the_round_is_closed_between_them(identity):
     grid = Grid({0, 1}, {2})
-    transport = GridTransport(grid, lambda: "run", b"", 3, poll=0.0)
-    transport.serves = {10 + i: frozenset({i}) for i in range(3)}
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1", 3), 3, poll=0.0)
+    transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
     exchange = transport.exchange({i: Request(b"download") for i in (0, 1)}, 60.0)
     first = next(iter(exchange)).client
     exchange.close()

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 SMALL = ["--on", "digits", "--clients", "10", "--cohort", "2", "--set", "local.steps=8", "-q"]
 SWEEP = ["sweep", "fedavg", *SMALL, "--rounds", "3", "--over", "lr=0.1,0.3", "--seeds", "2"]
 
