@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.deployment import flower_adapter
 from thinwire.deployment.flower_adapter import shorten_waits, why_not
-from thinwire.deployment.node import AdaptiveTime, node
+from thinwire.deployment.node import AdaptiveTime, Bell, node
 from thinwire.errors import ConfigError
 
 
@@ -32,6 +32,26 @@ def test_waits_are_short_after_work_and_grow_when_idle():
     adaptive.busy()
     assert slept(adaptive, 0.3) < 0.2
     assert adaptive.monotonic is time.monotonic
+
+
+def test_a_wait_ends_when_the_other_process_has_something_to_do():
+    has_come = Bell()
+    worker, supernode = AdaptiveTime(woken_by=has_come, polls=False), AdaptiveTime(wakes=has_come)
+    supernode.sleep(0.01)  # a wait of another length than the last one: there was work
+    assert slept(worker, 30.0) < 10.0
+    assert not has_come.wait(0.0)  # one call ends one wait
+    supernode.sleep(0.01)
+    assert not has_come.wait(0.0)  # there was no more work
+    for _ in range(100_000):  # a full pipe blocks nobody
+        has_come.ring()
+
+
+def test_polls_that_take_long_are_repeated_less_often():
+    adaptive = AdaptiveTime()
+    adaptive.sleep(0.8)
+    adaptive.busy()
+    adaptive.woke -= 5.0  # the poll after the last wait took five seconds
+    assert 0.2 <= slept(adaptive, 0.8) < 0.6  # a quarter of Flower's wait
 
 
 def test_only_modules_that_import_time_are_changed():

@@ -16,9 +16,11 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from thinwire.deployment.reply_limit import limit_replies
 from thinwire.flower.client_store import Request
 from thinwire.flower.grid_transport import GridTransport, pack
+from thinwire.flower.hello import Software
 from thinwire.flower.transport import TOO_LONG
 
 LONGEST = 3_000_000
+SOFTWARE = Software(b"", "1", 3)
 
 
 class SuperLink(BaseHTTPRequestHandler):
@@ -94,10 +96,10 @@ def reply(content, request: str) -> None:
 @pytest.mark.parametrize("size", [80_000_000, 4_000_000], ids=["in chunks", "in one object"])
 def test_a_long_reply_is_refused_before_it_is_loaded(grid, size):
     assert limit_replies(grid, LONGEST, 60.0)
-    upload = {"client": 0, "loss": 1.0, "examples": 3, "accuracy": -1.0}
+    upload = {"client": 0, "loss": 1.0, "examples": 3}
     reply(pack(upload, bytes(size)), "long")
     reply(pack({**upload, "client": 1}, b"short"), "short")
-    transport = GridTransport(grid, lambda: "run", b"", 2)
+    transport = GridTransport(grid, lambda: "run", SOFTWARE, 2)
     transport.admission.serves = {1: frozenset({0, 1})}
     ids = iter(["long", "short"])
     grid.push_messages = lambda messages: [next(ids)]
@@ -114,7 +116,7 @@ def test_a_reply_whose_objects_do_not_arrive_is_given_up(grid):
     assert limit_replies(grid, LONGEST, 0.01)
     reply(pack({"client": 0}, b"announced"), "announced")
     SuperLink.objects = dict.fromkeys(SuperLink.objects, b"")
-    transport = GridTransport(grid, lambda: "run", b"", 1, log=lines.append)
+    transport = GridTransport(grid, lambda: "run", SOFTWARE, 1, log=lines.append)
     transport.admission.serves = {1: frozenset({0})}
     grid.push_messages = lambda messages: ["announced"]
     assert not list(transport.exchange({0: Request(b"")}, 60.0))

@@ -204,13 +204,16 @@ class _Executor:
         """Do nothing: there are no resources to release."""
 
 
-def run_message(spec: Any, choose: Callable[[bytes], Any] | None = None) -> NoReturn:
+def run_message(
+    spec: Any, choose: Callable[[bytes], Any] | None = None, done: Callable[[], None] = lambda: None
+) -> NoReturn:
     """Handle one message as `flwr-clientapp` does, then exit; called in a process of its own.
 
     Args:
         spec: the task.
         choose: returns the app that handles the message, given the app that the server sent. Nothing that the server
             sent is then written or imported. By default Flower installs and imports it.
+        done: called when the reply is ready.
     """
     from flwr.supercore.exit import exit_handler
 
@@ -237,6 +240,7 @@ def run_message(spec: Any, choose: Callable[[bytes], Any] | None = None) -> NoRe
     except BaseException:
         traceback.print_exc()
     finally:
+        done()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

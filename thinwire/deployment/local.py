@@ -7,6 +7,7 @@ run and deleted with it. Flower's telemetry, update check and dependency install
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,10 @@ def start_nodes(
         command += ["--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(key)]
         command += ["--node-config", config]
         # Flower unpacks the app into its home without a lock, so nodes must not share one
-        started.append(processes.start(f"node-{i}", command, {"FLWR_HOME": str(home / f"node-{i}.home")}))
+        env = {"FLWR_HOME": str(home / f"node-{i}.home")}
+        if "OMP_NUM_THREADS" not in os.environ:  # nodes share the cores; threads that wait for one another use them up
+            env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // len(superlink.keys)))
+        started.append(processes.start(f"node-{i}", command, env))
     return started
 
 

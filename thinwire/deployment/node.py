@@ -8,17 +8,21 @@ second and starts a third one per message, which imports Flower, torch and the a
 processes import everything once, and the second forks for each message. A message still has a process of its own that
 runs Flower's code from the start; only the imports, and with `--app` the data and the model, are loaded in advance.
 
-A wait is a fifth of the time since the last work, but at least a twentieth of Flower's wait, since each poll of the
-SuperLink costs bytes, and at most Flower's wait. `flower_adapter.py` has everything that depends on Flower's version;
-with a version that is not known to work, Flower's own node runs instead.
+The two processes tell each other through pipes when there is something to do: a message has come, or its reply is
+ready. Only the SuperLink is polled in short intervals: a wait is a fifth of the time since the last work; at least a
+twentieth of Flower's wait, since each poll costs bytes; at least ten times as long as a poll takes, up to a quarter of
+Flower's wait, since on a busy machine polls delay the work; and at most Flower's wait. `flower_adapter.py` has
+everything that depends on Flower's version; with a version that is not known to work, Flower's own node runs instead.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -36,11 +40,40 @@ from thinwire.flower import need_flower
 SITE_KEY = "THINWIRE_SITE_KEY"  # environment variable: the file of the private key by which a site is known
 
 
-class AdaptiveTime:
-    """Replacement of the module `time` whose `sleep` lasts at most a fifth of the time since the last work."""
+class Bell:
+    """A pipe by which one process ends the wait of another."""
 
     def __init__(self) -> None:
-        self.last_work, self.last_wait = time.monotonic(), 0.0
+        self.read, self.write = os.pipe()
+        os.set_blocking(self.read, False)
+        os.set_blocking(self.write, False)
+
+    def ring(self) -> None:
+        """End the wait of the other process, or its next one."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is full of earlier calls; nobody reads it
+            os.write(self.write, b".")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; returns whether it was rung before the time was over."""
+        if not select.select([self.read], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.read, 4096)
+        return True
+
+
+class AdaptiveTime:
+    """Replacement of the module `time` whose `sleep` is shorter while there is work.
+
+    Args:
+        woken_by: ends a wait when it is rung.
+        wakes: is rung when there is work.
+        polls: whether waits are shortened; otherwise they end when `woken_by` is rung, or after Flower's time.
+    """
+
+    def __init__(self, woken_by: Bell | None = None, wakes: Bell | None = None, polls: bool = True) -> None:
+        self.bell, self.other, self.polls = woken_by or Bell(), wakes, polls
+        self.last_work, self.last_wait, self.woke = time.monotonic(), 0.0, math.inf
 
     def busy(self) -> None:
         """Note that there was work."""
@@ -50,8 +83,15 @@ class AdaptiveTime:
         """Sleep. A wait of another length than the last one comes from another place in the code: there was work."""
         if seconds != self.last_wait:
             self.busy()
+            if self.other is not None:
+                self.other.ring()
         self.last_wait = seconds
-        time.sleep(min(seconds, max(seconds / 20, (time.monotonic() - self.last_work) / 5)))
+        now = time.monotonic()
+        poll = max(0.0, now - self.woke)  # the time from the end of the last wait
+        short = max(seconds / 20, (now - self.last_work) / 5, min(10 * poll, seconds / 4))
+        if self.bell.wait(min(seconds, short) if self.polls else seconds):
+            self.busy()
+        self.woke = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -87,11 +127,12 @@ def node(options: Sequence[str], app: Path | None = None) -> None:
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as the collector does not write to them
     secret = secrets.token_bytes(32)
+    has_come, is_done = Bell(), Bell()
     worker = os.fork()
     if worker == 0:
-        _work(parsed, secret, pinned)
+        _work(parsed, secret, pinned, has_come, is_done)
     threading.Thread(target=_stop_with, args=(worker,), daemon=True).start()
-    flower.run_supernode(options, secret, AdaptiveTime())
+    flower.run_supernode(options, secret, AdaptiveTime(woken_by=is_done, wakes=has_come))
 
 
 def _value_of(option: str, options: Sequence[str]) -> str | None:
@@ -124,17 +165,16 @@ def _stop_with(worker: int) -> None:
 # -- the worker process ------------------------------------------------------------------------------------------------
 
 
-def _work(parsed: Any, secret: bytes, pinned: PinnedApp | None) -> NoReturn:
-    """Poll the SuperNode for tasks, and fork for each."""
+def _work(parsed: Any, secret: bytes, pinned: PinnedApp | None, has_come: Bell, is_done: Bell) -> NoReturn:
+    """Ask the SuperNode for tasks when a message has come, and fork for each."""
     _exit_with(os.getppid())
-    adaptive = AdaptiveTime()
+    adaptive = AdaptiveTime(woken_by=has_come, polls=False)
 
     def launch(spec: Any) -> None:
-        adaptive.busy()
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fork() == 0:
-            flower.run_message(spec, pinned.choose if pinned else None)
+            flower.run_message(spec, pinned.choose if pinned else None, is_done.ring)
 
     _wait_for_port(parsed.host, parsed.port)
     flower.poll_tasks(parsed, secret, adaptive, launch)

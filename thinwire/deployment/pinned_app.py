@@ -29,7 +29,7 @@ _NAMED = 3  # files that a refusal names
 def hashes_of(bundle: bytes, sizes: Mapping[str, int] | None = None) -> dict[str, str]:
     """The SHA-256 of each file of a bundle.
 
-    Flower writes `pyproject.toml` anew, so of this file the values are hashed, not the text.
+    Flower rewrites `pyproject.toml`, so of this file the values are hashed, not the text.
 
     Args:
         bundle: a Flower app bundle, not trusted.

@@ -4,7 +4,7 @@ steps or state from version u to v
   our last upload was accepted, and we are at u   ->  train from v, upload
   it was not, and v is new                        ->  return to the state before it; then as above
   it was not, and v is what it was trained from   ->  the same upload again: nothing is trained twice (unless the server
-                                                      went back, and made version v anew)
+                                                      went back, and made version v a second time)
   we are not at u, or the drift check fails       ->  `request_full_state`; the server sends the whole state
   the request is for an evaluation                ->  evaluate version v, and keep everything as it was
 """

@@ -250,6 +250,7 @@ class GridTransport:
         expires = Deadline(seconds + 60)
         try:
             while waiting and deadline.left():
+                began = time.monotonic()
                 for reply in self._pull([*waiting, *self.late]):
                     if (of := reply.metadata.reply_to_message_id) in waiting:
                         self.arrived.append((waiting.pop(of), reply))
@@ -257,8 +258,9 @@ class GridTransport:
                         self.arrived.append((client, reply))
                 while self.arrived:
                     yield self.arrived.pop(0)
-                if waiting:
-                    time.sleep(min(self.poll, deadline.left()))
+                if waiting:  # a poll that takes long, on a busy machine, is not repeated at once
+                    wait = min(max(self.poll, 5 * (time.monotonic() - began)), 5 * self.poll)
+                    time.sleep(min(wait, deadline.left()))
         finally:  # the caller may close the round before the end
             self.late |= {one: (client, expires) for one, client in waiting.items()}
 
