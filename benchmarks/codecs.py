@@ -9,9 +9,8 @@ are only printed. Exits with 1 if a check fails.
 The bound is the zero-order entropy of the levels, plus log2 C(n, k) bits for the positions, plus the other bytes of the
 message; an update with dependent levels or positions may be smaller. MB/s count 4 bytes for each value that is sent, on
 one core: the shortest CPU time of several calls. Selecting the k largest values is not included (the last column is its
-speed, in bytes of the whole update). The limit on speed excludes random-k, and encoding by qsgd: they draw a random
-word for each value of the update (random-k draws ten for each value sent at density 0.1), which takes most of their
-time. Their speed is listed without a limit.
+speed, in bytes of the whole update). The limit on speed excludes random-k, which draws its positions, and encoding by
+qsgd, which draws a random word for each value. Their speed is listed without a limit.
 
 Flower's bytes are computed by its own code: arrays through `np.save` into a RecordDict, as protobuf. The arrays are
 those that a user would send for the same values: the smallest numpy type for each level (signs packed), the scales as
@@ -270,7 +269,7 @@ def draws(codec: Codec) -> tuple[bool, bool]:
 
 def words_speed(seconds: float) -> float:
     """MB/s of the random generator, 4 bytes per word: an upper bound for those codecs."""
-    return speed(partial(Key(0).words_numpy, 1_000_000), 4_000_000, seconds)
+    return speed(partial(Key(0).cpu_words, 1_000_000), 4_000_000, seconds)
 
 
 def short(codec: Codec) -> str:
@@ -372,7 +371,7 @@ def main() -> None:
     for name, what in (("qsgd", "encoding by qsgd"), ("RandomK", "random-k, both directions")):
         checks.show(f"the same of {what}, including random numbers", [v for v in found["drawn"] if name in v[1]])
     checks.show(
-        "MB/s of the random generator", [(words_speed(options.seconds), "4 bytes for each word of Philox4x32-10")]
+        "MB/s of the random generator", [(words_speed(options.seconds), "4 bytes for each word of Philox4x64-10")]
     )
     parts[1:1] = [checks.table(), *found["backend"]]
     text = "\n\n".join(parts)

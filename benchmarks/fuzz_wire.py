@@ -73,6 +73,7 @@ from thinwire.codecs import (
     TopK,
 )
 from thinwire.core.key import Key
+from thinwire.core.random_subset import random_subset
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite
 from thinwire.errors import Diverged, Drifted, WireError
@@ -296,7 +297,9 @@ def _read_lost(contract, server, data: bytes) -> bool:
 def _draw(contract, version: int) -> object:
     """The draws of a returning client: a basis, the positions of random-k, the populations of EvoFed (cached)."""
     basis = contract.basis(version, "cpu") if contract.method.space.redraw_every else {}
-    drawn = "RandomK" in repr(contract.method) and contract.key.words_numpy(contract.coords.size)
+    drawn = "RandomK" in repr(contract.method) and random_subset(
+        contract.key, contract.coords.size, contract.coords.size // 2
+    )
     sketch = contract.method.sketch
     for missed in range(KEPT_DRAWS if not isinstance(sketch, Identity) else 0):
         sketch.decode(contract.code.zeros(), contract.sendable, contract.key.fold("draw", missed))
@@ -333,7 +336,7 @@ def _codec_target(codec, tree: Tree) -> Target:
     def read(data: bytes) -> bool:
         return Spec.of(codec.decode(data, spec, peer)) == spec
 
-    draws = most_memory(lambda: peer.key.words_numpy(spec.size)) if isinstance(codec, RandomK) else 0
+    draws = most_memory(lambda: random_subset(peer.key, spec.size, spec.size // 2)) if isinstance(codec, RandomK) else 0
     return Target(f"codec {codec!r}", spec.nbytes, (data,), read, draws=draws)
 
 

@@ -15,6 +15,20 @@ def fold(key, *parts):
     return int.from_bytes(digest.digest(), "little")
 
 
+def philox64(key, n):
+    """The first n words of 32 bits of Philox4x64-10: the lower halves of its words before the upper ones."""
+    full, words, block = 2**64 - 1, [], 1
+    while len(words) < 2 * -(-n // 2):
+        c, k0, k1 = [block, 0, 0, 0], key, 0
+        for _ in range(10):
+            p0, p1 = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
+            c = [p1 >> 64 ^ c[1] ^ k0, p1 & full, p0 >> 64 ^ c[3] ^ k1, p0 & full]
+            k0, k1 = k0 + 0x9E3779B97F4A7C15 & full, k1 + 0xBB67AE8584CAA73B & full
+        words += [half for word in c for half in (word & 0xFFFFFFFF, word >> 32)]
+        block += 1
+    return words[:n]
+
+
 def philox(key, n):
     """The first n words of the stream of a key: Philox4x32-10 of the counters 0, 1, 2, ..."""
     out, mask = [], 0xFFFFFFFF

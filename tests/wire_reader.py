@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 
 from tests.wire_randomness import drift_check as drift_check
-from tests.wire_randomness import fold, philox
+from tests.wire_randomness import fold, philox, philox64
 
 MAX = {"f2": 65504.0, "b2": 255 * 2.0**120, "f4": (2 - 2.0**-23) * 2.0**127, "f8": (2 - 2.0**-52) * 2.0**1023}
 SIZE = {"f4": 4, "f8": 8, "f2": 2, "b2": 2, "i8": 8, "i4": 4, "i2": 2, "i1": 1, "u1": 1, "t1": 1}
@@ -269,12 +269,30 @@ def _sparse(codec, c, k, blocks, key):
 def _read_randomk(codec, data, blocks, key):
     n = count_of(blocks)
     k = kept(codec["density"], n)
-    words = philox(fold(key[1] if codec.get("shared") else key[0], "randomk"), n)
-    at = sorted(sorted(range(n), key=lambda i: (-words[i], i))[:k])
+    at = subset(fold(key[1] if codec.get("shared") else key[0], "randomk"), n, k)
     values = _inner(codec, data, k, blocks, key)
     if codec.get("unbiased", True):
         values = [_as(common(blocks), value * (n / k)) for value in values]
     return _scatter(at, values, blocks)
+
+
+def subset(key, n, k):
+    """Positions of a random subset of k of n."""
+    if 2 * k > n:
+        out = set(subset(key, n, n - k))
+        return [i for i in range(n) if i not in out]
+    draws = 64 if k < 32 else k + k * k // n + 8
+    while True:
+        drawn = [w * n >> 32 for w in philox64(key, draws) if w * n % 2**32 >= 2**32 % n]
+        found = list(dict.fromkeys(drawn))
+        if len(found) >= k:
+            break
+        draws += draws if k < 32 else draws // 8
+    if k < 32:
+        return sorted(found[:k])
+    found.sort()
+    out = set(subset(fold(key, "subset"), len(found), len(found) - k))
+    return [position for i, position in enumerate(found) if i not in out]
 
 
 def _read_masked(codec, data, blocks, key):

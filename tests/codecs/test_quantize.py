@@ -69,7 +69,7 @@ def test_thirty_two_bits_are_as_accurate_as_float32():
 
 @pytest.mark.parametrize("codec", [Quantize(3, "qsgd"), Quantize(4, "qsgd", per="tree"), Quantize(2, stochastic=True)])
 def test_stochastic_rounding_is_unbiased(codec):
-    x = torch.cat((Key(6).normal(40), torch.zeros(4), torch.tensor([1e-3])))
+    x = torch.cat((Key(6).normal(40), torch.zeros(4), torch.tensor([0.05])))
     many = 1500
     total = torch.zeros(len(x), dtype=torch.float64)
     square = torch.zeros(len(x), dtype=torch.float64)

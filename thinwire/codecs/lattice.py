@@ -84,7 +84,7 @@ class Lattice(Codec):
         return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
-        up = key.fold("quantise").uniform(len(x)).double().numpy() if self.stochastic else None
+        up = key.fold("quantise").cpu_uniform(len(x)) if self.stochastic else None
         levels: np.ndarray = (np.rint(x) if up is None else np.floor(x + up)).astype(np.int64)
         return levels
 

@@ -171,7 +171,7 @@ class Quantize(Codec):
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         random = self.stochastic or self.scheme == "qsgd"
-        up = key.fold("quantise").uniform(len(x)).numpy().astype(x.dtype) if random else None
+        up = key.fold("quantise").cpu_uniform(len(x)) if random else None
         q: np.ndarray = np.rint(x, out=x) if up is None else np.floor(x + up)
         return q
 

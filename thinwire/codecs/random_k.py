@@ -12,8 +12,9 @@ import torch
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.positions import check_density, scatter
+from thinwire.core.random_subset import random_subset
 from thinwire.core.registry import register
-from thinwire.core.selection import kept, top_positions
+from thinwire.core.selection import kept
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import as_one_block, common_type, join
@@ -72,7 +73,7 @@ class RandomK(Codec):
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The values at the drawn positions."""
         vector = join(tree)
-        values = vector[torch.from_numpy(self._drawn(len(vector), peer))]
+        values = vector.index_select(0, torch.from_numpy(self._drawn(len(vector), peer)))
         return self.inner.encode({"values": values}, {}, peer)[0], state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -89,6 +90,6 @@ class RandomK(Codec):
         return self.inner.size(as_one_block(spec, kept(self.density, spec.size)))
 
     def _drawn(self, n: int, peer: Peer) -> np.ndarray:
-        """The positions of the k largest of n random words, which needs no full sort."""
-        words = (peer.everyone if self.shared else peer.key).fold("randomk").words_numpy(n)
-        return top_positions(words, kept(self.density, n))
+        """The positions, drawn from the client's key or from that of all clients."""
+        key = peer.everyone if self.shared else peer.key
+        return random_subset(key.fold("randomk"), n, kept(self.density, n))

@@ -6,7 +6,8 @@ and on x86, and in future versions. `torch.Generator` does not guarantee this.
 
     word(4 j + i) = Philox4x32-10(counter = j, key)[i]
 
-All draws take `start`, the position of the first value: a long stream can be drawn in parts, in any order.
+All draws but `cpu_words` take `start`, the position of the first value: a long stream can be drawn in parts, in any
+order. `cpu_words` is a second stream of each key, for what is drawn on CPUs only: numpy computes it in C.
 
 >>> key = Key(7).fold("mask", 3)
 >>> key.signs(4).tolist() == key.signs(2).tolist() + key.signs(2, start=2).tolist()
@@ -72,6 +73,19 @@ class Key:
         for lo in range(first, last, CHUNK):
             out[lo - first : lo - first + CHUNK] = philox_counted(lo, min(lo + CHUNK, last), *self._halves())
         return out.reshape(-1)[start - 4 * first :][:n]
+
+    def cpu_words(self, n: int) -> np.ndarray:
+        """The first n uint32 words of the second stream, several times faster than `words_numpy`.
+
+        word(8 j + 2 i) and word(8 j + 2 i + 1) = the lower and the upper half of
+        Philox4x64-10(counter = j + 1, key = (value, 0))[i]
+        """
+        raw = np.random.Philox(counter=0, key=self.value).random_raw(-(-n // 2))
+        return raw.astype("<u8", copy=False).view("<u4").astype(np.uint32, copy=False)[:n]
+
+    def cpu_uniform(self, n: int) -> np.ndarray:
+        """n float32 multiples of 2**-24 from [0, 1), from `cpu_words`."""
+        return (self.cpu_words(n) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
     def words(self, n: int, start: int = 0, device: Device = None) -> Tensor:
         """n words of the stream as int64 below 2**32, from position `start`."""
