@@ -45,9 +45,15 @@ def claims(paragraph: str) -> list[tuple[str, str]]:
     return found + [(number, "%") for number in re.findall(r"(?<![\d.,])\d\d\.\d{1,2}(?![\d.]| \w)", bare)]
 
 
+def runs_of(page: Path) -> dict[str, dict]:
+    """The runs of a page by name, from its JSON file: those of an archive, or the whole file."""
+    content = json.loads(page.with_suffix(".json").read_text())
+    return content.get("runs", content)
+
+
 def rows(page: Path) -> Iterator[tuple[str, list[dict]]]:
     """(method, its runs) of each row of the tables on a page; unfinished runs are left out."""
-    known = json.loads(page.with_suffix(".json").read_text())
+    known = runs_of(page)
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if runs := [known[name] for name in cells[-1].split() if name in known]:

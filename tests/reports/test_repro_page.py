@@ -62,8 +62,8 @@ def finished_runs(tmp_path_factory) -> Path:
 def test_page_shows_the_values_of_its_runs(finished_runs, tmp_path) -> None:
     found = small()
     page = tmp_path / "page.md"
-    write_page(page, [section(found, finished_runs, "page"), section(small("rounds to 0.2"), finished_runs, "page")])
-    text, runs = page.read_text(), json.loads(page.with_suffix(".json").read_text())
+    write_page(page, [section(found, finished_runs, page), section(small("rounds to 0.2"), finished_runs, page)])
+    text, runs = page.read_text(), json.loads(page.with_suffix(".json").read_text())["runs"]
     assert len(runs) == 2 + 4
     for line in found.grid.final(finished_runs):
         values = [runs[e.digest()[:8]] for e in line.runs]

@@ -41,7 +41,7 @@ def task_settings(on: str) -> Table:
         if not Path(on).is_file():
             raise ConfigError(f"there is no file {on}; write the name of a task (`thinwire list tasks`) or of a file")
         return _with_data(DATASET_OF[suffix], on)
-    if on and on not in presets("tasks") and on not in entries("dataset") and Path(on).is_dir():
+    if on and Path(on).is_dir() and on not in presets("tasks") and on not in entries("dataset"):
         return _with_data(FOLDER_DATASET, on)
     return _by_name(on)
 

@@ -12,6 +12,10 @@ and the cost of a method as papers define it, computed by `cost`:
     to_worst        bytes without catch-up until the best accuracy of the worst run of the column, in percent likewise
     gigabytes       bytes of all messages without catch-up
     numbers         trainable parameters, in percent of the model's parameters
+
+An archived run (`experiments/archive.py`) has the values of the measures that its tables showed. Early ones have no
+bytes by direction, but the cost of their row as it was printed (`printed_cost`), which is shown while all runs of the
+column are such.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from thinwire.errors import ConfigError
+from thinwire.experiments.archive import Runs
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.grid import Line, metrics, summary, to_target
 from thinwire.experiments.link_time import link, seconds
@@ -40,13 +45,17 @@ def heading(measure: str) -> str:
     return measure.replace("_", " ") + " %" if measure.endswith("_accuracy") else measure
 
 
-def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
+def measured(measure: str, experiment: Experiment, out: Path | Runs) -> float | None:
     """The value of a measure for a finished run; None if it has none, such as rounds to an accuracy never reached."""
-    found = summary(experiment, out)
+    found, kept = summary(experiment, out), Runs.at(out).kept(experiment)
     if found is None:
         return None
     if measure.endswith("_accuracy") and measure in found:
         return None if found[measure] is None else 100 * float(found[measure])
+    goal = _TO.fullmatch(measure)
+    if kept is not None and not (goal and goal[1] == "rounds"):  # its records are incomplete
+        value: float | None = kept["values"].get(measure)
+        return value
     records = metrics(experiment, out)[1:]
     if measure == "MB a round":
         clients = sum(record["clients"] for record in records)
@@ -54,7 +63,7 @@ def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
     if measure.startswith("seconds a round at "):
         speed = link(measure.removeprefix("seconds a round at "))
         return seconds(records, speed) / len(records) if records else None
-    if goal := _TO.fullmatch(measure):
+    if goal:
         reached = to_target(experiment, out, float(goal[2]))
         if reached is None or goal[1] == "rounds":
             return float(reached[0]) if reached else None
@@ -62,14 +71,14 @@ def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
     raise ConfigError(f"unknown measure {measure!r}; write for example best_accuracy, or rounds to 0.8")
 
 
-def cost(kind: str, line: Line, column: Sequence[Line], out: Path) -> float | None:
+def cost(kind: str, line: Line, column: Sequence[Line], out: Path | Runs) -> float | None:
     """The cost of a line of a table as papers define it; None before its runs are finished.
 
     Args:
         kind: one of `Cost`.
         line: the line.
         column: all lines of its column, the baseline first.
-        out: folder of the run directories.
+        out: folder of the run directories, or runs with an archive.
     """
     if kind not in get_args(Cost):
         raise ConfigError(f"cost must be one of {', '.join(get_args(Cost))}, not {kind!r}")
@@ -80,12 +89,15 @@ def cost(kind: str, line: Line, column: Sequence[Line], out: Path) -> float | No
         return statistics.fmean(s["bytes_total_ideal"] for _, s in finished) / 1e9
     if kind == "numbers":
         return statistics.fmean(100 * s["trainable"] / s["parameters"] for _, s in finished)
-    worst = min((s["best_accuracy"] or 0.0 for other in column for _, s in _finished(other, out)), default=0.0)
+    everything = [s for other in column for _, s in _finished(other, out)]
+    if any("printed_cost" in s for s in everything):
+        return finished[0][1]["printed_cost"] if all("printed_cost" in s for s in everything) else None
+    worst = min((s["best_accuracy"] or 0.0 for s in everything), default=0.0)
     spent, first = (_spent(kind, one, worst, out) for one in (line, column[0]))
     return 100 * spent / first if spent is not None and first else None
 
 
-def _spent(kind: str, line: Line, worst: float, out: Path) -> float | None:
+def _spent(kind: str, line: Line, worst: float, out: Path | Runs) -> float | None:
     """Mean uploaded bytes, or mean bytes in both directions until an accuracy."""
     finished = _finished(line, out)
     if kind == "bytes_up":
@@ -95,5 +107,5 @@ def _spent(kind: str, line: Line, worst: float, out: Path) -> float | None:
     return statistics.fmean(spent) if spent else None
 
 
-def _finished(line: Line, out: Path) -> list[tuple[Experiment, dict[str, float]]]:
+def _finished(line: Line, out: Path | Runs) -> list[tuple[Experiment, dict[str, float]]]:
     return [(e, s) for e in line.runs if (s := summary(e, out))]
