@@ -146,7 +146,9 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "mask": {
         "none": tw.NoMask(),
         "topk": tw.TopKMask(0.5),
+        "topk/block": tw.TopKMask(0.5, by="block", at=1),
         "prune": tw.PruneMask(0.5),
+        "prune/block": tw.PruneMask(0.5, by="block"),
         "prune/slowly": tw.PruneMask(1.0, keep=0.7),
         "random": tw.RandomMask(0.5),
     },

@@ -33,7 +33,7 @@ from thinwire.reports.svg import standalone
 
 SUMMARY_KEYS = (  # of each run, in the .json file
     *("best_accuracy", "final_accuracy", "best_client_accuracy", "final_client_accuracy", "trainable", "bytes_total"),
-    *("bytes_catchup", "seconds", "task", "status", "status_round", "chance_accuracy"),
+    *("bytes_catchup", "seconds", "task", "status", "status_round", "chance_accuracy", "nonzero_b"),
 )
 COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the parameters"}
 
