@@ -46,6 +46,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "mapax": tw.MAPAX(segment=64, budget=32),
         "fedpara": tw.FedPara(rank=2, activation="tanh"),
         "fedpara/personal": tw.FedPara(rank=2, personal=True),
+        "fedpara/gammas": tw.FedPara(gamma=0.0, gammas=(("0.*", 0.5),)),
         "lowrank": tw.LowRank(rank=2),
         "pufferfish": tw.Pufferfish(ratio=0.5, first_dense=0),
         "factorized-fl": tw.FactorizedFL(),

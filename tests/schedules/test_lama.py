@@ -1,5 +1,7 @@
 """FedLAMA: which layers get the long interval, client state within a window, and cost."""
 
+from xml.etree import ElementTree
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,10 +12,17 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import execute
+from thinwire.experiments.records import read_run
+from thinwire.experiments.run_directory import RunFolder
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.round import Group, plan_round
+from thinwire.reports.chapter_layers import layers_chapter
+from thinwire.reports.layer_chart import draw_layers
+from thinwire.reports.seed_groups import group
+from thinwire.reports.window_chart import share_curves, windows_of
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
@@ -26,6 +35,7 @@ from thinwire.wire import message as wire
 STEPS = Local(batch=8, steps=3)
 SMALL = Spec.of(dict(perceptron().named_parameters()))
 D = SMALL.size
+SIZE = {block.name: block.numel for block in SMALL}
 
 
 def bytes_of_values(federation: Federation, data: bytes, client: int = 0) -> int:
@@ -337,7 +347,7 @@ def test_the_record_of_a_window_has_discrepancy_and_shares_of_each_layer(rules):
         often = dict(zip(schedule._layers(SMALL), state["often"].tolist(), strict=True))
         report = {
             group: torch.tensor(
-                sum(set_to[n] * SMALL[n].numel * (1 if often[group] else 2) for n in names), dtype=torch.float64
+                sum(set_to[n] * SIZE[n] * (1 if often[group] else 2) for n in names), dtype=torch.float64
             )
             for group, names in groups.items()
         }
@@ -347,8 +357,8 @@ def test_the_record_of_a_window_has_discrepancy_and_shares_of_each_layer(rules):
     layers = {"paper": {"0": ("0.weight", "0.bias"), "2": ("2.weight", "2.bias")}}.get(
         rules, {name: (name,) for name in SMALL.names}
     )
-    size = {layer: sum(SMALL[n].numel for n in names) for layer, names in layers.items()}
-    total = {layer: sum(set_to[n] * SMALL[n].numel for n in names) for layer, names in layers.items()}
+    size = {layer: sum(SIZE[n] for n in names) for layer, names in layers.items()}
+    total = {layer: sum(set_to[n] * SIZE[n] for n in names) for layer, names in layers.items()}
     assert {layer: facts["discrepancy"] for layer, facts in found.items()} == {
         layer: pytest.approx(total[layer] / size[layer], rel=1e-5) for layer in found
     }
@@ -395,5 +405,5 @@ def test_windows_are_in_the_metrics_and_drawn(tmp_path):
     draw_layers(summary["layers"], 6, "run", tmp_path / "without.svg")
     texts = ["".join(ElementTree.parse(tmp_path / f"{name}.svg").getroot().itertext()) for name in ("with", "without")]
     assert ["1 - lambda" in text and "Discrepancy between clients by layer" in text for text in texts] == [True, False]
-    page = layers_chapter("digits", seed_groups([read_run(tmp_path / "run")]))
+    page = layers_chapter("digits", group([read_run(tmp_path / "run")]))
     assert any("discrepancy taken against parameters left" in getattr(one, "title", "") for one in page.pieces)
