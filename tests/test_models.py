@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import thinwire.models
 from thinwire.core.registry import entries

@@ -23,6 +23,7 @@ from thinwire.experiments.grid import Line, at_edge, broken, markdown, metrics, 
 from thinwire.experiments.presets import papers
 from thinwire.experiments.records import honest_bytes, read_run
 from thinwire.experiments.repro import Reproduction
+from thinwire.reports.against_chart import against_chart
 from thinwire.reports.counts import counted_heads, counted_rows
 from thinwire.reports.curve_figure import curve_figure
 from thinwire.reports.finals import FAILED_RUNS, failures_text, mean_std_text, selection_set, trial_text, widened
@@ -72,7 +73,8 @@ def section(repro: Reproduction, out: Path, folder: str = "") -> Section:
         if folder and (drawn := _figure(repro, column["name"], column_lines, out)):
             name = f"{repro.name}-{_slug(column['name'])}.svg"
             figures[name] = drawn
-            text += f"![Accuracy against bytes, {column['name']}]({folder}/{name})\n\n"
+            against = repro.content.get("against", {}).get("x", "bytes")
+            text += f"![Accuracy against {against}, {column['name']}]({folder}/{name})\n\n"
         text += _search(repro, [line for line in trials if line.row in rows], column_lines, out)
     runs = _runs(repro, [*lines, *trials], out)
     ends = {e.digest(): training_failed(e, out) for line in (*lines, *trials) for e in line.runs if not summary(e, out)}
@@ -164,9 +166,10 @@ def _workload(line: Line) -> str:
 
 def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
     """One column of a published table, with our values, bytes and costs."""
-    kind = repro.content.get("cost")
     first = _mean_bytes(lines[0], out)
     cells = repro.grid.content["rows"]
+    columns = {column["name"]: column for column in repro.content["columns"]}
+    kind = columns[cells[lines[0].row]["column"]].get("cost", repro.content.get("cost"))
     measures = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
     rows, runs = [], []
     for line in lines:
@@ -189,7 +192,7 @@ def _table(repro: Reproduction, lines: list[Line], out: Path) -> str:
         rows.append([*row, " ".join(e.digest()[:8] for e, _ in found) or "-"])
     head = ["method", "tuned", *(f"our {measure}" for measure in measures), "paper's", "difference", "seeds"]
     head += ["honest bytes", "% of the first"]
-    head += [f"cost as the paper counts, {COSTS[kind]}", "paper's cost"] if kind else []
+    head += [f"cost as the paper counts, {COSTS.get(kind, kind)}", "paper's cost"] if kind else []
     return markdown(*widened([*head, "runs"], rows, runs))
 
 
@@ -228,8 +231,15 @@ def _chosen(line: Line) -> str:
 
 
 def _figure(repro: Reproduction, column: str, lines: list[Line], out: Path) -> str:
-    """Accuracy against bytes as the contents of an SVG file; "" if there is nothing to draw."""
+    """The chart of a column as the contents of an SVG file; "" if there is nothing to draw.
+
+    Accuracy against bytes, or as the preset of a figure says (`against_chart.py`).
+    """
     measures = {repro.grid.content["rows"][line.row]["measure"] for line in lines}
+    if "against" in repro.content and len(measures) == 1:
+        measure = next(iter(measures))
+        values = {line.label: [measured(measure, e, out) for e in line.runs] for line in lines}
+        return against_chart(repro.content, column, heading(measure), values)
     metric = "client_accuracy" if all("client" in measure for measure in measures) else "accuracy"
     if not all(measure.endswith("_accuracy") for measure in measures):
         return ""
