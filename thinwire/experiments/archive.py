@@ -5,8 +5,8 @@
 
 `tables` are those of the page with the options that made them. A run is found by its `digest`, the hash of all its
 settings: a table whose settings were changed has none of its earlier runs, which stay in the file. `curve` has [round,
-bytes so far, accuracy] of every evaluated round, `curve_ideal` the bytes without catch-up, `curve_client` the clients'
-accuracy. Runs that diverged are kept too, so that they are not run again.
+bytes so far, accuracy] of every evaluated round, `curve_ideal` the bytes without catch-up, `curve_up` those of uploads,
+`curve_client` the clients' accuracy. Runs that diverged are kept too, so that they are not run again.
 
 `Runs` looks in the run directories first and then in the archive; the functions of `grid.py` take either a folder or a
 `Runs`.
@@ -119,9 +119,10 @@ def curves(records: list[Record]) -> Table:
     """The curves of a run for an archive: those of the accuracy, of bytes without catch-up and of clients' accuracy."""
     spent = list(itertools.accumulate(map(honest_bytes, records)))
     ideal = list(itertools.accumulate(record["bytes_up"] + record["bytes_down"] for record in records))
+    up = list(itertools.accumulate(record["bytes_up"] for record in records))
     shown = [i for i, record in enumerate(records) if record["accuracy"] is not None]
     out: Table = {"curve": [[records[i]["round"], spent[i], records[i]["accuracy"]] for i in shown]}
-    out["curve_ideal"] = [ideal[i] for i in shown]
+    out |= {"curve_ideal": [ideal[i] for i in shown], "curve_up": [up[i] for i in shown]}
     of_clients = [records[i].get("client_accuracy") for i in shown]
     return out | ({"curve_client": of_clients} if any(value is not None for value in of_clients) else {})
 
@@ -137,12 +138,18 @@ def _records(kept: Table) -> list[Record]:
     ideal = kept.get("curve_ideal") or [spent for _, spent, _ in curve]
     of_clients = kept.get("curve_client") or [None] * len(curve)
     out: list[Record] = []
-    before = without = 0
-    for (number, spent, accuracy), plain, client in zip(curve, ideal, of_clients, strict=True):
-        sent = {"bytes_up": plain - without, "bytes_down": 0, "bytes_catchup": spent - before - (plain - without)}
+    before = (0, 0, 0)
+    for (number, *_, accuracy), sums, client in zip(curve, _sums(curve, ideal, kept), of_clients, strict=True):
+        up, plain, spent = (now - then for now, then in zip(sums, before, strict=True))
+        sent = {"bytes_up": up, "bytes_down": plain - up, "bytes_catchup": spent - plain}
         out.append({"round": number, "accuracy": accuracy, "client_accuracy": client, "loss": None, **sent})
-        before, without = spent, plain
+        before = sums
     return out
+
+
+def _sums(curve: list[tuple[int, int, float]], ideal: list[int], kept: Table) -> list[tuple[int, int, int]]:
+    """Bytes so far: uploads, without catch-up, and all; where uploads are not known, they have all of the second."""
+    return list(zip(kept.get("curve_up") or ideal, ideal, (spent for _, spent, _ in curve), strict=True))
 
 
 def _sound_table(options: Any) -> bool:

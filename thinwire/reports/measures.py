@@ -12,6 +12,8 @@ and the cost of a method as papers define it, computed by `cost`:
     to_worst        bytes without catch-up until the best accuracy of the worst run of the column, in percent likewise
     gigabytes       bytes of all messages without catch-up
     numbers         trainable parameters, in percent of the model's parameters
+    MB to 80 % of the first      bytes without catch-up until that share of the final accuracy of the first row
+    MB up to 80 % of the first   the same, of uploads only
 
 An archived run (`experiments/archive.py`) has the values of the measures that its tables showed. Early ones have no
 bytes by direction, but the cost of their row as it was printed (`printed_cost`), which is shown while all runs of the
@@ -24,7 +26,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.archive import Runs
@@ -34,6 +36,7 @@ from thinwire.experiments.link_time import link, seconds
 
 Cost = Literal["bytes_up", "to_worst", "gigabytes", "numbers"]
 _TO = re.compile(r"(rounds|minutes) to (0\.\d+)(?: at (.+))?")
+_SHARE = re.compile(r"MB (up )?to (\d+) % of the first")
 
 
 def heading(measure: str) -> str:
@@ -75,16 +78,20 @@ def cost(kind: str, line: Line, column: Sequence[Line], out: Path | Runs) -> flo
     """The cost of a line of a table as papers define it; None before its runs are finished.
 
     Args:
-        kind: one of `Cost`.
+        kind: one of `Cost`, or `MB to N % of the first`.
         line: the line.
         column: all lines of its column, the baseline first.
         out: folder of the run directories, or runs with an archive.
     """
-    if kind not in get_args(Cost):
-        raise ConfigError(f"cost must be one of {', '.join(get_args(Cost))}, not {kind!r}")
+    share = _SHARE.fullmatch(kind)
+    if kind not in get_args(Cost) and not share:
+        known = ", ".join((*get_args(Cost), "MB to 80 % of the first"))
+        raise ConfigError(f"cost must be one of {known}, not {kind!r}")
     finished = _finished(line, out)
     if not finished:
         return None
+    if share:
+        return _megabytes(finished, _finished(column[0], out), int(share[2]) / 100, bool(share[1]), out)
     if kind == "gigabytes":
         return statistics.fmean(s["bytes_total_ideal"] for _, s in finished) / 1e9
     if kind == "numbers":
@@ -107,5 +114,23 @@ def _spent(kind: str, line: Line, worst: float, out: Path | Runs) -> float | Non
     return statistics.fmean(spent) if spent else None
 
 
-def _finished(line: Line, out: Path | Runs) -> list[tuple[Experiment, dict[str, float]]]:
+_Runs = list[tuple[Experiment, dict[str, Any]]]
+
+
+def _finished(line: Line, out: Path | Runs) -> _Runs:
     return [(e, s) for e in line.runs if (s := summary(e, out))]
+
+
+def _megabytes(finished: _Runs, of_first: _Runs, share: float, only_up: bool, out: Path | Runs) -> float | None:
+    """Mean megabytes until a share of the mean final accuracy of the first row; None if a run never gets there."""
+    finals = [s["final_accuracy"] for _, s in of_first if s["final_accuracy"] is not None]
+    if not finals:
+        return None
+    target, spent = share * statistics.fmean(finals), []
+    for experiment, _ in finished:
+        reached = to_target(experiment, out, target)
+        if reached is None:
+            return None
+        done = [record for record in metrics(experiment, out) if record["round"] <= reached[0]]
+        spent.append(sum(r["bytes_up"] + (0 if only_up else r["bytes_down"]) for r in done) / 1e6)
+    return statistics.fmean(spent)

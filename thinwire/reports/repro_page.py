@@ -23,6 +23,7 @@ from thinwire.experiments.grid import Line, at_edge, broken, markdown, summary, 
 from thinwire.experiments.presets import papers, presets
 from thinwire.experiments.repro import Reproduction, load
 from thinwire.experiments.toml import Table
+from thinwire.reports.against_chart import against_chart
 from thinwire.reports.counts import counted_heads, counted_rows
 from thinwire.reports.curve_figure import curve_figure
 from thinwire.reports.finals import FAILED_RUNS, failures_text, mean_std_text, selection_set, trial_text, widened
@@ -74,7 +75,8 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
         if page is not None and (drawn := _figure(repro, column["name"], column_lines, runs)):
             figures[name] = drawn
         if page is not None and (name in figures or _chart_stays(page.parent / page.stem / name, column_lines, runs)):
-            text += f"![Accuracy against bytes, {column['name']}]({page.stem}/{name})\n\n"
+            against = content.get("against", {}).get("x", "bytes")
+            text += f"![Accuracy against {against}, {column['name']}]({page.stem}/{name})\n\n"
         text += _search(repro, [line for line in trials if line.row in rows], column_lines, runs)
     replaced = [line for number in {line.row for line in trials} for line in repro.grid.tried(number, runs)]
     kept = archived_runs(repro, [*lines, *trials, *replaced], runs)
@@ -174,9 +176,10 @@ def _workload(line: Line) -> str:
 
 def _table(repro: Reproduction, lines: list[Line], runs: Runs) -> str:
     """One column of a published table, with our values, bytes and costs."""
-    kind = repro.content.get("cost")
     first = _mean_bytes(lines[0], runs)
     cells = repro.grid.content["rows"]
+    columns = {column["name"]: column for column in repro.content["columns"]}
+    kind = columns[cells[lines[0].row]["column"]].get("cost", repro.content.get("cost"))
     measures = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
     found = [[(e, s) for e in line.runs if (s := summary(e, runs))] for line in lines]
     made = [" and ".join(sorted({made_text(runs.provenance(e)) for e, _ in finished})) for finished in found]
@@ -200,7 +203,7 @@ def _table(repro: Reproduction, lines: list[Line], runs: Runs) -> str:
         rows.append([*row, " ".join(runs.archive.name(e.digest()) for e, _ in finished) or "-"])
     head = ["method", "tuned", *(f"our {measure}" for measure in measures), "paper's", "difference", "seeds"]
     head += ["honest bytes", "% of the first"]
-    head += [f"cost as the paper counts, {COSTS[kind]}", "paper's cost"] if kind else []
+    head += [f"cost as the paper counts, {COSTS.get(kind, kind)}", "paper's cost"] if kind else []
     head += ["made"] if len(set(made) - {""}) > 1 else []
     return markdown(*widened([*head, "runs"], rows, [[s for _, s in finished] for finished in found]))
 
@@ -240,8 +243,15 @@ def _chosen(line: Line) -> str:
 
 
 def _figure(repro: Reproduction, column: str, lines: list[Line], runs: Runs) -> str:
-    """Accuracy against bytes as the contents of an SVG file; "" if there is nothing to draw."""
+    """The chart of a column as the contents of an SVG file; "" if there is nothing to draw.
+
+    Accuracy against bytes, or as the preset of a figure says (`against_chart.py`).
+    """
     measures = {repro.grid.content["rows"][line.row]["measure"] for line in lines}
+    if "against" in repro.content and len(measures) == 1:
+        measure = next(iter(measures))
+        values = {line.label: [measured(measure, e, runs) for e in line.runs] for line in lines}
+        return against_chart(repro.content, column, heading(measure), values)
     metric = "client_accuracy" if all("client" in measure for measure in measures) else "accuracy"
     if not all(measure.endswith("_accuracy") for measure in measures):
         return ""
