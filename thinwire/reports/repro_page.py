@@ -12,14 +12,14 @@ import itertools
 import re
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.core.units import human_bytes
 from thinwire.experiments.archive import Archive, Runs
 from thinwire.experiments.files import write_all
-from thinwire.experiments.grid import Line, at_edge, broken, markdown, summary, training_failed
+from thinwire.experiments.grid import Line, at_edge, broken, markdown, status, summary, training_failed
 from thinwire.experiments.presets import papers, presets
 from thinwire.experiments.repro import Reproduction, load
 from thinwire.experiments.toml import Table
@@ -32,6 +32,7 @@ from thinwire.reports.repro_runs import archived_runs, cost_text, made_text, mer
 from thinwire.reports.seed_groups import SeedGroup
 from thinwire.reports.style import STANDALONE
 from thinwire.reports.svg import standalone
+from thinwire.reports.verdicts import Row, TableRows, page_verdict
 
 COSTS = {"bytes_up": "% up", "to_worst": "% to the worst's best", "gigabytes": "GB", "numbers": "% of the parameters"}
 
@@ -46,6 +47,7 @@ class Section(NamedTuple):
     figures: dict[str, str]  # SVG by file name
     name: str  # of the table
     options: Table  # that make the table again
+    rows: TableRows  # its values, for statements about them
 
 
 def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> Section:
@@ -64,13 +66,15 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
     if content.get("counted"):
         text += markdown(counted_heads(content), counted_rows(content)) + f"\n{verdict}No training. "
         text += f"`thinwire repro {repro.name}` makes this table.\n"
-        return Section(content["paper"], text, {}, 0, {}, repro.name, options)
+        return Section(content["paper"], text, {}, 0, {}, repro.name, options, TableRows(_title(content), {}))
     lines, trials = repro.grid.shown(runs), repro.grid.trials()
     figures: dict[str, str] = {}
+    values: dict[tuple[str, str], Row] = {}
     for column in content["columns"]:
         rows = [i for i, row in enumerate(repro.grid.content["rows"]) if row["column"] == column["name"]]
         column_lines = [line for line in lines if line.row in rows]
         text += f"**{column['name']}** ({_workload(column_lines[0])})\n\n{_table(repro, column_lines, runs)}\n"
+        values |= {(column["name"], line.label): _row(repro, line, column_lines, runs) for line in column_lines}
         name = f"{repro.name}-{_slug(column['name'])}.svg"
         if page is not None and (drawn := _figure(repro, column["name"], column_lines, runs)):
             figures[name] = drawn
@@ -83,7 +87,24 @@ def section(repro: Reproduction, out: Path | Runs, page: Path | None = None) -> 
     needed = {e.digest(): e for line in (*lines, *trials) for e in line.runs}
     missing = sum(not summary(e, runs) and not training_failed(e, runs) for e in needed.values())
     text += _unrecorded(text, list(kept.values())) + verdict + _end(repro, list(kept.values()), missing)
-    return Section(content["paper"], text, kept, missing, figures, repro.name, options)
+    shown = TableRows(_title(content), values)
+    return Section(content["paper"], text, kept, missing, figures, repro.name, options, shown)
+
+
+def _title(content: Table) -> str:
+    """The name of a table without that of its paper."""
+    return str(content["paper"]).partition(", ")[2]
+
+
+def _row(repro: Reproduction, line: Line, column: list[Line], runs: Runs) -> Row:
+    """The values of a row for statements about it; those of other measures than accuracies carry none."""
+    cell, kind = repro.grid.content["rows"][line.row], _cost_kind(repro, line)
+    found = [measured(cell["measure"], e, runs) for e in line.runs] if cell["measure"].endswith("_accuracy") else []
+    statuses = [status(e, runs) for e in line.runs if summary(e, runs) or training_failed(e, runs)]
+    ours = cost(kind, line, column, runs) if kind else None
+    values = [value for value in found if value is not None]
+    unit = "MB" if str(kind).startswith("MB ") else COSTS.get(str(kind), "%").split()[0]
+    return Row(values, statuses, _mean_bytes(line, runs), cell["published"], (ours, cell["traffic"] or None), unit)
 
 
 def _end(repro: Reproduction, kept: Sequence[Table], missing: int) -> str:
@@ -135,15 +156,16 @@ def write_page(path: Path, sections: Sequence[Section], archive: Archive | None 
     order = {paper["name"]: i for i, paper in enumerate(papers())}
     ranked = sorted(sections, key=lambda part: (order.get(part.paper.split(",")[0], len(order)), part.name))
     kept = merged(archive or Archive(), [part.runs for part in ranked])
-    files = {path.name: page_head(path) + "\n".join(part.text for part in ranked)}
+    head = page_head(path, {part.name: part.rows for part in ranked})
+    files = {path.name: head + "\n".join(part.text for part in ranked)}
     files[path.with_suffix(".json").name] = Archive({part.name: part.options for part in ranked}, kept).text()
     for name, drawing in itertools.chain.from_iterable(part.figures.items() for part in ranked):
         files[f"{path.stem}/{name}"] = drawing
     write_all(path.parent, {name: text.encode() for name, text in files.items()})
 
 
-def page_head(path: Path) -> str:
-    """The text above the tables: where the values are from, and a verdict on each paper."""
+def page_head(path: Path, tables: Mapping[str, TableRows]) -> str:
+    """The text above the tables: where the values are from, and a verdict on each paper, if the tables carry it."""
     text = "# Tables of papers, reproduced\n\n"
     text += (
         "Written by `thinwire repro` from run directories; values and curves of all runs are in "
@@ -154,7 +176,7 @@ def page_head(path: Path) -> str:
     )
     for paper in papers():
         text += f"**{paper['title']}.** "
-        text += f"{paper['verdict'].strip()} " if paper.get("verdict", "").strip() else ""
+        text += f"{page_verdict(paper['verdict'].strip(), tables)} " if paper.get("verdict", "").strip() else ""
         reasons = [f"{table} ({why})" for table, why in paper.get("not_made", {}).items()]
         text += f"Not reproduced: {'; '.join(reasons)}.\n\n" if reasons else "\n\n"
     return text
@@ -178,8 +200,7 @@ def _table(repro: Reproduction, lines: list[Line], runs: Runs) -> str:
     """One column of a published table, with our values, bytes and costs."""
     first = _mean_bytes(lines[0], runs)
     cells = repro.grid.content["rows"]
-    columns = {column["name"]: column for column in repro.content["columns"]}
-    kind = columns[cells[lines[0].row]["column"]].get("cost", repro.content.get("cost"))
+    kind = _cost_kind(repro, lines[0])
     measures = list(dict.fromkeys(heading(cells[line.row]["measure"]) for line in lines))
     found = [[(e, s) for e in line.runs if (s := summary(e, runs))] for line in lines]
     made = [" and ".join(sorted({made_text(runs.provenance(e)) for e, _ in finished})) for finished in found]
@@ -206,6 +227,13 @@ def _table(repro: Reproduction, lines: list[Line], runs: Runs) -> str:
     head += [f"cost as the paper counts, {COSTS.get(kind, kind)}", "paper's cost"] if kind else []
     head += ["made"] if len(set(made) - {""}) > 1 else []
     return markdown(*widened([*head, "runs"], rows, [[s for _, s in finished] for finished in found]))
+
+
+def _cost_kind(repro: Reproduction, line: Line) -> str | None:
+    """The paper's definition of cost for the column of a line."""
+    columns = {column["name"]: column for column in repro.content["columns"]}
+    kind: str | None = columns[repro.grid.content["rows"][line.row]["column"]].get("cost", repro.content.get("cost"))
+    return kind
 
 
 def _search(repro: Reproduction, trials: list[Line], lines: list[Line], runs: Runs) -> str:
