@@ -127,8 +127,12 @@ def write_reproduction(page: Path, chances: dict[str, Chance]) -> Runs:
             run.update(status(run, (run["task"], False), chances))
     file.write_text(archive.text())
     update_page(page, [], Path("no run directories"))
-    shown = Archive.read(file).runs
-    return {name: run for name, run in shown.items() if run["tables"] and run["status"] != "diverged"}
+    return shown_runs(Archive.read(file))
+
+
+def shown_runs(archive: Archive) -> Runs:
+    """The runs that tables of a page show."""
+    return {name: run for name, run in archive.runs.items() if run["tables"] and run["status"] != "diverged"}
 
 
 def _write(file: Path, runs: Runs) -> None:

@@ -193,16 +193,13 @@ def test_every_preset_states_its_differences(name):
 
 
 def test_published_pages_are_reproduced_from_their_json_files(tmp_path):
-    """Regenerating every page changes nothing, and every status follows from the curve of its run."""
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    """Regenerating every page of results changes nothing, and every status follows from the curve of its run."""
+    shutil.copytree(ROOT / "docs/results", tmp_path / "results")
     chances = published.read_chance(ROOT / "docs")
-    found = {
-        page.stem: published.write_result(page, chances) for page in sorted((tmp_path / "docs/results").glob("*.md"))
-    }
-    found["reproduction"] = published.write_reproduction(tmp_path / "docs/reproduction.md", chances)
-    written = [*(tmp_path / "docs/results").iterdir(), *(tmp_path / "docs").glob("reproduction.*")]
-    for file in written:
-        assert file.read_text() == (ROOT / file.relative_to(tmp_path)).read_text(), f"python {published.__file__}"
+    found = {page.stem: published.write_result(page, chances) for page in sorted((tmp_path / "results").glob("*.md"))}
+    for file in (tmp_path / "results").iterdir():
+        assert file.read_text() == (ROOT / "docs/results" / file.name).read_text(), f"python {published.__file__}"
+    found["reproduction"] = published.shown_runs(Archive.read(ROOT / "docs/reproduction.json"))
     assert published.broken_part(found).strip() in (ROOT / "docs/results.md").read_text()
     everything = [run for runs in found.values() for run in runs.values()]
     assert Counter(run["status"] for run in everything)["collapsed"], "the page has a table of these"
@@ -211,6 +208,26 @@ def test_published_pages_are_reproduced_from_their_json_files(tmp_path):
             curve = {point[0]: point[-1] for point in run.get("curve") or run["accuracy"]}
             low = [value for number, value in curve.items() if number >= run["status_round"]]
             assert max(low) <= chances[run["task"]].ceiling < chances[run["task"]].learned < run["best_accuracy"]
+
+
+@pytest.mark.parametrize("name", ["fedlama-4", "pfedpara-3"])  # of few runs; the slow test has all
+def test_tables_of_papers_are_reproduced_from_the_archive(name):
+    page = ROOT / "docs/reproduction.md"
+    archive = Archive.read(page.with_suffix(".json"))
+    options = archive.tables[name]
+    found = section(load(name, options["scale"], options["device"], options["set"]), Runs(Path("none"), archive), page)
+    assert found.text in page.read_text(), f"python {published.__file__}"
+    assert {key: archive.runs[key] for key in found.runs} == found.runs
+
+
+@pytest.mark.slow
+def test_the_page_of_reproduced_tables_is_reproduced_from_its_archive(tmp_path):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    published.write_reproduction(tmp_path / "docs/reproduction.md", published.read_chance(ROOT / "docs"))
+    for file in (tmp_path / "docs").glob("reproduction*/*.svg"):
+        assert file.read_text() == (ROOT / file.relative_to(tmp_path)).read_text(), file.name
+    for file in (tmp_path / "docs").glob("reproduction.*"):
+        assert file.read_text() == (ROOT / file.relative_to(tmp_path)).read_text(), f"python {published.__file__}"
 
 
 def test_chance_levels_of_published_tasks_are_those_of_their_test_sets(tmp_path):
