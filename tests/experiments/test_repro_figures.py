@@ -200,5 +200,5 @@ def test_the_cost_until_a_share_of_the_first_rows_accuracy(figure):
         assert cost("MB up to 50 % of the first", line, lines, out) == pytest.approx(up / 1e6)
         assert cost("MB to 400 % of the first", line, lines, out) is None
     assert "cost as the paper counts, MB to 50 % of the first" in section(found, out).text
-    with pytest.raises(ConfigError, match="cost must be one of bytes_up, .*, not 'MB to the first'"):
+    with pytest.raises(ConfigError, match=r"cost must be one of bytes_up, .*, not 'MB to the first'"):
         cost("MB to the first", lines[0], lines, out)

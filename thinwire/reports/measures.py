@@ -109,9 +109,7 @@ def _finished(line: Line, out: Path) -> _Runs:
     return [(e, s) for e in line.runs if (s := summary(e, out))]
 
 
-def _megabytes(
-    finished: _Runs, of_first: _Runs, share: float, only_up: bool, out: Path
-) -> float | None:
+def _megabytes(finished: _Runs, of_first: _Runs, share: float, only_up: bool, out: Path) -> float | None:
     """Mean megabytes until a share of the mean final accuracy of the first row; None if a run never gets there."""
     finals = [s["final_accuracy"] for _, s in of_first if s["final_accuracy"] is not None]
     if not finals:
