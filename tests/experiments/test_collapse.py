@@ -250,8 +250,10 @@ def test_dead_adapters_are_in_the_summary(density, dead, tmp_path):
 
 def test_the_share_of_b_that_is_left_is_in_the_summary_and_in_tables(tmp_path):
     small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop", "method.server_opt.lr": 1e-4}
-    runs = {by: execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": by}), tmp_path / by)
-            for by in ("tree", "block")}
+    runs = {
+        by: execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": by}), tmp_path / by)
+        for by in ("tree", "block")
+    }
     assert runs["block"]["nonzero_b"] == pytest.approx(0.25, abs=0.01)
     assert "dead_adapters" not in runs["block"]
     head = ["method", "our final accuracy %", "runs"]

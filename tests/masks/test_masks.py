@@ -306,7 +306,7 @@ def test_masks_by_block_keep_the_same_share_of_a_and_b_and_a_live_adapter(name):
         "federated-select": tw.methods.federated_select(by="block", at=1).replace(space=tw.LoRA(rank=8)),
     }[name]
     federation = Federation(method.replace(server_opt=tw.Adam(0.003)), local=Local(1, batch=8))
-    for _ in range(3):
+    for _ in range(2):
         federation.round((0, 1, 2))
     contract, public = federation.contract, federation.server.public
     received = as_received(contract, public, method.down)

@@ -19,9 +19,9 @@ from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.round import Group, plan_round
+from thinwire.reports import seed_groups
 from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.layer_chart import draw_layers
-from thinwire.reports.seed_groups import group
 from thinwire.reports.window_chart import share_curves, windows_of
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
@@ -405,5 +405,5 @@ def test_windows_are_in_the_metrics_and_drawn(tmp_path):
     draw_layers(summary["layers"], 6, "run", tmp_path / "without.svg")
     texts = ["".join(ElementTree.parse(tmp_path / f"{name}.svg").getroot().itertext()) for name in ("with", "without")]
     assert ["1 - lambda" in text and "Discrepancy between clients by layer" in text for text in texts] == [True, False]
-    page = layers_chapter("digits", group([read_run(tmp_path / "run")]))
+    page = layers_chapter("digits", seed_groups.group([read_run(tmp_path / "run")]))
     assert any("discrepancy taken against parameters left" in getattr(one, "title", "") for one in page.pieces)

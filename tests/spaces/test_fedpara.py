@@ -412,7 +412,7 @@ def test_the_first_rule_that_matches_applies_and_unknown_selectors_are_refused()
     for space in (tw.FedPara(gammas=(("c.*", 1.0),)), tw.LowRank(like_gammas=(("c.*", 1.0),))):
         with pytest.raises(ConfigError, match=r"gammas: selector 'c.\*' matches no block; the blocks are a.weight"):
             space.ranks(spec)
-    with pytest.raises(ConfigError, match="gammas: gamma must be a number from 0 to 1, not 2.0"):
+    with pytest.raises(ConfigError, match=r"gammas: gamma must be a number from 0 to 1, not 2\.0"):
         tw.FedPara(gammas=(("a.*", 2.0),))
     with pytest.raises(ConfigError, match="gammas must hold pairs of selectors and a gamma, not 'a'"):
         tw.FedPara(gammas=("a",))
@@ -427,14 +427,19 @@ def test_gammas_are_read_from_files_and_left_out_of_names_while_there_are_none()
     assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
     assert "gammas" not in repr(tw.FedPara())
     assert "gammas" not in to_table(resolve("fedpara", "digits"))["method"]["space"]
-    assert eval(repr(experiment.method.space), {"FedPara": tw.FedPara, "GammaRule": GammaRule}) == experiment.method.space
+    assert (
+        eval(repr(experiment.method.space), {"FedPara": tw.FedPara, "GammaRule": GammaRule}) == experiment.method.space
+    )
 
 
 def test_the_size_of_a_factor_does_not_change_a_network_with_weight_norm():
-    """FedPara's LSTM: factors set directions, lengths are parameters of their own, as for low rank and dense weights."""
+    """FedPara's LSTM: factors set directions, lengths are parameters of their own, as for dense weights."""
     model = lstm80(hidden=16, layers=1, weight_norm=True)
     base, codes = {name: one.detach() for name, one in model.named_parameters()}, torch.arange(12).reshape(2, 6)
-    for space in (tw.FedPara(rank=4, modules_to_save=("head.weight",)), tw.LowRank(rank=4, modules_to_save=("head.*t",))):
+    for space in (
+        tw.FedPara(rank=4, modules_to_save=("head.weight",)),
+        tw.LowRank(rank=4, modules_to_save=("head.*t",)),
+    ):
         coords = space.init(base, {}, KEY)
         factors = [name for name in coords if "/x" in name]
         assert {name.partition("/")[0] for name in factors} == {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}

@@ -34,7 +34,7 @@ class LSTM(nn.Module):
 
     With `weight_norm` each row of a matrix has a length that is a parameter of its own (Salimans and Kingma, 2016):
 
-        W = g v / |v|        v: the parameters `weight_*`;  g: `g_*`, at first the usual length, sqrt(inputs / (3 hidden))
+        W = g v / |v|        v: `weight_*`;  g: `g_*`, at first the usual length, sqrt(inputs / (3 hidden))
 
     A space that replaces `weight_*` by factors then sets directions only.
 

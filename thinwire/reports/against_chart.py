@@ -20,7 +20,7 @@ Values = Mapping[str, Sequence[float | None]]  # by label of a row, one for each
 def against_curves(rows: Sequence[Mapping[str, Any]], values: Values) -> tuple[list[Curve], dict[str, float]]:
     """The curves of all series, each point a mean with the lowest and the highest seed; and the lines, by label.
 
-    >>> rows = [{"label": "FedAvg"}, {"label": "k 8", "x": 8, "series": "fresh"}, {"label": "k 4", "x": 4, "series": "fresh"}]
+    >>> rows = [{"label": "FedAvg"}, *({"label": f"k {k}", "x": k, "series": "fresh"} for k in (8, 4))]
     >>> drawn, lines = against_curves(rows, {"FedAvg": [90.0], "k 8": [80.0, 82.0], "k 4": [70.0]})
     >>> drawn[0].points, lines
     ([(4, 70.0, 70.0, 70.0), (8, 81.0, 80.0, 82.0)], {'FedAvg': 90.0})

@@ -20,7 +20,6 @@ from thinwire.protocol.method import Method
 from thinwire.protocol.recent import Recent
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
-from thinwire.schedules.base import LayerFacts
 from thinwire.training.batches import Local
 from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
@@ -55,7 +54,9 @@ class RoundRecord(NamedTuple):
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
     bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
     late: int = 0  # clients of the cohort that had not responded when the round was closed
-    layers: LayerFacts = {}  # by layer, where the schedule measures them: of FedLAMA at the end of a window
+    layers: Mapping[
+        str, Mapping[str, float]
+    ] = {}  # by layer, where the schedule measures them: of FedLAMA at the end of a window
 
 
 @dataclass(frozen=True, eq=False)

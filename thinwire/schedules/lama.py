@@ -160,7 +160,9 @@ class FedLAMA(Schedule):
             return {"discrepancy": d, "interval": 1 if often[i] else self.phi}
 
         places = self._places(tuple(layers.values()), discrepancy)
-        shares = {place.layer: {"delta": round(place.delta, 6), "left": round(max(place.left, 0.0), 6)} for place in places}
+        shares = {
+            place.layer: {"delta": round(place.delta, 6), "left": round(max(place.left, 0.0), 6)} for place in places
+        }
         ranked = [*shares, *(i for i in range(len(names)) if i not in shares)]
         return {names[i]: {**facts(i), **shares.get(i, {})} for i in ranked}
 

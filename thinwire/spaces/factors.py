@@ -159,9 +159,7 @@ def check_rank_fits(space: str, rank: int, block: Block) -> None:
         )
 
 
-def choose_ranks(
-    space: str, chosen: Sequence[Block], rank: int, rule: Callable[[Block], int]
-) -> dict[str, int]:
+def choose_ranks(space: str, chosen: Sequence[Block], rank: int, rule: Callable[[Block], int]) -> dict[str, int]:
     """Return the rank of every factorized weight, by name; a weight that no rank makes smaller stays dense.
 
     Args:

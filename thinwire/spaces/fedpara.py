@@ -193,7 +193,7 @@ class FedPara(Space):
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
 
     def __repr__(self) -> str:
-        """Return the constructor call, without `gammas` while there are none: the schema of messages is a hash of it."""
+        """Return the constructor call, without empty `gammas`: the schema of messages is a hash of it."""
         shown = (f.name for f in fields(self) if f.name != "gammas" or self.gammas)
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
