@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,13 +49,9 @@ class Archive:
         if not file.exists():
             return cls()
         content = read_json(file)
-        tables, runs = content.get("tables"), content.get("runs")
-        sound = isinstance(tables, dict) and isinstance(runs, dict)
-        if not sound or not all(map(_sound_table, tables.values())) or not all(map(_sound, runs.values())):
-            raise CheckpointError(
-                f"{file} is no archive of runs: it must hold tables and runs; write another --md FILE"
-            )
-        return cls(tables, runs)
+        if not _all(content.get("tables"), _sound_table) or not _all(content.get("runs"), _sound):
+            raise CheckpointError(f"{file} is no archive of runs: it must hold tables and runs; write another --md FILE")
+        return cls(content["tables"], content["runs"])
 
     def name(self, digest: str) -> str:
         """The name of a run on the page: that of the archive, or the first digits of its digest."""
@@ -150,6 +146,11 @@ def _records(kept: Table) -> list[Record]:
 def _sums(curve: list[tuple[int, int, float]], ideal: list[int], kept: Table) -> list[tuple[int, int, int]]:
     """Bytes so far: uploads, without catch-up, and all; where uploads are not known, they have all of the second."""
     return list(zip(kept.get("curve_up") or ideal, ideal, (spent for _, spent, _ in curve), strict=True))
+
+
+def _all(value: Any, sound: Callable[[Any], bool]) -> bool:
+    """Whether a value is a table whose entries are all sound."""
+    return isinstance(value, dict) and all(map(sound, value.values()))
 
 
 def _sound_table(options: Any) -> bool:
