@@ -50,7 +50,7 @@ class Archive:
             return cls()
         content = read_json(file)
         if not _all(content.get("tables"), _sound_table) or not _all(content.get("runs"), _sound):
-            raise CheckpointError(f"{file} is no archive of runs: it must hold tables and runs; write another --md FILE")
+            raise CheckpointError(f"{file} is no archive of runs: it must hold tables and runs; name another --md")
         return cls(content["tables"], content["runs"])
 
     def name(self, digest: str) -> str:
