@@ -266,6 +266,7 @@ def test_repro_lists_and_reproduces_tables(thinwire, tmp_path, monkeypatch):
     code, out, err = thinwire("repro", "pfedpara-3", "-q")
     assert (code, err.count("\n")) == (1, 4), "a line for each run that did not finish, even if quiet"
     assert "4 runs did not finish" in out
+    assert json.loads(thinwire("repro", "pfedpara-3", "--no-run", "--json")[1])["pfedpara-3"]["missing"] == 4
 
 
 def test_list_help_names_every_list(thinwire):

@@ -69,7 +69,8 @@ def repro(
     if md:
         print_written(md)
     if as_json:
-        print_json({name: part._asdict() for name, part in zip(wanted, sections, strict=True)})
+        found_values = [{key: value for key, value in part._asdict().items() if key != "rows"} for part in sections]
+        print_json(dict(zip(wanted, found_values, strict=True)))
     elif not md:
         for part in sections:
             show_markdown(part.text)
