@@ -189,5 +189,12 @@ def lstm80(
     Embedding(80, 8) -> 2 layers of 256 -> Linear(256 -> 80). Not `lstm-shakespeare`, with one bias vector per layer.
     With `weight_norm` (FedPara's tables) the 4,096 rows of the LSTM have a length each: 824,016 parameters.
     """
-    sizes = {"vocab": vocab, "embedding": embedding, "hidden": hidden, "layers": layers}
-    return NextCharacter(classes, **sizes, biases=2, weight_norm=weight_norm)
+    return NextCharacter(
+        classes,
+        vocab=vocab,
+        embedding=embedding,
+        hidden=hidden,
+        layers=layers,
+        biases=2,
+        weight_norm=weight_norm,
+    )

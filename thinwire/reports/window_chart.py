@@ -27,7 +27,7 @@ def windows_of(records: Iterable[Mapping[str, Any]]) -> list[Window]:
     >>> windows_of([{"round": 1, "layers": {}}, {"round": 2, "layers": rows}, {"round": 3}])
     [{'fc': {'discrepancy': 0.1, 'interval': 2, 'delta': 1.0, 'left': 0.0}}]
     """
-    found = []
+    found: list[Window] = []
     for record in records:
         layers = record.get("layers")
         if isinstance(layers, Mapping) and layers and all(isinstance(facts, Mapping) for facts in layers.values()):
