@@ -6,7 +6,8 @@
 The JSON file of a page has the values and the curve of each of its runs. This program compares every curve with the
 chance level of its test set (`thinwire/experiments/collapse.py`), writes task and status to the JSON, and adds the
 final accuracy and the failed runs to the tables. The text above tables is that of the grids and of the presets. Cells
-that need more than the JSON (bytes until an accuracy) are kept as they were written from run directories.
+that need more than the JSON (bytes until an accuracy) are kept as they were written from run directories. The page of
+reproduced tables is written anew, as by `thinwire repro --md`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.experiments.collapse import BROKEN, Chance, judge
+from thinwire.experiments.archive import Archive
+from thinwire.experiments.collapse import Chance, judge
 from thinwire.experiments.grid import Grid, markdown
-from thinwire.experiments.presets import presets
-from thinwire.experiments.repro import load
-from thinwire.reports.finals import FAILED_RUNS, failures_text, mean_std_text, selection_set, trial_text, widened
-from thinwire.reports.repro_page import page_head, section
+from thinwire.reports.finals import FAILED_RUNS, mean_std_text, selection_set, widened
+from thinwire.reports.repro_page import update_page
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.page import write_part
@@ -118,110 +118,21 @@ def write_result(page: Path, chances: dict[str, Chance]) -> Runs:
 
 
 def write_reproduction(page: Path, chances: dict[str, Chance]) -> Runs:
-    """Regenerate docs/reproduction.md; returns its runs."""
+    """Regenerate docs/reproduction.md from its archive; returns the runs that its tables show."""
     file = page.with_suffix(".json")
-    runs: Runs = json.loads(file.read_text())
-    sections = re.split(r"^(?=## )", page.read_text(), flags=re.M)[1:]
-    named = {one.table["paper"]: name for name, one in presets("repro").items() if "paper" in one.table}
-    named |= {one.paper: name for name, one in presets("repro").items()}
-    out = [page_head(page)]
-    for old in sections:
-        name = named[old[3:].split(":")[0]]
-        out.append(_section(old, name, runs, chances))
-    page.write_text("".join(out))
-    _write(file, runs)
-    return runs
+    archive = Archive.read(file)
+    for run in archive.runs.values():
+        early = "curve_ideal" not in run and run["status"] is not None  # of a time when runs had no status of their own
+        if early and run["status"] != "diverged":
+            run.update(status(run, (run["task"], False), chances))
+    file.write_text(archive.text())
+    update_page(page, [], Path("no run directories"))
+    return shown_runs(Archive.read(file))
 
 
-def _section(text: str, name: str, runs: Runs, chances: dict[str, Chance]) -> str:
-    """Regenerate one table of a paper, column by column."""
-    repro = load(name, "gpu", "cuda")
-    content = repro.content
-    if content.get("counted"):  # computed without training
-        return section(repro, Path()).text + ("\n" if text.endswith("\n\n") else "")
-    on = {column["name"]: column.get("on", content.get("on")) for column in content["columns"]}
-    personal = {
-        row["label"]: _personal(repro.grid.line(i, _first(row)).runs[0])
-        for i, row in enumerate(repro.grid.content["rows"])
-    }
-    out, column, final_only = "", "", False
-    failed: dict[str, str] = {}  # by method, the seeds on which the chosen setting failed
-    for part in tables(text):
-        before = part if isinstance(part, str) else part.before
-        if found := re.findall(r"^\*\*(.*?)\*\* \(", before, re.M):
-            column = found[-1]
-        if isinstance(part, str):
-            out += part
-        elif part.head[-1] == "runs":
-            mine = [[runs[one] for one in row[-1].split() if one in runs] for row in part.rows]
-            for row, some in zip(part.rows, mine, strict=True):
-                for run in some:
-                    run.update(status(run, (on[column], personal[row[0]]), chances))
-                failed[row[0]] = " ".join(str(run["seed"]) for run in some if run["status"] in BROKEN)
-            head, rows = widened(part.head, part.rows, mine)
-            final_only = final_only or (
-                "our final client accuracy %" in head and "our best client accuracy %" not in head
-            )
-            out += before + markdown(head, rows, plain=False)
-        else:
-            by = re.findall(r"The search, by (.*? %)", before)[-1].removesuffix(" %").replace(" ", "_")
-            for row in part.rows:
-                where = on[column], personal[row[0]]
-                row[1] = "; ".join(
-                    _tried(runs, name, row[0], words, by, where, chances) for words in row[1].split("; ")
-                )
-                if (entry := f"{row[2]} on {failed[row[0]]}") and failed[row[0]] and entry not in row[-1].split("; "):
-                    row[-1] = entry if row[-1] == "-" else f"{row[-1]}; {entry}"
-            out += before + part.text
-    return _words(
-        out, content, [run for run in runs.values() if name in run["tables"]], FINAL_ONLY if final_only else ""
-    )
-
-
-def _words(text: str, content: dict[str, Any], runs: list[dict[str, Any]], note: str) -> str:
-    """A section with the text of its preset, and the number of failed runs."""
-    pattern = re.compile(r"(The search, by [^\n]*? %) (?:on [a-z ]+ )?(after [^\n]*? the table's)[^\n]*:\n")
-    also = " (the final accuracy is given where it is another):\n"
-    text = pattern.sub(lambda found: f"{found[1]} {selection_set(found[1])} {found[2]}{also}", text)
-    first = re.search(r"^\*\*.*?\*\* \(\d+ rounds", text, re.M)
-    differs = f"{content['differs']}\n\n" if content["differs"] else ""
-    verdict = f"{content['verdict'].strip()}\n\n" if content.get("verdict", "").strip() else ""
-    body, _, end = text.rpartition("Scale `gpu`")
-    table = body.rindex("\n|")
-    body = body[: body.index("\n\n", table) + 2]  # what stood between the last table and the end is written again
-    end = re.sub(r"(?:; \d+ runs? (?:collapsed|ended at chance))+(?=\. `thinwire)", "", end)
-    end = re.sub(r"(?=\. `thinwire)", failures_text(runs), end, count=1)
-    assert first, content["paper"]
-    body = f"## {content['paper']}: {content['about']}\n\n{differs}" + body[first.start() :]
-    return f"{body}{note}{verdict}Scale `gpu`{end}"
-
-
-FINAL_ONLY = "The best client accuracy was not recorded for these runs; the table has only the final one.\n\n"
-
-
-def _first(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: values[0] for key, values in row.get("over", {}).items()}
-
-
-def _tried(runs: Runs, table: str, method: str, words: str, by: str, where: Where, chances: dict[str, Chance]) -> str:
-    """One trial of a search, from the run that gave the printed value."""
-    chosen, _, value = words.partition(": ")
-    if not (printed := re.match(r"\d+\.\d\d", value)):
-        return words
-    rate = float(chosen.split()[-1])
-    fits = [
-        run
-        for run in runs.values()
-        if table in run["tables"] and run["method"] == method and run["seed"] == 100
-        if float(run["settings"].split()[-1]) == rate and f"{100 * (run[by] or 0):.2f}" == printed[0]
-        if run.get("task") in (None, where[0])
-    ]
-    for run in fits:  # columns of one task may share a method, a rate and a value
-        run.update(status(run, where, chances))
-    texts = {trial_text(by, [run]) for run in fits}
-    if len(texts) != 1:
-        raise SystemExit(f"{table}, {method}, {words}: {len(fits)} runs have this value, and they differ")
-    return f"{chosen}: {texts.pop()}"
+def shown_runs(archive: Archive) -> Runs:
+    """The runs that tables of a page show."""
+    return {name: run for name, run in archive.runs.items() if run["tables"] and run["status"] != "diverged"}
 
 
 def _write(file: Path, runs: Runs) -> None:

@@ -46,6 +46,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "mapax": tw.MAPAX(segment=64, budget=32),
         "fedpara": tw.FedPara(rank=2, activation="tanh"),
         "fedpara/personal": tw.FedPara(rank=2, personal=True),
+        "fedpara/gammas": tw.FedPara(gamma=0.0, gammas=(("0.*", 0.5),)),
         "lowrank": tw.LowRank(rank=2),
         "pufferfish": tw.Pufferfish(ratio=0.5, first_dense=0),
         "factorized-fl": tw.FactorizedFL(),
@@ -146,7 +147,9 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "mask": {
         "none": tw.NoMask(),
         "topk": tw.TopKMask(0.5),
+        "topk/block": tw.TopKMask(0.5, by="block", at=1),
         "prune": tw.PruneMask(0.5),
+        "prune/block": tw.PruneMask(0.5, by="block"),
         "prune/slowly": tw.PruneMask(1.0, keep=0.7),
         "random": tw.RandomMask(0.5),
     },

@@ -317,7 +317,7 @@ def test_values_of_result_tables_are_those_of_their_runs(page):
 
 def test_values_of_reproduced_tables_are_those_of_their_runs():
     """Means, differences and bytes are those of the runs in the JSON file; parameter counts are computed again."""
-    page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())
+    page, runs = ROOT / "docs/reproduction.md", json.loads((ROOT / "docs/reproduction.json").read_text())["runs"]
     text, named, head = page.read_text(), set(), [""]
     for line in text.splitlines():
         cells = line.strip("| \n").split(" | ")
@@ -339,7 +339,7 @@ def test_values_of_reproduced_tables_are_those_of_their_runs():
         if mine:
             assert row["seeds"].split() == [str(one["seed"]) for one in mine]
             assert row["honest bytes"] == human_bytes(statistics.fmean(one["bytes_total"] for one in mine))
-    for one in runs.values():
+    for one in (one for one in runs.values() if one["status"] != "diverged"):
         assert one["best_accuracy"] == max((accuracy for _, _, accuracy in one["curve"]), default=None)
         assert one["curve"][-1][1] <= one["bytes_total"]
     assert named <= runs.keys()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import thinwire.models
 from thinwire.core.registry import entries
@@ -47,6 +48,7 @@ COUNTS: list[tuple[str, dict[str, Any], int]] = [
     ("lstm-shakespeare", {}, 814_957),
     ("lstm-shakespeare", {"classes": 65}, 813_897),
     ("lstm80", {}, 819_920),
+    ("lstm80", {"weight_norm": True}, 824_016),
     ("transformer-sent140", {}, 2_221_570),
 ]
 
@@ -70,6 +72,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, ...], int]] = [
     ("resnet20", {}, (4, 3, 16, 16), 0),
     ("lstm-shakespeare", {}, (2, 6), 69),
     ("lstm80", {}, (2, 6), 80),
+    ("lstm80", {"weight_norm": True, "hidden": 16}, (2, 6), 80),
     ("transformer-sent140", {"vocab": 300, "length": 12}, (2, 12), 300),
 ]
 # too large to train here: one forward pass only
@@ -207,9 +210,31 @@ def test_two_bias_lstm_loads_the_state_dict_of_torch() -> None:
     torch.testing.assert_close(ours(x), theirs(x)[0][:, -1], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("biases", [1, 2])
-def test_lstm_in_evaluation_equals_the_recurrence_of_training(biases: int) -> None:
-    ours, x = LSTM(8, 32, layers=2, biases=biases), torch.randn(5, 20, 8)
+def test_lstm_with_weight_norm_equals_that_of_torch() -> None:
+    """`torch.nn.utils.parametrizations.weight_norm` on every matrix of nn.LSTM, and the same gradients."""
+    ours, theirs = LSTM(8, 16, layers=2, biases=2, weight_norm=True), nn.LSTM(8, 16, 2, batch_first=True)
+    for name in [name for name, block in theirs.named_parameters() if block.ndim == 2]:
+        weight_norm(theirs, name)
+    pairs = {}
+    for name, block in ours.named_parameters():
+        place = name if name.startswith("bias") else f"parametrizations.{name.replace('g_', 'weight_')}.original"
+        place += "" if name.startswith("bias") else "0" if name.startswith("g_") else "1"
+        pairs[name] = theirs.get_parameter(place)
+        pairs[name].data.copy_(block.detach().reshape(pairs[name].shape))
+    x = torch.randn(3, 20, 8)
+    torch.testing.assert_close(ours(x), theirs(x)[0][:, -1], rtol=0, atol=1e-5)
+    ours(x).square().sum().backward()
+    theirs(x)[0][:, -1].square().sum().backward()
+    for name, block in ours.named_parameters():
+        torch.testing.assert_close(block.grad, pairs[name].grad.reshape(block.shape), rtol=1e-4, atol=1e-5)
+    lengths = [ours._matrix(part).norm(dim=1) for part in ("ih_l0", "hh_l0")]
+    for length, fan in zip(lengths, (8, 16), strict=True):
+        torch.testing.assert_close(length.detach(), torch.full((64,), (fan / 48) ** 0.5))
+
+
+@pytest.mark.parametrize(("biases", "normed"), [(1, False), (2, False), (2, True)])
+def test_lstm_in_evaluation_equals_the_recurrence_of_training(biases: int, normed: bool) -> None:
+    ours, x = LSTM(8, 32, layers=2, biases=biases, weight_norm=normed), torch.randn(5, 20, 8)
     trained = ours(x)
     with torch.no_grad():
         evaluated = ours(x)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from thinwire.data.datasets.glue import cola, mrpc, rte, sst2
 from thinwire.data.datasets.newsgroups import newsgroups, strip_message
 from thinwire.data.datasets.shakespeare import ALPHABET, shakespeare
+from thinwire.data.datasets.text_classification import READERS
 from thinwire.data.vocabulary import IDS, PAD, SEPARATOR, UNKNOWN, Vocabulary, words
 from thinwire.errors import DataError
 
@@ -147,6 +148,17 @@ def test_the_archive_is_read_sorted_by_name(tmp_path, kind) -> None:
         assert x.dtype == torch.int64
         assert (x[:, 1] == 3).all()  # the word of all messages
         assert (x[:, 2:] == PAD).all()
+
+
+def test_whole_messages_have_headers_signatures_and_quotations(tmp_path) -> None:
+    write_archive(tmp_path, archive(all_groups()))
+    stripped, whole = (READERS[name](tmp_path) for name in ("20newsgroups", "20newsgroups-headers"))
+    assert [split.texts[0] for split in stripped.read()] == [("Word0 caf\xe9",)] * 2
+    assert [split.texts[0] for split in whole.read()] == [("Subject: group.00\n\nWord0 caf\xe9\n",)] * 2
+    assert all((a.labels == b.labels).all() for a, b in zip(stripped.read(), whole.read(), strict=True))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the copy on the hub has no headers; put 20news-bydate"):
+        READERS["20newsgroups-headers"](tmp_path / "empty")
 
 
 def without(prefix: str) -> dict[str, bytes]:

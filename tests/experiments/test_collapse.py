@@ -19,6 +19,7 @@ from thinwire.experiments.grid import Grid, broken, score, status, summary, trai
 from thinwire.experiments.records import read_run
 from thinwire.experiments.run_grids import run_grids
 from thinwire.experiments.watch import follow
+from thinwire.reports.finals import widened
 from thinwire.simulation.engine import LocalEngine
 
 TEN = Chance(share=0.1, examples=10_000, classes=10)
@@ -244,3 +245,21 @@ def test_dead_adapters_are_in_the_summary(density, dead, tmp_path):
     chosen = {"method.mask.density": density, "method.server_opt.lr": 1e-4}
     total = execute(resolve("sparse-adapter", "digits", {**small, **chosen}), tmp_path / "run")
     assert total.get("dead_adapters", []) == (["fc1.weight", "head.weight"] if dead else [])
+    assert (total["nonzero_b"] == 0) == dead
+
+
+def test_the_share_of_b_that_is_left_is_in_the_summary_and_in_tables(tmp_path):
+    small = {"task.clients": 4, "cohort.size": 2, "rounds": 2, "engine.backend": "loop", "method.server_opt.lr": 1e-4}
+    runs = {
+        by: execute(resolve("sparse-adapter", "digits", {**small, "method.mask.by": by}), tmp_path / by)
+        for by in ("tree", "block")
+    }
+    assert runs["block"]["nonzero_b"] == pytest.approx(0.25, abs=0.01)
+    assert "dead_adapters" not in runs["block"]
+    head = ["method", "our final accuracy %", "runs"]
+    heads, rows = widened(head, [["a", "1", "x"], ["b", "2", "y"]], [[runs["tree"]], [runs["block"]]])
+    left = heads.index("% of B left")
+    assert [row[left] for row in rows] == [f"{100 * runs[by]['nonzero_b']:.2f}" for by in runs]
+    assert "% of B left" not in widened(head, [["a", "1", "x"]], [[{**runs["tree"], "nonzero_b": None}]])[0]
+    plain = execute(resolve("lora", "digits", {**small, "method.server_opt.lr": 1.0}), tmp_path / "lora")
+    assert "nonzero_b" not in plain

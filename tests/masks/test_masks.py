@@ -13,8 +13,8 @@ from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.experiments.config import from_table, method_from, resolve, to_table
 from thinwire.experiments.presets import preset
 from thinwire.experiments.toml import dumps, loads
-from thinwire.masks import dead_adapters
-from thinwire.protocol.upload import decode_upload
+from thinwire.masks import dead_adapters, nonzero_b
+from thinwire.protocol.upload import as_received, decode_upload
 from thinwire.runtime.job import Job
 from thinwire.schedules.base import Plan
 from thinwire.simulation.engine import LocalEngine
@@ -287,3 +287,47 @@ def test_invalid_settings_are_refused():
             make()
     with pytest.raises(ConfigError, match="every must be 1 or more rounds"):
         tw.PruneMask(every=0)
+    for make in (lambda: tw.TopKMask(by="layer"), lambda: tw.PruneMask(by="layer")):
+        with pytest.raises(ConfigError, match="by must be one of tree, block, not 'layer'"):
+            make()
+    with pytest.raises(ConfigError, match="at must be 0 or more rounds, not -1"):
+        tw.TopKMask(at=-1)
+
+
+RIVALS = ("sparse-adapter", "adapter-lth", "federated-select")
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_masks_by_block_keep_the_same_share_of_a_and_b_and_a_live_adapter(name):
+    """In the setting in which a mask over A and B together leaves nothing of B."""
+    method = {
+        "sparse-adapter": tw.methods.sparse_adapter(by="block"),
+        "adapter-lth": tw.methods.adapter_lth(keep=0.5, by="block"),
+        "federated-select": tw.methods.federated_select(by="block", at=1).replace(space=tw.LoRA(rank=8)),
+    }[name]
+    federation = Federation(method.replace(server_opt=tw.Adam(0.003)), local=Local(1, batch=8))
+    for _ in range(2):
+        federation.round((0, 1, 2))
+    contract, public = federation.contract, federation.server.public
+    received = as_received(contract, public, method.down)
+    trained = contract.trained(received)
+    assert dead_adapters(received.coords, trained) == ()
+    for block in trained.values():
+        assert int(block.sum()) == max(1, int(0.25 * block.numel()))
+    assert nonzero_b(received.coords) == pytest.approx(0.25, abs=0.02)
+    assert not same(federation.weights(), federation.weights(federation.first))
+
+
+def test_by_and_at_are_left_out_of_names_while_they_have_their_defaults():
+    assert repr(tw.TopKMask(0.5)) == "TopKMask(density=0.5)"
+    assert repr(tw.PruneMask(0.5)) == "PruneMask(density=0.5, at=1, keep=1.0, every=1)"
+    assert "by='block'" in repr(tw.PruneMask(by="block"))
+    mask = resolve("federated-select", "digits", {"method.mask.by": "block", "method.mask.at": 1}).method.mask
+    assert mask == tw.TopKMask(by="block", at=1)
+
+
+def test_a_top_k_mask_trains_everything_before_version_at():
+    coords = {"a": torch.ones(4), "b": torch.zeros(4)}
+    mask = tw.TopKMask(0.5, by="block", at=2)
+    assert mask.trained(coords, 0) == mask.trained(coords, 1) == {}
+    assert {name: int(block.sum()) for name, block in mask.trained(coords, 2).items()} == {"a": 2, "b": 2}

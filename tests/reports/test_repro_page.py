@@ -2,21 +2,25 @@
 
 import json
 import os
+import re
 import statistics
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from thinwire.errors import CheckpointError, ConfigError
+from thinwire.experiments.archive import Archive, Runs
 from thinwire.experiments.check import check
 from thinwire.experiments.execute import default_folder
 from thinwire.experiments.grid import Grid, summary
 from thinwire.experiments.link_time import link, round_seconds
 from thinwire.experiments.presets import presets
+from thinwire.experiments.provenance import provenance
 from thinwire.experiments.repro import SCALES, Reproduction, load
 from thinwire.experiments.run_grids import run_grids
 from thinwire.reports.measures import cost, measured
-from thinwire.reports.repro_page import section, write_page
+from thinwire.reports.repro_page import section, update_page, write_page
 
 DATA = Path(os.environ.get("THINWIRE_DATA", "no data"))
 SMALL = [
@@ -62,8 +66,8 @@ def finished_runs(tmp_path_factory) -> Path:
 def test_page_shows_the_values_of_its_runs(finished_runs, tmp_path) -> None:
     found = small()
     page = tmp_path / "page.md"
-    write_page(page, [section(found, finished_runs, "page"), section(small("rounds to 0.2"), finished_runs, "page")])
-    text, runs = page.read_text(), json.loads(page.with_suffix(".json").read_text())
+    write_page(page, [section(found, finished_runs, page), section(small("rounds to 0.2"), finished_runs, page)])
+    text, runs = page.read_text(), json.loads(page.with_suffix(".json").read_text())["runs"]
     assert len(runs) == 2 + 4
     for line in found.grid.final(finished_runs):
         values = [runs[e.digest()[:8]] for e in line.runs]
@@ -151,6 +155,109 @@ def test_published_table_is_reproduced(tmp_path: Path) -> None:
     for digest, values in part.runs.items():
         assert f"{values['values']['final client accuracy %']:.2f}" in part.text
         assert digest in part.text
+
+
+# -- the archive -----------------------------------------------------------------------------------------------------
+
+
+def page_of(found, out, page, archive=None):
+    """Write a page of one table; returns its text and its archive."""
+    archive = archive or Archive()
+    write_page(page, [section(found, Runs(out, archive), page)], archive)
+    return page.read_text(), Archive.read(page.with_suffix(".json"))
+
+
+def test_rows_stay_when_run_directories_are_gone(finished_runs, tmp_path) -> None:
+    """From the archive alone the same page is written, chart included, and nothing is run again."""
+    page = tmp_path / "page.md"
+    text, archive = page_of(small(), finished_runs, page)
+    chart = (tmp_path / "page/flasc-9-digits-8.svg").read_text()
+    again, kept = page_of(small(), tmp_path / "gone", page, archive)
+    assert again == text
+    assert kept.text() == archive.text()
+    assert (tmp_path / "page/flasc-9-digits-8.svg").read_text() == chart
+    runs = Runs(tmp_path / "gone", archive)
+    first, thin = column = small().grid.final(runs)
+    for kind in ("bytes_up", "to_worst", "numbers", "gigabytes"):
+        assert cost(kind, thin, column, runs) == cost(kind, thin, column, finished_runs)
+    assert measured("rounds to 0.2", first.runs[0], runs) == measured("rounds to 0.2", first.runs[0], finished_runs)
+    assert measured("MB a round", first.runs[0], runs) is None, "it was not in a table"
+    started = []
+    run_grids([small().grid], tmp_path / "gone", on_run=started.append, archive=archive)
+    assert started == []
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_changed_table_shows_only_runs_with_its_settings(finished_runs, tmp_path) -> None:
+    page = tmp_path / "page.md"
+    _, archive = page_of(small(), finished_runs, page)
+    changed = small()
+    changed.grid.content["rows"][1]["set"] = {"local.batch": 7}
+    text, kept = page_of(changed, tmp_path / "gone", page, archive)
+    assert "| topk | lr 0.1 | - | - | - | 80 | - | none |" in text
+    assert "2 runs did not finish" in text
+    assert kept.runs.keys() == archive.runs.keys(), "runs of earlier settings are kept"
+    assert {run["method"] for run in kept.runs.values() if not run["tables"]} == {"topk"}
+
+
+def test_rows_of_different_days_stand_together_with_their_commits(finished_runs, tmp_path) -> None:
+    page = tmp_path / "page.md"
+    text, archive = page_of(small(), finished_runs, page)
+    assert "| made |" not in text, "all runs are of one commit"
+    assert re.search(r"Cost: 6 runs, .* of training on cpu .*, [\d.]+ [kM]B of messages\. Made on \d{4}-", text)
+    for run in archive.runs.values():
+        assert run["date"].startswith("20")
+        assert run["seconds"] > 0
+        if run["method"] == "topk":
+            run |= {"commit": "0123456789ab", "date": "2020-02-02T00:00:00Z"}
+    later, _ = page_of(small(), tmp_path / "gone", page, archive)
+    assert re.search(r"^\| topk .* \| 2020-02-02, 0123456 \| [0-9a-f ]+ \|$", later, re.M)
+    assert "Made on 2020-02-02, 0123456 (2 runs); 20" in later
+
+
+def test_runs_that_diverged_are_kept_and_not_run_again(tmp_path) -> None:
+    content = {**small().content, "tune": {}, "seeds": [0], "rounds": 2}
+    row = {**ROWS[0], "label": "fedavg", "column": "digits, 8", "measure": "best_accuracy", "over": {}}
+    row["set"] = {"method.client_opt.lr": 1e30, "method.norm_bound": 0.0}
+    found = Reproduction("flasc-9", "gpu", content, Grid({**content, "rows": [row]}))
+    run_grids([found.grid], tmp_path / "runs")
+    text, archive = page_of(found, tmp_path / "runs", tmp_path / "page.md")
+    assert "; 1 run diverged" in text
+    assert [run["status"] for run in archive.runs.values()] == ["diverged"]
+    again, _ = page_of(found, tmp_path / "gone", tmp_path / "page.md", archive)
+    assert again == text
+    run_grids([found.grid], tmp_path / "gone", archive=archive)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_page_keeps_its_other_tables(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    for name in ("fedpara-5", "fedpara-1"):
+        update_page(page, [load(name)], tmp_path)
+    text = page.read_text()
+    assert text.index("## FedPara, Table 1:") < text.index("## FedPara, Table 5:")
+    assert "**FLASC: Federated LoRA with Sparse Communication.** No verdict from the runs of this page: " in text
+    assert set(Archive.read(tmp_path / "page.json").tables) == {"fedpara-1", "fedpara-5"}
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"runs": {"a": 1}, "tables": {}}', '{"tables": {"a": {}}, "runs": {}}']
+)
+def test_damaged_archives_are_refused_in_one_line(content, tmp_path) -> None:
+    (tmp_path / "page.json").write_text(content)
+    with pytest.raises(CheckpointError) as error:
+        update_page(tmp_path / "page.md", [], tmp_path)
+    assert "page.json" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_the_commit_of_copied_code_can_be_named(monkeypatch) -> None:
+    monkeypatch.setenv("THINWIRE_COMMIT", "0123456789abcdef0123456789abcdef01234567")
+    assert provenance()["commit"] == "0123456789ab"
+    monkeypatch.setenv("THINWIRE_COMMIT", "main")
+    with pytest.raises(ConfigError, match="7 to 40 hexadecimal digits, not 'main'"):
+        provenance()
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """FedLAMA: which layers get the long interval, client state within a window, and cost."""
 
+from xml.etree import ElementTree
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,10 +12,17 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
+from thinwire.experiments.execute import execute
+from thinwire.experiments.records import read_run
+from thinwire.experiments.run_directory import RunFolder
 from thinwire.models import build
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.protocol.round import Group, plan_round
+from thinwire.reports import seed_groups
+from thinwire.reports.chapter_layers import layers_chapter
+from thinwire.reports.layer_chart import draw_layers
+from thinwire.reports.window_chart import share_curves, windows_of
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
@@ -26,6 +35,7 @@ from thinwire.wire import message as wire
 STEPS = Local(batch=8, steps=3)
 SMALL = Spec.of(dict(perceptron().named_parameters()))
 D = SMALL.size
+SIZE = {block.name: block.numel for block in SMALL}
 
 
 def bytes_of_values(federation: Federation, data: bytes, client: int = 0) -> int:
@@ -318,3 +328,82 @@ def test_fedlama_learns_digits_with_fewer_bytes_than_fedavg():
     assert sent["fedlama"] < 0.8 * sent["fedavg"]
     assert accuracy["fedlama"] > 0.7
     assert accuracy["fedlama"] > accuracy["fedavg"] - 0.15
+
+
+# -- records of windows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", ["paper", "public"])
+def test_the_record_of_a_window_has_discrepancy_and_shares_of_each_layer(rules):
+    """Against the definition, with discrepancies that are set: d of a bias is 4, of kernels 1 and 2."""
+    set_to = {"0.weight": 1.0, "0.bias": 4.0, "2.weight": 2.0, "2.bias": 4.0}
+    schedule = FedLAMA(2, rules=rules)
+    state = schedule.init(SMALL)
+    assert schedule.measured(state, SMALL) == {}
+    for version in range(8):
+        plan = schedule.plan(state, SMALL, version)
+        groups = schedule._groups(sorted(plan.names))
+        last = schedule.resamples(version + 1)
+        often = dict(zip(schedule._layers(SMALL), state["often"].tolist(), strict=True))
+        report = {
+            group: torch.tensor(
+                sum(set_to[n] * SIZE[n] * (1 if often[group] else 2) for n in names), dtype=torch.float64
+            )
+            for group, names in groups.items()
+        }
+        state = schedule.observe(state, plan, SMALL.restrict(plan.names).zeros(), report)
+        assert bool(schedule.measured(state, SMALL)) == (last and (rules == "paper" or version >= 6))
+    found = schedule.measured(state, SMALL)
+    layers = {"paper": {"0": ("0.weight", "0.bias"), "2": ("2.weight", "2.bias")}}.get(
+        rules, {name: (name,) for name in SMALL.names}
+    )
+    size = {layer: sum(SIZE[n] for n in names) for layer, names in layers.items()}
+    total = {layer: sum(set_to[n] * SIZE[n] for n in names) for layer, names in layers.items()}
+    assert {layer: facts["discrepancy"] for layer, facts in found.items()} == {
+        layer: pytest.approx(total[layer] / size[layer], rel=1e-5) for layer in found
+    }
+    taken = [layer for layer in found if "delta" in found[layer]]
+    assert taken == {"paper": ["0", "2"], "public": ["0.weight", "2.weight"]}[rules]
+    candidates = sum(size[layer] for layer in taken)
+    for count, layer in enumerate(taken, 1):
+        delta = sum(total[one] for one in taken[:count]) / sum(total.values())
+        left = 1 - sum(size[one] for one in taken[:count]) / candidates
+        assert (found[layer]["delta"], found[layer]["left"]) == pytest.approx((delta, left), abs=1e-5)
+    assert [facts["interval"] for facts in found.values()] == [
+        1 if name in schedule.plan(state, SMALL, 8).names else 2 for name in (layers[layer][0] for layer in found)
+    ]
+
+
+def test_a_checkpoint_without_discrepancies_continues():
+    schedule = FedLAMA(2)
+    old = {name: value for name, value in schedule.init(SMALL).items() if name != "discrepancy"}
+    assert schedule.measured(old, SMALL) == {}
+    plan = schedule.plan(old, SMALL, 0)
+    report = schedule.report(SMALL.zeros(), plan)
+    assert schedule.observe(old, plan, SMALL.zeros(), report)["discrepancy"].tolist() == [-1.0, -1.0]
+
+
+def test_windows_are_in_the_metrics_and_drawn(tmp_path):
+    small = {"rounds": 6, "task.clients": 4, "cohort.size": 2, "local.steps": 1, "engine.backend": "loop"}
+    execute(resolve("fedlama", "digits", {**small, "method.schedule.phi": 2}), tmp_path / "run")
+    records = RunFolder.open(tmp_path / "run").history()
+    assert [bool(record.layers) for record in records] == [False, True] * 3
+    windows = windows_of(record._asdict() for record in records)
+    for window in windows:
+        assert set(window) == {"fc1", "head"}
+        assert [facts["delta"] for facts in window.values()][-1] == pytest.approx(1, abs=1e-5)
+        assert [facts["left"] for facts in window.values()][-1] == 0
+        assert 1 <= sum(facts["interval"] == 2 for facts in window.values()) <= 2
+    delta, left = share_curves(windows)
+    first = [next(iter(window.values())) for window in windows]
+    assert delta.points[0][1:] == pytest.approx(
+        (sum(one["delta"] for one in first) / 3, min(one["delta"] for one in first), max(one["delta"] for one in first))
+    )
+    assert left.points[1] == (2, 0.0, 0.0, 0.0)
+    summary = RunFolder.open(tmp_path / "run").summary()
+    draw_layers(summary["layers"], 6, "run", tmp_path / "with.svg", windows)
+    draw_layers(summary["layers"], 6, "run", tmp_path / "without.svg")
+    texts = ["".join(ElementTree.parse(tmp_path / f"{name}.svg").getroot().itertext()) for name in ("with", "without")]
+    assert ["1 - lambda" in text and "Discrepancy between clients by layer" in text for text in texts] == [True, False]
+    page = layers_chapter("digits", seed_groups.group([read_run(tmp_path / "run")]))
+    assert any("discrepancy taken against parameters left" in getattr(one, "title", "") for one in page.pieces)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from torch.func import grad
+from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 import thinwire as tw
@@ -14,12 +14,15 @@ from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, all_finite, same, stack, unstack
 from thinwire.errors import ConfigError
+from thinwire.experiments.config import from_table, resolve, to_table
+from thinwire.experiments.toml import dumps, loads
 from thinwire.models.cnn import cnn2
 from thinwire.models.lstm import lstm80
 from thinwire.models.mlp import two_fc
 from thinwire.models.resnet import resnet18
 from thinwire.models.vgg import vgg16_gn
 from thinwire.protocol.setup import make_contract
+from thinwire.spaces.factors import GammaRule
 from thinwire.spaces.fedpara import fedpara_bounds, fedpara_rank, fedpara_size
 from thinwire.testing import check_space
 
@@ -382,3 +385,64 @@ def test_weights_that_no_rank_makes_smaller_stay_dense_and_a_model_of_only_such_
     assert torch.equal(coords["head.weight"], weights["head.weight"])
     with pytest.raises(ConfigError, match=r"none of these weights smaller: head.weight \[2, 64\]"):
         tw.FedPara(modules_to_save=("fc.*",)).check(Spec.of(weights))
+
+
+# -- another gamma for some weights ------------------------------------------------------------------------------------
+
+
+def test_gammas_set_the_rank_of_the_weights_that_they_match():
+    """FedPara's ResNet18: the first two convolutions and the 1x1 ones have gamma 1, the others a small one."""
+    weights = weights_of(resnet18)
+    first, rest = ("conv.weight", "blocks.0.conv1.weight"), 0.1
+    shortcuts = tuple(name for name, one in weights.items() if one.ndim == 4 and one.shape[2] == 1)
+    space = tw.FedPara(gamma=rest, gammas=(((*first, *shortcuts), 1.0),), modules_to_save=("head.weight",))
+    for name, rank in space.ranks(Spec.of(weights)).items():
+        assert rank == fedpara_rank(weights[name].shape, 1.0 if name in (*first, *shortcuts) else rest), name
+    assert len(shortcuts) == 3
+    everywhere = [size(tw.FedPara(gamma=g, modules_to_save=("head.weight",)), weights) for g in (rest, 1.0)]
+    assert everywhere[0] < size(space, weights) < everywhere[1]
+    low = tw.LowRank(like_gamma=rest, like_gammas=space.gammas, modules_to_save=("head.weight",))
+    assert size(space, weights) <= size(low, weights) < 1.02 * size(space, weights)
+
+
+def test_the_first_rule_that_matches_applies_and_unknown_selectors_are_refused():
+    spec = Spec.of({"a.weight": torch.zeros(64, 64), "b.weight": torch.zeros(64, 64)})
+    ranks = tw.FedPara(gamma=0.0, gammas=(("a.*", 0.5), ("*", 1.0))).ranks(spec)
+    assert ranks == {"a.weight": fedpara_rank((64, 64), 0.5), "b.weight": fedpara_rank((64, 64), 1.0)}
+    for space in (tw.FedPara(gammas=(("c.*", 1.0),)), tw.LowRank(like_gammas=(("c.*", 1.0),))):
+        with pytest.raises(ConfigError, match=r"gammas: selector 'c.\*' matches no block; the blocks are a.weight"):
+            space.ranks(spec)
+    with pytest.raises(ConfigError, match=r"gammas: gamma must be a number from 0 to 1, not 2\.0"):
+        tw.FedPara(gammas=(("a.*", 2.0),))
+    with pytest.raises(ConfigError, match="gammas must hold pairs of selectors and a gamma, not 'a'"):
+        tw.FedPara(gammas=("a",))
+    with pytest.raises(ConfigError, match="a rule selects nothing"):
+        tw.FedPara(gammas=(((), 1.0),))
+
+
+def test_gammas_are_read_from_files_and_left_out_of_names_while_there_are_none():
+    rules = [{"on": ["fc1.weight"], "gamma": 1.0}]
+    experiment = resolve("fedpara-paper", "digits", {"method.space.gammas": rules})
+    assert experiment.method.space == tw.FedPara(activation="tanh", gammas=(("fc1.weight", 1.0),))
+    assert from_table(loads(dumps(to_table(experiment)), "again")) == experiment
+    assert "gammas" not in repr(tw.FedPara())
+    assert "gammas" not in to_table(resolve("fedpara", "digits"))["method"]["space"]
+    assert (
+        eval(repr(experiment.method.space), {"FedPara": tw.FedPara, "GammaRule": GammaRule}) == experiment.method.space
+    )
+
+
+def test_the_size_of_a_factor_does_not_change_a_network_with_weight_norm():
+    """FedPara's LSTM: factors set directions, lengths are parameters of their own, as for dense weights."""
+    model = lstm80(hidden=16, layers=1, weight_norm=True)
+    base, codes = {name: one.detach() for name, one in model.named_parameters()}, torch.arange(12).reshape(2, 6)
+    for space in (
+        tw.FedPara(rank=4, modules_to_save=("head.weight",)),
+        tw.LowRank(rank=4, modules_to_save=("head.*t",)),
+    ):
+        coords = space.init(base, {}, KEY)
+        factors = [name for name in coords if "/x" in name]
+        assert {name.partition("/")[0] for name in factors} == {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}
+        twice = {**coords, **{name: 2 * coords[name] for name in factors}}
+        one, two = (functional_call(model, space.expand(base, {}, made), (codes,)) for made in (coords, twice))
+        torch.testing.assert_close(one, two)

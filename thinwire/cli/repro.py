@@ -27,7 +27,9 @@ def repro(
     md: Annotated[
         Path | None,
         typer.Option(
-            "--md", metavar="FILE", help="Write a Markdown page, and a .json file with the values of its runs."
+            "--md",
+            metavar="FILE",
+            help="Write a Markdown page, and a .json file with its runs; tables and runs that they hold are kept.",
         ),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; show finished runs only.")] = False,
@@ -36,6 +38,8 @@ def repro(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce tables of papers: our value, the published value, their difference, and the bytes sent.
+
+    With --md the page is extended: its other tables stay, and runs that its .json file holds are not run again.
 
     Example: thinwire repro mapo-3 --scale quick --set task.clients=20
 
@@ -49,19 +53,20 @@ def repro(
         print_json(tables()) if as_json else show_list(tables())
         return
     from thinwire.core.units import read_seconds
+    from thinwire.experiments.archive import Archive
     from thinwire.experiments.repro import by_value, load
     from thinwire.experiments.run_grids import run_grids
-    from thinwire.reports.repro_page import section, write_page
+    from thinwire.reports.repro_page import section, update_page
 
     wanted = list(presets("repro")) if names == ["all"] else names
     found = [load(name, scale, device, set_ or ()) for name in wanted]
     if not no_run:
         seconds = None if budget is None else read_seconds(budget)
         grids = [one.grid for one in (found if seconds is None else by_value(found))]
-        run_grids(grids, out, jobs, data_dir, lambda run: print_run(run, quiet), seconds)
-    sections = [section(one, out, folder=md.stem if md else "") for one in found]
+        archive = Archive.read(md.with_suffix(".json")) if md else None
+        run_grids(grids, out, jobs, data_dir, lambda run: print_run(run, quiet), seconds, archive)
+    sections = update_page(md, found, out) if md else [section(one, out) for one in found]
     if md:
-        write_page(md, sections)
         print_written(md)
     if as_json:
         print_json({name: part._asdict() for name, part in zip(wanted, sections, strict=True)})

@@ -115,6 +115,7 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     from thinwire.cli.tables import print_json, show_facts, show_layers
     from thinwire.experiments.run_directory import RunFolder
     from thinwire.reports.layer_chart import draw_layers
+    from thinwire.reports.window_chart import windows_of
 
     run = RunFolder.open(path)
     summary = run.summary()
@@ -125,7 +126,8 @@ def _show_run(path: Path, plot: Path | None, as_json: bool) -> None:
     if plot and not layers:
         raise CheckpointError(f"{path} has no counts by layer, which earlier versions did not write; run it --again")
     if plot:
-        draw_layers(layers, summary["rounds"], f"{summary['method']} on {summary['task']}, {path.name}", plot)
+        windows = windows_of(record._asdict() for record in run.history())
+        draw_layers(layers, summary["rounds"], f"{summary['method']} on {summary['task']}, {path.name}", plot, windows)
     if as_json:
         print_json(summary)
         return

@@ -6,6 +6,7 @@ a file and the command line.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -201,6 +202,10 @@ class Experiment:
 
     def digest(self) -> str:
         """A short hash of the configuration: two experiments with one digest are the same run."""
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
         return digest(to_table(self))
 
 

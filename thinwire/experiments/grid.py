@@ -17,20 +17,20 @@ schedules. `recipe` names a recipe (`recipe.py`) for the grid or a row.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.text import markdown_text
-from thinwire.experiments.collapse import is_broken
-from thinwire.experiments.execute import default_folder
+from thinwire.experiments.archive import Runs
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.overrides import parse_overrides
-from thinwire.experiments.records import honest_bytes, read_run, read_totals
+from thinwire.experiments.records import honest_bytes
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 
@@ -59,6 +59,7 @@ class Grid:
     def __init__(self, content: Table, device: str = "cpu", changes: Sequence[str] = ()) -> None:
         self.content, self.device, self.changes = content, device, list(changes)
         self.tune: Table = content.get("tune", {})
+        self._known: dict[str, Line] = {}  # lines are asked for several times, and resolving one takes a while
 
     def lines(self, seeds: list[int] | None = None, share: float = 1.0) -> list[Line]:
         """One line for each row and combination of values."""
@@ -71,6 +72,12 @@ class Grid:
 
     def line(self, number: int, chosen: Table, seeds: list[int] | None = None, share: float = 1.0) -> Line:
         """A row with these values, over a share of its rounds."""
+        known = f"{number} {chosen} {seeds} {share}"
+        if known not in self._known:
+            self._known[known] = self._line(number, chosen, seeds, share)
+        return self._known[known]
+
+    def _line(self, number: int, chosen: Table, seeds: list[int] | None, share: float) -> Line:
         row = self.content["rows"][number]
         changes = parse_overrides(self.changes)
         wanted = changes.pop("rounds", row.get("rounds", self.content["rounds"]))
@@ -89,15 +96,10 @@ class Grid:
                 else {}
             ),
         }
-        runs = [
-            resolve(
-                row["method"],
-                self._of(row, "on"),
-                {**common, **settings, **changes, "seed": s},
-                self._of(row, "recipe"),
-            )
-            for s in (own if seeds is None else seeds)
-        ]
+        wanted_seeds = own if seeds is None else seeds
+        values = {**common, **settings, **changes, "seed": wanted_seeds[0]}
+        first = resolve(row["method"], self._of(row, "on"), values, self._of(row, "recipe"))
+        runs = [dataclasses.replace(first, seed=s) for s in wanted_seeds]
         words = ", ".join(f"{_name(key)} {_short(value)}" for key, value in settings.items() if key != "name")
         return Line(number, row.get("label", row["method"]), words, chosen, runs)
 
@@ -111,18 +113,41 @@ class Grid:
         choices = Counter(line.row for line in lines)
         return [line for line in lines if choices[line.row] > 1]
 
-    def final(self, out: Path) -> list[Line]:
+    def final(self, out: Path | Runs) -> list[Line]:
         """The lines of the table: all combinations, or after a search the best of each row that does not fail."""
         if not self.tune:
             return self.lines()
-        best, trials = [], self.trials()
-        for number, row in enumerate(self.content["rows"]):
-            mine = [line for line in trials if line.row == number]
-            mine.sort(key=lambda line: score(line, out, self.by(number)), reverse=True)
-            only = {key: values[0] for key, values in row.get("over", {}).items()}
-            ordered = [self.line(number, line.chosen) for line in mine] or [self.line(number, only)]
-            best.append(next((line for line in ordered if not broken(line, out)), ordered[0]))
-        return best
+        tried = [self.tried(number, out) for number in range(len(self.content["rows"]))]
+        return [lines[0] if broken(lines[-1], out) else lines[-1] for lines in tried]
+
+    def shown(self, out: Path | Runs) -> list[Line]:
+        """The lines of a page: `final`, or if none of its runs is finished, the best combination that has some.
+
+        So a row whose combination failed is shown as it is, until the next best has been run.
+        """
+        lines = []
+        for line in self.final(out):
+            finished = (one for one in self._ranked(line.row, out) if any(summary(e, out) for e in one.runs))
+            started = not self.tune or any(summary(e, out) for e in line.runs)
+            lines.append(line if started else next(finished, line))
+        return lines
+
+    def tried(self, number: int, out: Path | Runs) -> list[Line]:
+        """The best combinations of a row's search on the seeds of the table, up to the first that does not fail."""
+        lines: list[Line] = []
+        for line in self._ranked(number, out):
+            lines.append(line)
+            if not broken(line, out):
+                break
+        return lines
+
+    def _ranked(self, number: int, out: Path | Runs) -> Iterator[Line]:
+        """The combinations of a row on the seeds of the table, the best of its search first."""
+        row = self.content["rows"][number]
+        mine = [line for line in self.trials() if line.row == number]
+        mine.sort(key=lambda line: score(line, out, self.by(number)), reverse=True)
+        only = {key: values[0] for key, values in row.get("over", {}).items()}
+        return (self.line(number, chosen) for chosen in ([line.chosen for line in mine] or [only]))
 
     def by(self, number: int) -> str:
         """The criterion of a row's search."""
@@ -157,38 +182,34 @@ def _short(value: Any) -> Any:
 # -- results of runs -------------------------------------------------------------------------------------------------
 
 
-def summary(experiment: Experiment, out: Path) -> dict[str, Any] | None:
+def summary(experiment: Experiment, out: Path | Runs) -> dict[str, Any] | None:
     """The summary of a run; None if it did not finish, or diverged."""
-    found = read_totals(default_folder(experiment, out))
-    return None if found is None or found.get("status") == "diverged" else found
+    return Runs.at(out).summary(experiment)
 
 
-def training_failed(experiment: Experiment, out: Path) -> bool:
+def training_failed(experiment: Experiment, out: Path | Runs) -> bool:
     """Whether a run is known to fail: it diverged, collapsed, or ended at chance (`collapse.py`)."""
-    if (default_folder(experiment, out) / "diverged.json").exists():
-        return True
-    found = summary(experiment, out)
-    return found is not None and is_broken(found)
+    return Runs.at(out).failed(experiment)
 
 
-def status(experiment: Experiment, out: Path) -> str | None:
+def status(experiment: Experiment, out: Path | Runs) -> str | None:
     """The status of a finished run; None if it did not finish."""
-    if (default_folder(experiment, out) / "diverged.json").exists():
-        return "diverged"
-    return (summary(experiment, out) or {}).get("status")
+    if found := summary(experiment, out):
+        return found.get("status")
+    return "diverged" if training_failed(experiment, out) else None
 
 
-def broken(line: Line, out: Path) -> list[int]:
+def broken(line: Line, out: Path | Runs) -> list[int]:
     """The seeds of a line on which training fails."""
     return [e.seed for e in line.runs if training_failed(e, out)]
 
 
-def metrics(experiment: Experiment, out: Path) -> list[dict[str, Any]]:
-    """The records of a run."""
-    return read_run(default_folder(experiment, out)).records
+def metrics(experiment: Experiment, out: Path | Runs) -> list[dict[str, Any]]:
+    """The records of a run; of an archived one, those of evaluated rounds."""
+    return Runs.at(out).recorded(experiment).records
 
 
-def score(line: Line, out: Path, by: str) -> float:
+def score(line: Line, out: Path | Runs, by: str) -> float:
     """The mean criterion over seeds; 0 for a run that failed or did not finish. Bytes are negated: fewer are better."""
     found = [None if training_failed(e, out) else summary(e, out) for e in line.runs]
     if by.startswith("bytes to "):
@@ -202,13 +223,13 @@ def score(line: Line, out: Path, by: str) -> float:
     return statistics.fmean((s[by] or 0.0) if s else 0.0 for s in found)
 
 
-def last_accuracy(experiment: Experiment, out: Path, count: int) -> float:
+def last_accuracy(experiment: Experiment, out: Path | Runs, count: int) -> float:
     """The mean accuracy of the last evaluations of a run."""
     known = [record["accuracy"] for record in metrics(experiment, out) if record["accuracy"] is not None]
     return statistics.fmean(known[-count:])
 
 
-def to_target(experiment: Experiment, out: Path, target: float) -> tuple[int, int, int] | None:
+def to_target(experiment: Experiment, out: Path | Runs, target: float) -> tuple[int, int, int] | None:
     """Rounds, all bytes, and bytes without catch-up until the accuracy first reached a target; None if never."""
     honest = ideal = 0
     for record in metrics(experiment, out):

@@ -20,6 +20,7 @@ from thinwire.experiments.selection import Lead, selected_by
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import RoundRecord, RunState
 from thinwire.runtime.runner import Runner
+from thinwire.schedules.base import LayerFacts
 from thinwire.training.inputs import Backend
 
 
@@ -136,7 +137,7 @@ def rounds(
                 checkpoints.save(state)  # the current round is lost, the rounds before it are not
             raise
         earlier, course = course, course.after(record._asdict())
-        record = completed(record._replace(alarm=news(earlier, course)))
+        record = completed(record._replace(alarm=news(earlier, course), layers=_measured(simulation, state)))
         history.append(record)
         lead = lead.after(record._asdict())
         yield state, record
@@ -151,6 +152,12 @@ def rounds(
         # another way to train, such as fewer clients at a time, must not apply to rounds before it: save at once
         if ended or Training.of(state) != before or state.round % checkpoints.every == 0:
             checkpoints.save(state)
+
+
+def _measured(simulation: Runner, state: RunState) -> LayerFacts:
+    """What the schedule measured about layers in the last round."""
+    contract = simulation.contract.at(state.server.public.version)
+    return contract.method.schedule.measured(state.server.schedule, contract.coords)
 
 
 def _check(course: Course, wanted: bool) -> None:

@@ -31,6 +31,12 @@ def contract_kinds() -> dict[Any, str]:
     return {kind.contract_type(): kind.name for kind in KINDS.values() if kind.contract}
 
 
+@cache
+def type_hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the parameters of a function, or of the fields of a dataclass; resolving their names takes time."""
+    return get_type_hints(make)
+
+
 def build(kind: str, table: Any, where: str) -> Any:
     """Make a part from its table, or from its name alone.
 
@@ -59,7 +65,7 @@ def arguments(make: Callable[..., Any], options: Table, where: str, skip: Iterab
     known = [name for name in inspect.signature(make).parameters if name not in set(skip)]
     # the hints of inherited fields of a dataclass are resolved in the module of the base class
     plain_class = inspect.isclass(make) and not dataclasses.is_dataclass(make)
-    hints = get_type_hints(make.__init__ if plain_class else make)
+    hints = type_hints(make.__init__ if plain_class else make)
     out = {}
     for key, value in options.items():
         if key not in known:
@@ -89,7 +95,7 @@ def plain(value: Any, hint: Any = Any) -> Any:
     if hint in kinds:
         return describe(kinds[hint], value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = get_type_hints(type(value))
+        hints = type_hints(type(value))
         given = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
         kept = {f.name: one for f, one in given if one is not None and not is_left_out(f, one)}  # TOML has no None
         return {name: plain(one, hints[name]) for name, one in kept.items()}

@@ -11,6 +11,7 @@ another: a later value wins, and a part of another kind replaces the earlier one
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from thinwire.core.registry import Entry, entries
 from thinwire.errors import ConfigError, UnknownName
@@ -59,6 +60,11 @@ def presets(kind: Kind) -> dict[str, Preset]:
     return {name: _read(file) for name, file in _files(kind).items()}
 
 
+def names(kind: Kind) -> frozenset[str]:
+    """The names of all presets of a kind."""
+    return frozenset(entries("method") if kind == "methods" else _files(kind))
+
+
 def preset(kind: Kind, name: str) -> Preset:
     """The preset of that name, or an error that lists similar names."""
     known: Mapping[str, Any] = entries("method") if kind == "methods" else _files(kind)
@@ -80,7 +86,7 @@ def filled(method: Method) -> Table:
     ({}, ['client_opt'])
     """
     # late: these import torch, which the presets of tasks do not need
-    from thinwire.experiments.parts import plain
+    from thinwire.experiments.parts import plain, type_hints
     from thinwire.protocol.method import Method
 
     def fills(slot: str, value: Any) -> bool:
@@ -88,7 +94,7 @@ def filled(method: Method) -> Table:
         return value is not default if slot == "client_opt" else bool(value != default)
 
     slots = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
-    hints = _hints(Method)
+    hints = type_hints(Method)
     return {slot: plain(value, hints[slot]) for slot, value in slots.items() if fills(slot, value)}
 
 
@@ -144,11 +150,6 @@ def _table(entry: Entry, arguments: Mapping[str, Any]) -> Table:
     return {**entry.preset, "method": filled(method)}
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
 def _folder() -> Path:
     return Path(str(resources.files("thinwire"))).joinpath("presets")
 
@@ -157,6 +158,11 @@ def _files(kind: Kind) -> dict[str, Path]:
     return {file.stem: file for file in sorted((_folder() / kind).glob("*.toml"))}
 
 
+@cache  # a table of a paper resolves hundreds of experiments, each of which looks up its task
+def _loaded(file: Path) -> Table:
+    return loads(file.read_text("utf-8"), f"preset {file.name}")
+
+
 def _read(file: Path) -> Preset:
-    table = loads(file.read_text("utf-8"), f"preset {file.name}")
+    table = copy.deepcopy(_loaded(file))
     return Preset(file.stem, table.pop("about"), table.pop("paper", ""), table)

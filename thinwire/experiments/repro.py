@@ -8,9 +8,10 @@ none). A column or a row may have a `share` of the rounds; with `searched = fals
 of traffic. With `counted = true` nothing is trained (`counts.py`).
 
 `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: they set the amount of
-work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper (that
-of a scale is added), `verdict` the outcome. `presets/papers.toml` has a verdict on each paper, and the tables that are
-not reproduced. `priority` orders the tables where time is limited (`--budget`).
+work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper; that
+of a scale is added, and at scale `gpu` every setting that is not the one of `paper` (`scale_text`). `verdict` is the
+outcome. `presets/papers.toml` has a verdict on each paper, and the tables that are not reproduced. `priority` orders
+the tables where time is limited (`--budget`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from thinwire.errors import ConfigError
 from thinwire.experiments.grid import Grid
@@ -52,15 +53,14 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
         raise ConfigError(f"scale must be one of {', '.join(SCALES)}, not {scale!r}")
     found = preset("repro", name)
     content = {**_at(scale, found.table), "about": found.about, "paper": found.paper}
-    texts = (found.table.get("differs", ""), found.table.get("scale", {}).get(scale, {}).get("differs", ""))
+    texts = [found.table.get("differs", ""), found.table.get("scale", {}).get(scale, {}).get("differs", "")]
+    columns, rows, cells = _cells(found.table, scale)
+    content |= {"columns": columns, "rows": rows}
+    counted = content.get("counted")
+    texts += [scale_text(found.table)] if scale == "gpu" and not counted else []
     content["differs"] = " ".join(text.strip() for text in texts if text)
-    columns = [(i, _at(scale, one)) for i, one in enumerate(content["columns"]) if scale in one.get("scales", SCALES)]
-    common = {key: content[key] for key in ("over", "measure") if key in content}
-    rows = [{**common, **_at(scale, row)} for row in content["rows"] if scale in row.get("scales", SCALES)]
-    content |= {"columns": [column for _, column in columns], "rows": rows}
-    if content.get("counted"):
+    if counted:
         return Reproduction(name, scale, content, Grid({"rows": [], "rounds": 0}, device, changes))
-    cells = [_cell(column, row, i, found.table, scale) for i, column in columns for row in rows]
     for cell in cells:
         if not content["tune"] or not cell["searched"]:  # the middle value
             cell["set"] |= {key: values[len(values) // 2] for key, values in cell.pop("over", {}).items()}
@@ -70,6 +70,74 @@ def load(name: str, scale: str = "quick", device: str = "cpu", changes: Sequence
 def by_value(tables: Sequence[Reproduction]) -> list[Reproduction]:
     """Tables in the order in which a budget is spent: by `priority` of their files (1 is the first), then as given."""
     return sorted(tables, key=lambda one: one.content.get("priority", LAST))
+
+
+def scale_text(table: Table) -> str:
+    """The settings of scale `gpu` that are not those of `paper`, and what is left out, as sentences.
+
+    >>> table = {"rounds": 9, "columns": [{"name": "IID"}], "rows": [{"method": "fedavg"}]}
+    >>> scale_text(table | {"scale": {"gpu": {"rounds": 3, "set": {"local.epochs": 2}}}})
+    'Settings of scale `gpu`, in parentheses those of `paper`: epochs 2 (default), rounds 3 (9).'
+    """
+    (*_, small), (*_, whole) = (_cells(table, scale) for scale in ("gpu", "paper"))
+    paper = {(cell["column"], cell["label"]): _values(table, cell, "paper") for cell in whole}
+    pairs: dict[str, tuple[set[str], set[str]]] = {}
+    for cell in small:
+        ours, theirs = _values(table, cell, "gpu"), paper.get((cell["column"], cell["label"]), {})
+        for key in (ours | theirs) if theirs else ():
+            if ours.get(key) != theirs.get(key) and key not in _UNIMPORTANT:
+                here, there = pairs.setdefault(key, (set(), set()))
+                here.add(_shown(ours.get(key)))
+                there.add(_shown(theirs.get(key)))
+    named = sorted((_NAMES.get(key, key.rsplit(".", 1)[-1]), *sides) for key, sides in pairs.items())
+    changed = [f"{name} {' or '.join(sorted(here))} ({' or '.join(sorted(there))})" for name, here, there in named]
+    text = f"Settings of scale `gpu`, in parentheses those of `paper`: {', '.join(changed)}." if changed else ""
+    named_parts = [*((one, one["name"]) for one in table["columns"]), *((one, _label(one)) for one in table["rows"])]
+    left = [name for one, name in named_parts if "gpu" not in one.get("scales", SCALES)]
+    return text + (f"{' ' if text else ''}Only at scale `paper`: {'; '.join(dict.fromkeys(left))}." if left else "")
+
+
+_NAMES = {"cohort.size": "clients per round", "task.scale": "inputs"}
+_UNIMPORTANT = ("eval.every", "checkpoint.every", "engine.backend")  # for results
+
+
+def _values(table: Table, cell: Table, scale: str) -> Table:
+    """All settings of a cell at a scale, and its rounds."""
+    content = _at(scale, table)
+    rounds = max(1, round(cell.get("share", 1.0) * cell.get("rounds", content["rounds"])))
+    return {**content["set"], **cell["set"], "rounds": rounds}
+
+
+def _label(row: Table) -> str:
+    return str(row.get("label", row["method"]))
+
+
+def _shown(value: Any) -> str:
+    """A setting in a few words.
+
+    >>> _shown(None), _shown({"kind": "warmup", "rounds": 5}), _shown(["a", "b"])
+    ('default', 'warmup (rounds 5)', 'a, b')
+    """
+    if isinstance(value, dict) and value.keys() == {"of_rounds"}:
+        return f"{value['of_rounds']:g} of the rounds"
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} {_shown(one)}" for key, one in value.items() if key != "kind")
+        kind = str(value.get("kind", ""))
+        return f"{kind} ({inner})" if kind and inner else kind or inner
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cells(table: Table, scale: str) -> tuple[list[Table], list[Table], list[Table]]:
+    """The columns, the rows and the cells of a table at a scale."""
+    content = _at(scale, table)
+    columns = [(i, _at(scale, one)) for i, one in enumerate(content["columns"]) if scale in one.get("scales", SCALES)]
+    common = {key: content[key] for key in ("over", "measure") if key in content}
+    rows = [{**common, **_at(scale, row)} for row in content["rows"] if scale in row.get("scales", SCALES)]
+    counted = content.get("counted")
+    cells = [] if counted else [_cell(column, row, i, table, scale) for i, column in columns for row in rows]
+    return [column for _, column in columns], rows, cells
 
 
 def _at(scale: str, table: Table) -> Table:
@@ -85,7 +153,7 @@ def _at(scale: str, table: Table) -> Table:
 def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> Table:
     """The row of a grid for one cell; later settings win: column, row, its task, then those of the scale."""
     out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds", "recipe") if key in row}
-    out |= {"label": row.get("label", row["method"]), "column": column["name"]}
+    out |= {"label": _label(row), "column": column["name"]}
     at_scale = [part.get("scale", {}).get(scale, {}).get("set", {}) for part in (table, column, row)]
     on_task = row.get("on", {}).get(column.get("on", table.get("on")), {})
     settings = [column.get("set", {}), row.get("set", {}), on_task, *at_scale]

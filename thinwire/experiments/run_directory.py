@@ -41,6 +41,7 @@ from thinwire.experiments.load import from_table
 from thinwire.experiments.lock import PROCESS, locked, note_process
 from thinwire.experiments.loop import Training as Training
 from thinwire.experiments.machine_time import MachineTime
+from thinwire.experiments.provenance import provenance
 from thinwire.experiments.records import (
     BEST,
     KEEP,
@@ -286,6 +287,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": gpu,
         "versions": versions,
+        **provenance(),
     }
 
 

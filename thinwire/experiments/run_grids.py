@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.errors import ThinwireError
+from thinwire.experiments.archive import Archive, Runs
 from thinwire.experiments.collapse import is_broken
 from thinwire.experiments.execute import default_folder, execute
 from thinwire.experiments.experiment import Experiment
@@ -47,6 +48,7 @@ def run_grids(
     data_dir: Path | None = None,
     on_run: OnRun = lambda progress: None,
     budget: float | None = None,
+    archive: Archive | None = None,
 ) -> None:
     """Run all unfinished runs of some grids: every search first, then the lines of the tables.
 
@@ -57,11 +59,12 @@ def run_grids(
         data_dir: the folder of datasets.
         on_run: is called when a run has ended.
         budget: seconds after which no run is started and those in progress are interrupted; None for no limit.
+        archive: finished runs that are not run again, though their directories are elsewhere.
     """
     until = None if budget is None else time.time() + budget  # a wall clock: it is the same in all processes
     groups = [grids] if until is None else [[grid] for grid in grids]
     with _workers(jobs) as pool:
-        work = _Work(out, pool, data_dir, on_run, until)
+        work = _Work(out, pool, data_dir, on_run, until, Runs(out, archive or Archive()))
         for group in groups:
             work.run(group)
 
@@ -85,6 +88,7 @@ class _Work(NamedTuple):
     data_dir: Path | None
     on_run: OnRun
     until: float | None
+    known: Runs
 
     def run(self, grids: Sequence[Grid]) -> None:
         """The searches of some grids, then the lines of their tables."""
@@ -98,7 +102,7 @@ class _Work(NamedTuple):
 
     def final(self, grids: Sequence[Grid]) -> list[Line]:
         """The lines of the tables, by what the searches found so far."""
-        return [line for grid in grids for line in grid.final(self.out)]
+        return [line for grid in grids for line in grid.final(self.known)]
 
     @property
     def spent(self) -> bool:
@@ -110,7 +114,7 @@ class _Work(NamedTuple):
         runs = [(place, e) for line in lines for place, e in enumerate(line.runs)]
         if self.until is not None:
             runs.sort(key=lambda one: one[0])
-        return {e.digest(): e for _, e in runs if not summary(e, self.out) and not training_failed(e, self.out)}
+        return {e.digest(): e for _, e in runs if not summary(e, self.known) and not training_failed(e, self.known)}
 
     def run_lines(self, lines: Sequence[Line], later: int = 0) -> None:
         """Run the unfinished runs of some lines; `later` is the number of rounds after them, for the estimated time."""

@@ -99,6 +99,7 @@ def as_frame(records: Sequence[RoundRecord]) -> Any:
     rows = []
     for record in records:
         row = record._asdict()
-        metrics, clients, _ = row.pop("metrics"), row.pop("clients_eval"), row.pop("sites_eval")
+        metrics, clients = row.pop("metrics"), row.pop("clients_eval")
+        del row["sites_eval"], row["layers"]  # not numbers of the whole round
         rows.append({**row, **metrics, **{f"clients_{key}": value for key, value in (clients or {}).items()}})
     return data_frame(rows).set_index("round")

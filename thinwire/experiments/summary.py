@@ -14,7 +14,7 @@ from thinwire.experiments.link_time import seconds_by_link
 from thinwire.experiments.records import Accounting, byte_totals, totals
 from thinwire.experiments.retry_store import Retry
 from thinwire.experiments.run_directory import Summary
-from thinwire.masks import NoMask, dead_adapters
+from thinwire.masks import dead_adapters, nonzero_b
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.protocol.upload import as_received
 from thinwire.runtime.job import RoundRecord, RunState
@@ -30,10 +30,9 @@ def summarize_run(
     records: Sequence[RoundRecord],
     retries: Sequence[Retry],
 ) -> Summary:
-    """The totals of a run after some rounds, with adapters that can no longer change; see `summarize`."""
+    """The totals of a run after some rounds, with what is left of its adapters; see `summarize`."""
     totalled = summarize(name, task, simulation, records, state.sync_counts, accounting, retries)
-    dead = _dead_adapters(simulation, state)
-    return {**totalled, **({"dead_adapters": list(dead)} if dead else {})}
+    return {**totalled, **_adapters(simulation, state)}
 
 
 def summarize(
@@ -87,13 +86,19 @@ def diverged_summary(summary: Summary, error: Diverged) -> Summary:
     return summary | byte_totals(*sizes, summary["accounting"], lost) | summary_of(verdict)
 
 
-def _dead_adapters(simulation: Runner, state: RunState) -> tuple[str, ...]:
-    """The weights whose adapter has no A or no B left after masking, so that it can never change."""
-    contract = simulation.contract.at(state.server.public.version)
-    if isinstance(contract.method.mask, NoMask):
-        return ()
-    received = as_received(contract, state.server.public, contract.method.down)
-    return dead_adapters(to_device(received.coords, "cpu"), contract.trained(received))
+def _adapters(simulation: Runner, state: RunState) -> Summary:
+    """Where adapters are masked or sent in part: the share of B that is left, and the adapters that cannot change."""
+    contract, public = simulation.contract.at(state.server.public.version), state.server.public
+    method = contract.method
+    masked, sparse = method.mask.active, method.download == "full" and not method.down.exact
+    if not masked and not sparse:
+        return {}
+    received = as_received(contract, public, method.down)
+    coords = to_device(received.coords, "cpu")
+    left = nonzero_b(coords)
+    dead = dead_adapters(coords, contract.trained(received)) if masked else ()
+    out: Summary = {} if left is None else {"nonzero_b": round(left, 4)}
+    return {**out, **({"dead_adapters": list(dead)} if dead else {})}
 
 
 def _privacy(simulation: Runner, rounds: int) -> Summary:

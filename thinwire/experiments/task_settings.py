@@ -16,7 +16,7 @@ from pathlib import Path
 from thinwire.core.reference import in_folder, is_file
 from thinwire.core.registry import entries, lookup
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.experiments.presets import layer, preset, presets
+from thinwire.experiments.presets import layer, names, preset
 from thinwire.experiments.task_files import PATH_OPTIONS, anchored, own_kind
 from thinwire.experiments.toml import Table, read_toml
 
@@ -41,7 +41,7 @@ def task_settings(on: str) -> Table:
         if not Path(on).is_file():
             raise ConfigError(f"there is no file {on}; write the name of a task (`thinwire list tasks`) or of a file")
         return _with_data(DATASET_OF[suffix], on)
-    if on and on not in presets("tasks") and on not in entries("dataset") and Path(on).is_dir():
+    if on and on not in names("tasks") and on not in entries("dataset") and Path(on).is_dir():
         return _with_data(FOLDER_DATASET, on)
     return _by_name(on)
 

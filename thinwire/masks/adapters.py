@@ -1,4 +1,4 @@
-"""Find low-rank adapters that a mask prevents from training."""
+"""Find low-rank adapters that a mask prevents from training, and count what is left of them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,22 @@ def dead_adapters(coords: Tree, trained: Tree) -> tuple[str, ...]:
         if not bool((alive[0] & alive[1]).any()):
             dead.append(name)
     return tuple(dead)
+
+
+def nonzero_b(coords: Tree) -> float | None:
+    """Return the share of the values of all B that are not zero; None without adapters.
+
+    Masks and sparse downloads that compare A and B with each other keep little of B, which is smaller: an accuracy then
+    says more about the weights that are trained without an adapter.
+
+    Args:
+        coords: the coordinates as clients receive them.
+
+    >>> nonzero_b({"fc.weight/a": torch.ones(2, 3), "fc.weight/b": torch.tensor([[0.5, 0.0], [0.0, 0.0]])})
+    0.25
+    >>> nonzero_b({"fc.weight": torch.ones(3)}) is None
+    True
+    """
+    found = [block for name, block in coords.items() if name.endswith("/b") and not name.startswith("model/")]
+    values = sum(block.numel() for block in found)
+    return sum(int((block != 0).sum()) for block in found) / values if values else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, tmap
 from thinwire.errors import ConfigError
 from thinwire.masks.base import Mask
-from thinwire.masks.largest import mask_of_largest
+from thinwire.masks.largest import By, check_by, mask_of_largest
 
 
 @register("mask", "prune", paper="Frankle and Carbin, ICLR 2019; SparseAdapter, 2022; FedSparsify, 2022")
@@ -30,6 +31,8 @@ class PruneMask(Mask):
             `every`.
         keep: share that every later pruning keeps.
         every: rounds between prunings.
+        by: `tree` compares all coordinates with each other, `block` those of a block: then A and B of an adapter keep
+            the same share. After the first steps B is much smaller than A, and `tree` may leave none of it.
 
     FLASC's lottery tickets prune before every q-th round, and keep everything the first time: round s trains at a
     density of keep^(floor(s / q) - 1). Round s starts from version s - 1, so that is `at = q - 1` and `every = q`:
@@ -48,8 +51,11 @@ class PruneMask(Mask):
     at: int = 1
     keep: float = 1.0
     every: int = 1
+    by: By = field(default="tree", metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        check_by(self.by)
         for name, value in (("density", self.density), ("keep", self.keep)):
             if not 0 < value <= 1:
                 raise ConfigError(f"{name} must be above 0 and at most 1, not {value}; write for example {name} = 0.25")
@@ -77,4 +83,4 @@ class PruneMask(Mask):
             return mask
         if mask:
             after = tmap(lambda block, stays: torch.where(stays, block, 0), after, mask)
-        return mask_of_largest(after, self.share(version))
+        return mask_of_largest(after, self.share(version), self.by)

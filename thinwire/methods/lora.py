@@ -155,13 +155,14 @@ def fedloru(
     modules_to_save: Selectors = (),
     init_lora_weights: InitA = "isometric",
     lr: float = 0.0,
+    freeze_a: bool = False,
 ) -> Method:
     """FedLoRU: LoRA that is merged into the weights after every round, so that low-rank updates accumulate.
 
         W0 <- W0 + (alpha / rank) B A          then a new A is drawn and B is zero
 
-    MAPO's table describes its FedLoRU baseline as exact in averaging, which needs `freeze_a=True` in the space; the
-    paper trains both factors.
+    MAPO's table describes its FedLoRU baseline as exact in averaging, which needs `freeze_a=True`; the paper trains
+    both factors.
 
     Args:
         rank: rank of the adapters.
@@ -170,6 +171,7 @@ def fedloru(
         modules_to_save: selectors of the weights that are trained directly.
         init_lora_weights: how A is drawn, `isometric` or `kaiming`.
         lr: learning rate of the clients; 0 leaves it to the task.
+        freeze_a: train and send B only, with a new random A after every merge.
 
     Paper: Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to Implicit Regularization
     (Park and Klabjan, 2024).
@@ -178,4 +180,4 @@ def fedloru(
     1
     """
     method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr)
-    return method.replace(space=replace(cast("LoRA", method.space), redraw_every=1))
+    return method.replace(space=replace(cast("LoRA", method.space), redraw_every=1, freeze_a=freeze_a))

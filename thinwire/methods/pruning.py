@@ -8,6 +8,7 @@ from __future__ import annotations
 from thinwire.codecs import Masked, Threshold, TopK
 from thinwire.core.registry import register
 from thinwire.masks import PruneMask, TopKMask
+from thinwire.masks.largest import By
 from thinwire.methods.base import on
 from thinwire.methods.flasc import full
 from thinwire.methods.lora import ATTENTION, Selectors
@@ -20,6 +21,11 @@ def _pruned(mask: PruneMask) -> Method:
     return full().replace(mask=mask, down=Threshold(0.0), up=Masked())
 
 
+def _each_round(keep: float, by: By = "tree") -> PruneMask:
+    """Prune after every round, and nothing before the first."""
+    return PruneMask(1.0, at=0, keep=keep, every=1, by=by)
+
+
 @register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
 def sparse_adapter(
@@ -29,6 +35,7 @@ def sparse_adapter(
     at: int = 1,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
+    by: By = "tree",
 ) -> Method:
     """SparseAdapter: LoRA pruned once, to the values of largest magnitude, after the first rounds.
 
@@ -41,6 +48,7 @@ def sparse_adapter(
         at: rounds before pruning. B starts at zero, so pruning too early may leave no value of B.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        by: `tree`, or `block`: A and B then keep the same share, so the adapter stays alive (`PruneMask`).
 
     Paper: SparseAdapter: An Easy Approach for Improving the Parameter-Efficiency of Adapters (He et al., EMNLP 2022),
     as compared with by FLASC.
@@ -49,7 +57,7 @@ def sparse_adapter(
     30
     """
     space = LoRA(rank, alpha, target_modules, modules_to_save)
-    return _pruned(PruneMask(density, at=at)).replace(space=space)
+    return _pruned(PruneMask(density, at=at, by=by)).replace(space=space)
 
 
 @register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
@@ -60,6 +68,7 @@ def adapter_lth(
     keep: float = 0.98,
     target_modules: Selectors = ("*",),
     modules_to_save: Selectors = (),
+    by: By = "tree",
 ) -> Method:
     """Lottery-ticket pruning of LoRA: after every round a share of the values is pruned, without rewinding.
 
@@ -71,6 +80,7 @@ def adapter_lth(
         keep: share of the values that each pruning leaves: 0.97, 0.98, 0.99 for 100, 200, 400 rounds.
         target_modules: selectors of the matrices with an adapter.
         modules_to_save: selectors of the weights that are trained directly.
+        by: `tree`, or `block`: A and B then keep the same share (`PruneMask`).
 
     Paper: The Lottery Ticket Hypothesis (Frankle and Carbin, ICLR 2019), as compared with by FLASC.
 
@@ -78,7 +88,7 @@ def adapter_lth(
     0.97
     """
     space = LoRA(rank, alpha, target_modules, modules_to_save)
-    return fedsparsify(keep).replace(space=space)
+    return _pruned(_each_round(keep, by)).replace(space=space)
 
 
 @register("method", "spdst", paper="as compared with by FLASC (modified)")
@@ -113,19 +123,22 @@ def fedsparsify(keep: float = 0.98) -> Method:
     >>> fedsparsify(keep=0.99).mask.keep
     0.99
     """
-    return _pruned(PruneMask(1.0, at=0, keep=keep, every=1))
+    return _pruned(_each_round(keep))
 
 
 @register("method", "federated-select", paper="Charles et al., 2022, as compared with by FLASC")
-def federated_select(density: float = 0.25) -> Method:
+def federated_select(density: float = 0.25, by: By = "tree", at: int = 0) -> Method:
     """Federated Select: clients receive, train and send the largest weights; the server keeps a dense model.
 
         M = the density |w| largest of |w|, chosen in every round          clients train w M under M
 
-    Not for adapters: B starts at zero, so a small density selects no value of B, and A then has no gradient.
+    The B of an adapter starts at zero: among all values a small density selects none of it, and A then has no gradient.
+    With `by = "block"` and `at = 1` adapters are trained.
 
     Args:
         density: share of the weights that are received, trained and sent.
+        by: whether values are compared in the whole `tree` or within each `block`.
+        at: rounds in which all values are trained before the first selection.
 
     Paper: Federated Select: A Primitive for Communication- and Memory-Efficient Federated Learning (Charles et al.,
     2022), as compared with by FLASC.
@@ -133,4 +146,4 @@ def federated_select(density: float = 0.25) -> Method:
     >>> federated_select(density=0.5).mask.density
     0.5
     """
-    return full().replace(mask=TopKMask(density), down=TopK(density), up=Masked())
+    return full().replace(mask=TopKMask(density, by, at), down=TopK(density, by), up=Masked())

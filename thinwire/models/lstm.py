@@ -32,22 +32,31 @@ class LSTM(nn.Module):
     The input products of all steps of a layer are one matrix product before the loop over time. Without gradients, in
     evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
 
+    With `weight_norm` each row of a matrix has a length that is a parameter of its own (Salimans and Kingma, 2016):
+
+        W = g v / |v|        v: `weight_*`;  g: `g_*`, at first the usual length, sqrt(inputs / (3 hidden))
+
+    A space that replaces `weight_*` by factors then sets directions only.
+
     Args:
         inputs: size of an input vector.
         hidden: size of the hidden state.
         layers: number of layers.
         biases: bias vectors per layer, 1 or 2.
+        weight_norm: whether lengths and directions of the rows are separate parameters.
 
     >>> LSTM(8, 16)(torch.zeros(3, 5, 8)).shape      # 3 sequences of 5 steps: the last state of each
     torch.Size([3, 16])
     """
 
-    def __init__(self, inputs: int, hidden: int, *, layers: int = 2, biases: int = 1) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, *, layers: int = 2, biases: int = 1, weight_norm: bool = False
+    ) -> None:
         at_least(1, inputs=inputs, hidden=hidden, layers=layers, biases=biases)
         if biases > 2:
             raise ConfigError(f"biases = {biases}: expected 1 (one vector per layer) or 2 (as in nn.LSTM)")
         super().__init__()
-        self.hidden, self.layers, self.biases = hidden, layers, biases
+        self.hidden, self.layers, self.biases, self.weight_norm = hidden, layers, biases, weight_norm
         for layer in range(layers):
             fan = hidden if layer else inputs
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(torch.empty(4 * hidden, fan)))
@@ -57,6 +66,9 @@ class LSTM(nn.Module):
             self.register_parameter(f"bias_hh_l{layer}", nn.Parameter(torch.empty(4 * hidden)))
         for block in self.parameters():
             nn.init.uniform_(block, -1 / math.sqrt(hidden), 1 / math.sqrt(hidden))
+        for part in (f"{part}_l{layer}" for layer in range(layers) for part in ("ih", "hh")) if weight_norm else ():
+            rows, fan = getattr(self, f"weight_{part}").shape  # a constant, since sums differ between machines
+            self.register_parameter(f"g_{part}", nn.Parameter(torch.full((rows,), math.sqrt(fan / (3 * hidden)))))
 
     def forward(self, x: Tensor) -> Tensor:  # (n, steps, inputs) -> (n, hidden)
         """The hidden state of the last layer after the last step."""
@@ -67,9 +79,13 @@ class LSTM(nn.Module):
             bias = getattr(self, f"bias_hh_l{layer}")
             if self.biases == 2:
                 bias = bias + getattr(self, f"bias_ih_l{layer}")
-            w_ih, w_hh = getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}")
-            states = recur(torch.stack(states), w_ih, w_hh, bias)
+            states = recur(torch.stack(states), self._matrix(f"ih_l{layer}"), self._matrix(f"hh_l{layer}"), bias)
         return states[-1]
+
+    def _matrix(self, part: str) -> Tensor:
+        """A matrix, of its directions and lengths where they are separate."""
+        weight: Tensor = getattr(self, f"weight_{part}")
+        return F.normalize(weight, dim=1) * getattr(self, f"g_{part}")[:, None] if self.weight_norm else weight
 
     def _fused(self, x: Tensor) -> Tensor:
         """The same by the kernels of `nn.LSTM`, which differ by rounding."""
@@ -77,7 +93,7 @@ class LSTM(nn.Module):
         for layer in range(self.layers):
             second = getattr(self, f"bias_hh_l{layer}")
             first = getattr(self, f"bias_ih_l{layer}") if self.biases == 2 else torch.zeros_like(second)
-            blocks += [getattr(self, f"weight_ih_l{layer}"), getattr(self, f"weight_hh_l{layer}"), first, second]
+            blocks += [self._matrix(f"ih_l{layer}"), self._matrix(f"hh_l{layer}"), first, second]
         zero = x.new_zeros(self.layers, len(x), self.hidden)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")  # cuDNN
@@ -117,6 +133,7 @@ class NextCharacter(nn.Module):
         hidden: size of the hidden state.
         layers: number of LSTM layers.
         biases: bias vectors per layer, see `LSTM`.
+        weight_norm: see `LSTM`.
 
     >>> NextCharacter(69, hidden=16)(torch.zeros(2, 80, dtype=torch.int64)).shape
     torch.Size([2, 69])
@@ -131,13 +148,14 @@ class NextCharacter(nn.Module):
         hidden: int = 256,
         layers: int = 2,
         biases: int = 1,
+        weight_norm: bool = False,
     ) -> None:
         vocab = classes if vocab is None else vocab
         at_least(2, classes=classes, vocab=vocab)
         at_least(1, embedding=embedding)
         super().__init__()
         self.embedding = nn.Embedding(vocab, embedding)
-        self.lstm = LSTM(embedding, hidden, layers=layers, biases=biases)
+        self.lstm = LSTM(embedding, hidden, layers=layers, biases=biases, weight_norm=weight_norm)
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, codes: Tensor) -> Tensor:  # (n, steps) int64 -> (n, classes)
@@ -159,10 +177,17 @@ def lstm_shakespeare(
 
 @register("model", "lstm80", doc="LSTM of two layers over 80 characters, two biases each.", paper="LEAF; FedPara")
 def lstm80(
-    classes: int = 80, vocab: int | None = None, embedding: int = 8, hidden: int = 256, layers: int = 2
+    classes: int = 80,
+    vocab: int | None = None,
+    embedding: int = 8,
+    hidden: int = 256,
+    layers: int = 2,
+    weight_norm: bool = False,
 ) -> NextCharacter:
     """Two LSTM layers with two bias vectors each, as in torch: 819,920 parameters for 80 characters.
 
     Embedding(80, 8) -> 2 layers of 256 -> Linear(256 -> 80). Not `lstm-shakespeare`, with one bias vector per layer.
+    With `weight_norm` (FedPara's tables) the 4,096 rows of the LSTM have a length each: 824,016 parameters.
     """
-    return NextCharacter(classes, vocab=vocab, embedding=embedding, hidden=hidden, layers=layers, biases=2)
+    sizes = {"vocab": vocab, "embedding": embedding, "hidden": hidden, "layers": layers}
+    return NextCharacter(classes, **sizes, biases=2, weight_norm=weight_norm)

@@ -9,6 +9,7 @@ from thinwire.reports.formatting import NARROW, ident
 from thinwire.reports.layer_chart import MOST_LAYERS, SYNC_NOTE, LayerChart, layer_chart
 from thinwire.reports.page import Chapter, Figure, Piece
 from thinwire.reports.seed_groups import SeedGroup
+from thinwire.reports.window_chart import Window, share_chart, share_legend, share_note, windows_of
 
 
 def layers_chapter(task: str, groups: Sequence[SeedGroup]) -> Chapter | None:
@@ -37,6 +38,8 @@ def layers_chapter(task: str, groups: Sequence[SeedGroup]) -> Chapter | None:
     for i, (group, chart) in enumerate(charts):
         name = f"{ident(task)}-layers-{i}"
         pieces.append(_figure(task, name, group, chart, longest if chart.bytes else 0, shared_scale))
+        if windows := windows_of(group.runs[0].records):
+            pieces.append(_shares(task, f"{name}-shares", group, windows))
     return Chapter("Layers", pieces) if pieces else None
 
 
@@ -52,3 +55,11 @@ def _figure(task: str, name: str, group: SeedGroup, chart: LayerChart, longest: 
         bars(chart.bars, area, longest),
         bars(chart.bars, area._replace(width=NARROW), longest),
     )
+
+
+def _shares(task: str, name: str, group: SeedGroup, windows: list[Window]) -> Figure:
+    """Why layers were synchronized less often, of a method that measures their discrepancy."""
+    title = f"{group.label}: discrepancy taken against parameters left, {task}"
+    seed = f"Seed {group.seeds[0]}. " if len(group.runs) > 1 else ""
+    wide, narrow = (share_chart(windows, title, name, width) for width in (PlotArea("", "", "").width, NARROW))
+    return Figure(title, f"{seed}{share_note(windows)}", wide, narrow, share_legend())

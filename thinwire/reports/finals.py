@@ -18,6 +18,7 @@ from typing import Any
 from thinwire.experiments.collapse import BROKEN, count_broken
 
 FAILED_RUNS = "diverged or collapsed"
+B_LEFT = "% of B left"  # of the B of all adapters: not zero in what clients receive at the end
 _ACCURACY = re.compile(r"(our )?(best|final) (client )?accuracy %")
 Run = Mapping[str, Any]
 
@@ -37,12 +38,12 @@ def mean_std_text(values: Sequence[float | None], scale: float = 100.0) -> str:
 def widened(
     head: Sequence[str], rows: Sequence[Sequence[str]], runs: Sequence[Sequence[Run]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Add final next to best accuracy, and after the last accuracy how many runs failed.
+    """Add final next to best accuracy, and after the last accuracy how many runs failed and what is left of adapters.
 
     Args:
         head: the names of the columns.
         rows: the cells; rows of unfinished runs may be short.
-        runs: the runs of each row, with `best_accuracy`, `final_accuracy`, `status`.
+        runs: the runs of each row, with `best_accuracy`, `final_accuracy`, `status`, `nonzero_b`.
 
     >>> run = {"best_accuracy": 0.5, "final_accuracy": 0.1, "status": "collapsed"}
     >>> head, rows = widened(["method", "best accuracy %", "runs"], [["x", "50.00", "a1"]], [[run]])
@@ -65,6 +66,10 @@ def widened(
         for cells, row_runs in zip(table, runs, strict=True):
             cells.insert(place, "-" if cells[at] == "-" else mean_std_text([run.get(key) for run in row_runs]))
     last = max((i for i, name in enumerate(heads) if _ACCURACY.fullmatch(name)), default=-1)
+    if last >= 0 and any(run.get("nonzero_b") is not None for row_runs in runs for run in row_runs):
+        heads.insert(last + 1, B_LEFT)
+        for cells, row_runs in zip(table, runs, strict=True):
+            cells.insert(last + 1, mean_std_text([run.get("nonzero_b") for run in row_runs]))
     if last >= 0:
         heads.insert(last + 1, FAILED_RUNS)
         for cells, row_runs in zip(table, runs, strict=True):

@@ -11,7 +11,15 @@ from thinwire.errors import ConfigError
 from thinwire.experiments.files import write_atomically
 from thinwire.reports.charts import Bar, PlotArea, bars
 from thinwire.reports.style import STANDALONE
-from thinwire.reports.svg import standalone
+from thinwire.reports.svg import stacked, standalone
+from thinwire.reports.window_chart import (
+    Window,
+    discrepancy_chart,
+    discrepancy_legend,
+    share_chart,
+    share_legend,
+    share_note,
+)
 
 MOST_LAYERS = 16
 WIDTH = 680  # of the chart as a file
@@ -49,15 +57,32 @@ def layer_chart(layers: Sequence[dict[str, Any]], rounds: int | None, series: in
     return LayerChart(("bytes up" if known else "synchronizations") + f" by layer{rest}", drawn, known)
 
 
-def draw_layers(layers: Sequence[dict[str, Any]], rounds: int, title: str, file: Path) -> None:
-    """Write the chart to a file whose name ends in `.svg`."""
+def draw_layers(
+    layers: Sequence[dict[str, Any]], rounds: int, title: str, file: Path, windows: Sequence[Window] = ()
+) -> None:
+    """Write the chart to a file whose name ends in `.svg`; of a run with FedLAMA's windows those as well."""
     if file.suffix != ".svg":
         raise ConfigError(f"the chart is an SVG file: write --plot {file.with_suffix('.svg')}, not {file}")
     chart = layer_chart(layers, rounds)
     description = "; ".join(f"{bar.label}: {bar.value}" for bar in chart.bars) + "."
     area = PlotArea(f"{title}: {chart.what}", description, chart.what, ident="layers", width=WIDTH - 32)
     drawing = f'<g transform="translate(16 0)">{bars(chart.bars, area)}</g>'  # aligned with the title
-    write_atomically(file, standalone(drawing, area.title, SYNC_NOTE, (), STANDALONE, WIDTH).encode())
+    drawn = standalone(drawing, area.title, SYNC_NOTE, (), STANDALONE, WIDTH)
+    write_atomically(file, (stacked([drawn, *_window_charts(windows)]) if windows else drawn).encode())
+
+
+def _window_charts(windows: Sequence[Window]) -> list[str]:
+    """delta and 1 - lambda, and the discrepancy of each layer, as the contents of SVG files."""
+    shares = share_chart(windows, "delta and 1 - lambda", "shares", WIDTH)
+    names = discrepancy_chart(windows, "Discrepancy between clients by layer", "discrepancy", WIDTH - 32)
+    moved = f'<g transform="translate(16 0)">{names}</g>'
+    note = "Layers in the order of the last window: the first agree most."
+    return [
+        standalone(
+            shares, "Discrepancy taken against parameters left", share_note(windows), share_legend(), STANDALONE, WIDTH
+        ),
+        standalone(moved, "Discrepancy between clients by layer", note, discrepancy_legend(), STANDALONE, WIDTH),
+    ]
 
 
 def _label(row: dict[str, Any], rounds: int | None) -> str:

@@ -12,6 +12,12 @@ and the cost of a method as papers define it, computed by `cost`:
     to_worst        bytes without catch-up until the best accuracy of the worst run of the column, in percent likewise
     gigabytes       bytes of all messages without catch-up
     numbers         trainable parameters, in percent of the model's parameters
+    MB to 80 % of the first      bytes without catch-up until that share of the final accuracy of the first row
+    MB up to 80 % of the first   the same, of uploads only
+
+An archived run (`experiments/archive.py`) has the values of the measures that its tables showed. Early ones have no
+bytes by direction, but the cost of their row as it was printed (`printed_cost`), which is shown while all runs of the
+column are such.
 """
 
 from __future__ import annotations
@@ -20,15 +26,17 @@ import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from thinwire.errors import ConfigError
+from thinwire.experiments.archive import Runs
 from thinwire.experiments.config import Experiment
 from thinwire.experiments.grid import Line, metrics, summary, to_target
 from thinwire.experiments.link_time import link, seconds
 
 Cost = Literal["bytes_up", "to_worst", "gigabytes", "numbers"]
 _TO = re.compile(r"(rounds|minutes) to (0\.\d+)(?: at (.+))?")
+_SHARE = re.compile(r"MB (up )?to (\d+) % of the first")
 
 
 def heading(measure: str) -> str:
@@ -40,13 +48,17 @@ def heading(measure: str) -> str:
     return measure.replace("_", " ") + " %" if measure.endswith("_accuracy") else measure
 
 
-def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
+def measured(measure: str, experiment: Experiment, out: Path | Runs) -> float | None:
     """The value of a measure for a finished run; None if it has none, such as rounds to an accuracy never reached."""
-    found = summary(experiment, out)
+    found, kept = summary(experiment, out), Runs.at(out).kept(experiment)
     if found is None:
         return None
     if measure.endswith("_accuracy") and measure in found:
         return None if found[measure] is None else 100 * float(found[measure])
+    goal = _TO.fullmatch(measure)
+    if kept is not None and not (goal and goal[1] == "rounds"):  # its records are incomplete
+        value: float | None = kept["values"].get(measure)
+        return value
     records = metrics(experiment, out)[1:]
     if measure == "MB a round":
         clients = sum(record["clients"] for record in records)
@@ -54,7 +66,7 @@ def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
     if measure.startswith("seconds a round at "):
         speed = link(measure.removeprefix("seconds a round at "))
         return seconds(records, speed) / len(records) if records else None
-    if goal := _TO.fullmatch(measure):
+    if goal:
         reached = to_target(experiment, out, float(goal[2]))
         if reached is None or goal[1] == "rounds":
             return float(reached[0]) if reached else None
@@ -62,30 +74,37 @@ def measured(measure: str, experiment: Experiment, out: Path) -> float | None:
     raise ConfigError(f"unknown measure {measure!r}; write for example best_accuracy, or rounds to 0.8")
 
 
-def cost(kind: str, line: Line, column: Sequence[Line], out: Path) -> float | None:
+def cost(kind: str, line: Line, column: Sequence[Line], out: Path | Runs) -> float | None:
     """The cost of a line of a table as papers define it; None before its runs are finished.
 
     Args:
-        kind: one of `Cost`.
+        kind: one of `Cost`, or `MB to N % of the first`.
         line: the line.
         column: all lines of its column, the baseline first.
-        out: folder of the run directories.
+        out: folder of the run directories, or runs with an archive.
     """
-    if kind not in get_args(Cost):
-        raise ConfigError(f"cost must be one of {', '.join(get_args(Cost))}, not {kind!r}")
+    share = _SHARE.fullmatch(kind)
+    if kind not in get_args(Cost) and not share:
+        known = ", ".join((*get_args(Cost), "MB to 80 % of the first"))
+        raise ConfigError(f"cost must be one of {known}, not {kind!r}")
     finished = _finished(line, out)
     if not finished:
         return None
+    if share:
+        return _megabytes(finished, _finished(column[0], out), int(share[2]) / 100, bool(share[1]), out)
     if kind == "gigabytes":
         return statistics.fmean(s["bytes_total_ideal"] for _, s in finished) / 1e9
     if kind == "numbers":
         return statistics.fmean(100 * s["trainable"] / s["parameters"] for _, s in finished)
-    worst = min((s["best_accuracy"] or 0.0 for other in column for _, s in _finished(other, out)), default=0.0)
+    everything = [s for other in column for _, s in _finished(other, out)]
+    if any("printed_cost" in s for s in everything):
+        return finished[0][1]["printed_cost"] if all("printed_cost" in s for s in everything) else None
+    worst = min((s["best_accuracy"] or 0.0 for s in everything), default=0.0)
     spent, first = (_spent(kind, one, worst, out) for one in (line, column[0]))
     return 100 * spent / first if spent is not None and first else None
 
 
-def _spent(kind: str, line: Line, worst: float, out: Path) -> float | None:
+def _spent(kind: str, line: Line, worst: float, out: Path | Runs) -> float | None:
     """Mean uploaded bytes, or mean bytes in both directions until an accuracy."""
     finished = _finished(line, out)
     if kind == "bytes_up":
@@ -95,5 +114,23 @@ def _spent(kind: str, line: Line, worst: float, out: Path) -> float | None:
     return statistics.fmean(spent) if spent else None
 
 
-def _finished(line: Line, out: Path) -> list[tuple[Experiment, dict[str, float]]]:
+_Runs = list[tuple[Experiment, dict[str, Any]]]
+
+
+def _finished(line: Line, out: Path | Runs) -> _Runs:
     return [(e, s) for e in line.runs if (s := summary(e, out))]
+
+
+def _megabytes(finished: _Runs, of_first: _Runs, share: float, only_up: bool, out: Path | Runs) -> float | None:
+    """Mean megabytes until a share of the mean final accuracy of the first row; None if a run never gets there."""
+    finals = [s["final_accuracy"] for _, s in of_first if s["final_accuracy"] is not None]
+    if not finals:
+        return None
+    target, spent = share * statistics.fmean(finals), []
+    for experiment, _ in finished:
+        reached = to_target(experiment, out, target)
+        if reached is None:
+            return None
+        done = [record for record in metrics(experiment, out) if record["round"] <= reached[0]]
+        spent.append(sum(r["bytes_up"] + (0 if only_up else r["bytes_down"]) for r in done) / 1e6)
+    return statistics.fmean(spent)

@@ -82,6 +82,20 @@ def shade(opacity: float) -> str:
     return f'<svg class="swatch" width="24" height="16" aria-hidden="true">{box}</svg>'
 
 
+def stacked(charts: Sequence[str]) -> str:
+    """The contents of several SVG files one below the other, as those of one file."""
+    sizes = [re.search(r'width="(\d+)" height="(\d+)"', chart) for chart in charts]
+    wide, tops = max(int(size[1]) for size in sizes if size), [0]
+    for size in sizes:
+        tops.append(tops[-1] + (int(size[2]) if size else 0))
+    parts = [f'<g transform="translate(0 {top})">{chart}</g>' for top, chart in zip(tops, charts, strict=False)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {tops[-1]}" width="{wide}" height="{tops[-1]}">'
+        + "".join(parts)
+        + "</svg>\n"
+    )
+
+
 def standalone(
     chart: str, title: str, note: str, legend: Sequence[tuple[str, str]], style: str, width: int = 1020
 ) -> str:

@@ -54,6 +54,9 @@ class RoundRecord(NamedTuple):
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
     bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
     late: int = 0  # clients of the cohort that had not responded when the round was closed
+    layers: Mapping[
+        str, Mapping[str, float]
+    ] = {}  # by layer, where the schedule measures them: of FedLAMA at the end of a window
 
 
 @dataclass(frozen=True, eq=False)

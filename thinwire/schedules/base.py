@@ -7,8 +7,9 @@ it. A block that is in no plan is private.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
@@ -27,6 +28,9 @@ class Plan:
 
     names: frozenset[str]
     resample: bool = True
+
+
+LayerFacts: TypeAlias = Mapping[str, Mapping[str, float]]  # by layer, then by the name of the value
 
 
 class Schedule(Protocol):
@@ -59,6 +63,10 @@ class Schedule(Protocol):
     def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
         """Return the state after a round, from the decoded mean update and the mean of the reports."""
         return state
+
+    def measured(self, state: Tree, coords: Spec) -> LayerFacts:
+        """Return what the round that led to this state measured about layers, for its record; usually nothing."""
+        return {}
 
 
 @register("schedule", "all-blocks")

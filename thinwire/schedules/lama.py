@@ -20,10 +20,11 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, layer_of, select, weight_of
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
-from thinwire.schedules.base import Plan, Schedule
+from thinwire.schedules.base import LayerFacts, Plan, Schedule
 
 Rules = Literal["paper", "public"]
 PUBLIC_WARMUP = 7  # rounds before the authors' program first adjusts intervals
+UNKNOWN = -1.0  # the discrepancy of a layer after a round that does not end a window
 ROUNDING = 1e-6  # |x_i|^2 - |mean|^2 below this share of |x_i|^2 is float32 rounding, not discrepancy
 
 
@@ -33,6 +34,14 @@ class Layer(NamedTuple):
     names: tuple[str, ...]
     size: int
     candidate: bool  # whether its interval may change
+
+
+class Place(NamedTuple):
+    """A layer in the order in which layers are taken, and the two shares if all layers up to it are."""
+
+    layer: int
+    delta: float  # of the discrepancy that is taken
+    left: float  # of the parameters that are not: 1 - lambda
 
 
 @register("schedule", "fedlama", paper="Layer-wise Adaptive Model Aggregation, 2021")
@@ -88,7 +97,8 @@ class FedLAMA(Schedule):
                 "rules = 'public' delays only kernels (two axes or more), and no block is one; write rules = 'paper'"
             )
         often = torch.tensor([self._often(False) for _ in layers], dtype=torch.bool)
-        return {"rounds": torch.zeros((), dtype=torch.int64), "often": often}
+        unknown = torch.full((len(layers),), UNKNOWN, dtype=torch.float64)
+        return {"rounds": torch.zeros((), dtype=torch.int64), "often": often, "discrepancy": unknown}
 
     def never(self, coords: Spec) -> frozenset[str]:
         """Return the blocks that `private` selects."""
@@ -119,36 +129,67 @@ class FedLAMA(Schedule):
         """
         rounds = int(state["rounds"]) + 1
         often = state["often"].tolist()
+        discrepancy = [UNKNOWN] * len(often)
         warmup = PUBLIC_WARMUP if self.rules == "public" else 0
         if self.phi > 1 and self.resamples(rounds) and rounds >= warmup:
             layers = self._layers(Spec.of(mean))
             squares = torch.stack([_square(mean[name] for name in layer.names) for layer in layers.values()]).tolist()
-            discrepancy = []
-            for group, of_mean, now in zip(layers, squares, often, strict=True):
+            for i, (group, of_mean, now) in enumerate(zip(layers, squares, often, strict=True)):
                 mean_of = float(report[group])
                 square = mean_of - of_mean if mean_of - of_mean > ROUNDING * mean_of else 0.0
-                discrepancy.append(square / (1 if now else self.phi))
+                discrepancy[i] = square / (1 if now else self.phi)
             taken = self._taken(tuple(layers.values()), discrepancy)
             often = [self._often(i in taken) for i in range(len(layers))]
-        return {"rounds": torch.tensor(rounds), "often": torch.tensor(often, dtype=torch.bool)}
+        long = torch.tensor(often, dtype=torch.bool)
+        measured = torch.tensor(discrepancy, dtype=torch.float64)
+        return {"rounds": torch.tensor(rounds), "often": long, "discrepancy": measured}
+
+    def measured(self, state: Tree, coords: Spec) -> LayerFacts:
+        """Return d, delta and 1 - lambda of each layer at the end of a window, in the order in which layers are taken.
+
+        `discrepancy` is d_l for one round of local steps, `interval` the rounds between synchronizations in the next
+        window. With `rules = "public"` layers that are never delayed follow, without delta and 1 - lambda.
+        """
+        if "discrepancy" not in state or bool((state["discrepancy"] < 0).any()):  # without it: an earlier checkpoint
+            return {}
+        layers, discrepancy = self._layers(self._sent(coords)), state["discrepancy"].tolist()
+        names, often = tuple(layers), state["often"].tolist()
+
+        def facts(i: int) -> dict[str, float]:
+            d = float(f"{discrepancy[i] / layers[names[i]].size:.6g}")
+            return {"discrepancy": d, "interval": 1 if often[i] else self.phi}
+
+        places = self._places(tuple(layers.values()), discrepancy)
+        shares = {
+            place.layer: {"delta": round(place.delta, 6), "left": round(max(place.left, 0.0), 6)} for place in places
+        }
+        ranked = [*shares, *(i for i in range(len(names)) if i not in shares)]
+        return {names[i]: {**facts(i), **shares.get(i, {})} for i in ranked}
 
     def _taken(self, layers: Sequence[Layer], discrepancy: Sequence[float]) -> set[int]:
-        """Return the layers before the crossing; `discrepancy` is d_l dim_l, up to a common factor."""
+        """Return the layers before the crossing of the two shares."""
+        places = self._places(layers, discrepancy)
+        for count, place in enumerate(places):
+            if place.delta >= place.left:
+                return {one.layer for one in places[: count + self.include_crossing]}
+        return {place.layer for place in places}
+
+    def _places(self, layers: Sequence[Layer], discrepancy: Sequence[float]) -> list[Place]:
+        """Return the candidates in the order in which they are taken; `discrepancy` is d_l dim_l, up to a factor."""
         total = sum(discrepancy)
         if not total > 0:
-            return set()
+            return []
         parameters = sum(layer.size for layer in layers if layer.candidate)
         order = sorted(
             (i for i, layer in enumerate(layers) if layer.candidate),
             key=lambda i: discrepancy[i] / layers[i].size,
             reverse=self.accelerate,
         )
-        delta = share = 0.0
-        for place, i in enumerate(order):
+        delta, share, places = 0.0, 0.0, list[Place]()
+        for i in order:
             delta, share = delta + discrepancy[i] / total, share + layers[i].size / parameters
-            if delta >= 1 - share:
-                return set(order[: place + self.include_crossing])
-        return set(order)
+            places.append(Place(i, delta, 1 - share))
+        return places
 
     def _often(self, taken: bool) -> bool:
         """Return whether a layer is synchronized in every round: if not taken or, with `accelerate`, if taken."""

@@ -9,15 +9,68 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from torch import Tensor
 
-from thinwire.core.spec import Block, Spec, select
+from thinwire.core.spec import Block, Spec, matches, select
 from thinwire.errors import ConfigError
 
 # Names of embedding tables; only a selector other than "*" factorizes them.
 EMBEDDINGS = ("*embed*", "word.*", "*.word.*", "position.*", "*.position.*", "*wte.*", "*wpe.*")
+
+
+@dataclass(frozen=True)
+class GammaRule:
+    """Selectors of weights, and the gamma of the weights that they match."""
+
+    on: tuple[str, ...]
+    gamma: float
+
+
+GammaRules: TypeAlias = tuple[GammaRule | tuple[str | tuple[str, ...], float], ...]
+
+
+def gamma_rules(given: GammaRules, name: str) -> tuple[GammaRule, ...]:
+    """Return rules with pairs `(selectors, gamma)` converted, so that equal spaces compare equal.
+
+    Args:
+        given: rules or pairs.
+        name: name of the setting, for error messages.
+
+    >>> gamma_rules((("conv1.*", 1.0),), "gammas")
+    (GammaRule(on=('conv1.*',), gamma=1.0),)
+    """
+    rules = []
+    for rule in given:
+        if not isinstance(rule, GammaRule):
+            if not isinstance(rule, tuple) or len(rule) != 2:
+                raise ConfigError(f"{name} must hold pairs of selectors and a gamma, not {rule!r}")
+            rule = GammaRule((rule[0],) if isinstance(rule[0], str) else tuple(rule[0]), rule[1])
+        if not rule.on:
+            raise ConfigError(f'{name}: a rule selects nothing; write for example on = ["conv1.*"]')
+        check_fraction(**{f"{name}: gamma": rule.gamma})
+        rules.append(rule)
+    return tuple(rules)
+
+
+def gamma_of(weight: str, rules: GammaRules, default: float) -> float:
+    """Return the gamma of the first rule that matches a weight, or the default.
+
+    >>> gamma_of("conv1.weight", gamma_rules((("conv1.*", 1.0),), "gammas"), 0.1)
+    1.0
+    """
+    found = (rule for rule in rules if isinstance(rule, GammaRule) and matches(weight, rule.on))
+    return next((rule.gamma for rule in found), default)
+
+
+def check_gamma_rules(rules: GammaRules, chosen: Sequence[Block], name: str) -> None:
+    """Raise a ConfigError if a selector of a rule matches none of the weights to factorize."""
+    for rule in rules:
+        if isinstance(rule, GammaRule):
+            select([block.name for block in chosen], rule.on, what=f"{name}: selector")
 
 
 def out_in_kernel(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -106,22 +159,20 @@ def check_rank_fits(space: str, rank: int, block: Block) -> None:
         )
 
 
-def choose_ranks(
-    space: str, chosen: Sequence[Block], rank: int, rule: Callable[[tuple[int, ...]], int]
-) -> dict[str, int]:
+def choose_ranks(space: str, chosen: Sequence[Block], rank: int, rule: Callable[[Block], int]) -> dict[str, int]:
     """Return the rank of every factorized weight, by name; a weight that no rank makes smaller stays dense.
 
     Args:
         space: name of the space, for error messages.
         chosen: the weights to factorize.
         rank: one rank for all of them; 0 means by `rule`.
-        rule: from the shape of a weight to its rank; 0 if every rank has more parameters than the weight.
+        rule: from a weight to its rank; 0 if every rank has more parameters than the weight.
     """
     if rank:
         for block in chosen:
             check_rank_fits(space, rank, block)
         return {block.name: rank for block in chosen}
-    ranks = {block.name: rule(block.shape) for block in chosen}
+    ranks = {block.name: rule(block) for block in chosen}
     if not any(ranks.values()):
         raise none_smaller(space, chosen)
     return {name: rank for name, rank in ranks.items() if rank}

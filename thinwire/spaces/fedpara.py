@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 import torch
@@ -35,10 +35,14 @@ from thinwire.spaces.factor_init import (
 )
 from thinwire.spaces.factors import (
     EMBEDDINGS,
+    GammaRules,
     any_match,
     check_fraction,
+    check_gamma_rules,
     check_rank,
     choose_ranks,
+    gamma_of,
+    gamma_rules,
     is_matrix,
     out_in_kernel,
     select_weights,
@@ -130,7 +134,7 @@ class FedPara(Space):
 
     Args:
         gamma: size of the factors, from 0 (the least rank that allows full rank) to 1 (as large as the weight).
-        rank: R, for every weight; above 0 it replaces gamma.
+        rank: R, for every weight; above 0 it replaces gamma and `gammas`.
         activation: f, `none` or `tanh` (the paper's convolutional networks).
         personal: W1 is shared, W2 is personal (pFedPara).
         start: initialization. `factor_he`: He's rule for each factor (as the authors); the weights are then far too
@@ -146,6 +150,8 @@ class FedPara(Space):
         dense: `auto` leaves dense the head (the last matrix, with fewer outputs than inputs) if it has at most a
             quarter of the weights, and weights with at most a tenth of them if their rank would be below 4. `none`:
             only those of `modules_to_save`.
+        gammas: other values of gamma for some weights: pairs `(selector or selectors, gamma)`, of which the first that
+            matches applies. In TOML: `gammas = [{ on = ["conv.weight"], gamma = 1.0 }]`.
 
     >>> space, base = FedPara(rank=7), {"fc.weight": torch.zeros(100, 100)}
     >>> coords = space.init(base, {}, Key(0))
@@ -166,8 +172,10 @@ class FedPara(Space):
     modules_to_save: tuple[str, ...] = ()
     scale: Scale = field(default="unit", metadata={"rare": True})
     dense: Dense = field(default="none", metadata={"rare": True})
+    gammas: GammaRules = field(default=(), metadata={"rare": True})
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gammas", gamma_rules(self.gammas, "gammas"))
         check_fraction(gamma=self.gamma)
         check_rank(self.rank)
         if self.activation not in get_args(Activation):
@@ -184,6 +192,11 @@ class FedPara(Space):
         if self.personal and self.activation != "none":
             raise ConfigError("personal = true makes W1 * (W2 + 1) without an activation; write activation = 'none'")
 
+    def __repr__(self) -> str:
+        """Return the constructor call, without empty `gammas`: the schema of messages is a hash of it."""
+        shown = (f.name for f in fields(self) if f.name != "gammas" or self.gammas)
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError unless at least one weight becomes smaller."""
         self.ranks(spec)
@@ -197,11 +210,15 @@ class FedPara(Space):
         if self.dense == "auto" and not self._some(spec):
             return {}
         chosen = select_weights(spec, self.target_modules, self.modules_to_save, "FedPara")
+        check_gamma_rules(self.gammas, chosen, "gammas")
         if self.dense == "auto":
             chosen = self._without_small(chosen)
             if not chosen:
                 return {}
-        return choose_ranks("FedPara", chosen, self.rank, lambda shape: fedpara_rank(shape, self.gamma))
+        return choose_ranks("FedPara", chosen, self.rank, self._rank)
+
+    def _rank(self, block: Block) -> int:
+        return fedpara_rank(block.shape, gamma_of(block.name, self.gammas, self.gamma))
 
     def note(self, spec: Spec) -> str:
         """Return the weights that `dense` leaves dense."""
@@ -228,7 +245,7 @@ class FedPara(Space):
             shape, last = block.shape, block is chosen[-1]
             if last and is_matrix(shape) and shape[0] < shape[1] and 4 * block.numel <= total:
                 return True
-            rank = self.rank or fedpara_rank(shape, self.gamma)
+            rank = self.rank or self._rank(block)
             return rank < 1 or (rank < 4 and 10 * block.numel <= total)
 
         return tuple(block for block in chosen if not small(block))

