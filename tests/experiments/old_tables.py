@@ -1,9 +1,10 @@
-"""The experiments behind the published tables, without the settings that were added since.
+"""The experiments behind the tables of docs/results, without the settings that were added since.
 
     python -m tests.experiments.old_tables tests/experiments/old_tables.json    # only for a new table
 
 A line of a table is a row with the first of its values to try. Its digest is that of the settings which existed when
-the results were made: `ADDED` lists later ones with the value that the runs had.
+the results were made: `ADDED` lists later ones with the value that the runs had. Tables of papers are not here: the
+archive of their page has the digest of every run (`thinwire/experiments/archive.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ from typing import Any
 
 from thinwire.experiments.experiment import digest, to_table
 from thinwire.experiments.grid import Grid
-from thinwire.experiments.presets import presets
-from thinwire.experiments.repro import SCALES, load
 
 ROOT = Path(__file__).parent.parent.parent
 ADDED: dict[str, Any] = {"method.space.scale": "unit"}
 
 
 def tables() -> dict[str, Grid]:
-    """Every table of a paper at every scale, and every grid of benchmarks, if all rows have the recipe `paper`."""
-    found = {f"{name}, {scale}": load(name, scale).grid for name in presets("repro") for scale in SCALES}
+    """Every grid of benchmarks, if all rows have the recipe `paper`."""
     files = sorted((ROOT / "benchmarks/grids").glob("*.toml"))
-    found |= {file.stem: Grid(tomllib.loads(file.read_text())) for file in files}
+    found = {file.stem: Grid(tomllib.loads(file.read_text())) for file in files}
     return {name: grid for name, grid in found.items() if recipes(grid) == {"paper"}}
 
 
