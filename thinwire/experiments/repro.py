@@ -152,7 +152,7 @@ def _at(scale: str, table: Table) -> Table:
 
 def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> Table:
     """The row of a grid for one cell; later settings win: column, row, its task, then those of the scale."""
-    out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds") if key in row}
+    out: Table = {key: row[key] for key in ("method", "over", "rounds", "seeds", "recipe") if key in row}
     out |= {"label": _label(row), "column": column["name"]}
     at_scale = [part.get("scale", {}).get(scale, {}).get("set", {}) for part in (table, column, row)]
     on_task = row.get("on", {}).get(column.get("on", table.get("on")), {})

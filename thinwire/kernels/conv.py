@@ -6,7 +6,7 @@ which `conv2d` is one batched matrix product instead: by im2col (`conv_im2col.py
 torch. The results differ from torch's by rounding only.
 
 The context also replaces average pooling over adjacent windows, whose gradient in torch is several times slower than a
-copy, and group norms where `group_norm.py` has kernels.
+copy, and group and batch norms where `group_norm.py` and `batch_norm.py` have kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from thinwire.kernels import conv_fused, group_norm
+from thinwire.kernels import batch_norm, conv_fused, group_norm
 from thinwire.kernels.conv_cpu import Pair
 from thinwire.kernels.conv_im2col import convolve_im2col
 
@@ -51,6 +51,8 @@ class by_products(TorchFunctionMode):  # noqa: N801 - a context manager, used li
             return means(args[0], window)
         if func is F.group_norm and (norm := _norm(*args, **kwargs)):
             return group_norm.group_norm(*norm)
+        if func is F.batch_norm and (statistics := _statistics(*args, **kwargs)):
+            return _batch_norm(*statistics)
         return func(*args, **kwargs)
 
 
@@ -115,6 +117,41 @@ def _norm(
     if weight is None or bias is None or not group_norm.suits(x, num_groups, weight, bias):
         return None
     return x, num_groups, weight, bias, eps
+
+
+def _statistics(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor, float, float] | None:
+    """The arguments of a batch norm in training that `batch_norm.py` supports, or None."""
+    if not training or weight is None or bias is None or not batch_norm.suits(x, weight, bias):
+        return None
+    return x, running_mean, running_var, weight, bias, momentum, eps
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Batch norm; updates the running statistics, with the unbiased variance as torch does."""
+    out, mean, variance = batch_norm.batch_norm(x, weight, bias, eps)
+    count = x.numel() // x.shape[1]
+    if running_mean is not None:
+        batch_norm.update(running_mean, mean, momentum)
+    if running_var is not None:
+        batch_norm.update(running_var, variance * (count / max(1, count - 1)), momentum)
+    return out
 
 
 def _pair(value: Any) -> Pair:

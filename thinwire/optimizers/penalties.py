@@ -35,14 +35,14 @@ class Penalty(Protocol):
         return
 
     @abstractmethod
-    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
+    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float | Tensor) -> Tree:
         """Return the gradient of the term with respect to the coordinates.
 
         Args:
             expand: from coordinates to weights.
             coords: the coordinates.
             pull: the gradient of the loss with respect to the weights, treated as constant.
-            lr: the learning rate of the client optimizer.
+            lr: the learning rate of the client optimizer; a tensor where it changes within a recorded program.
         """
         ...
 
@@ -58,7 +58,7 @@ class NoPenalty(Penalty):
 
     active = False
 
-    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
+    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float | Tensor) -> Tree:
         """Return zeros."""
         return {name: torch.zeros_like(block) for name, block in coords.items()}
 
@@ -106,7 +106,7 @@ class L1L2(Penalty):
         """Raise a ConfigError if a selector matches no block."""
         self._select((coords if self.coords else weights).names)
 
-    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
+    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float | Tensor) -> Tree:
         """Differentiate the term, through `expand` if it is on weights."""
 
         def term(point: Tree) -> Tensor:
@@ -155,7 +155,7 @@ class Jacobian(Penalty):
         """Whether the strength is above 0."""
         return self.strength > 0
 
-    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float) -> Tree:
+    def gradient(self, expand: Expand, coords: Tree, pull: Tree, lr: float | Tensor) -> Tree:
         """Differentiate the term, through `expand` before and after the step."""
 
         def term(point: Tree) -> Tensor:

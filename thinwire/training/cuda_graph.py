@@ -65,8 +65,6 @@ class _Recording:
         if any(block.device != device for tree in (inputs.basis, inputs.base) for block in tree.values()):
             raise UnsupportedModel(f"{inputs.space!r} reads tensors on the host in every step")
         changing = inputs.lr_factor is not None
-        if changing and inputs.penalty.active:
-            raise UnsupportedModel(f"{inputs.penalty!r} depends on a learning rate that changes from round to round")
         self.base, self.basis, self.shared, self.trainable = (
             _zeros(tree) for tree in (inputs.base, inputs.basis, inputs.shared, inputs.trainable)
         )

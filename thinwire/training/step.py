@@ -51,6 +51,7 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         optimizer = replace(optimizer, lr=optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
     gradients = _autograd_gradients if autograd else _functional_gradients
     correction, penalty = inputs.correction, inputs.penalty
+    lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
 
     def expand(coords: Tree) -> Tree:
         return inputs.space.expand(inputs.base, inputs.basis, coords)
@@ -61,7 +62,7 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         batch = (buffers, x, y, mask)
         grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, penalty.active)
         if penalty.active:
-            grads = add(grads, penalty.gradient(expand, coords, by_weights, optimizer.lr))
+            grads = add(grads, penalty.gradient(expand, coords, by_weights, lr))
         if correction.active:
             g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
             grads = {**grads, **correction.gradient(g, w, w0, own, inputs.shared)}
