@@ -116,6 +116,11 @@ class LatticeSum(Codec):
         """True, as for every exact codec."""
         return True
 
+    @property
+    def encodes_sums(self) -> bool:
+        """True: sums of multiples of powers of two are such multiples."""
+        return True
+
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """A zero byte and the raw values, or a one, exponents and levels."""
         raw = Raw().encode(tree, {}, peer)[0]
