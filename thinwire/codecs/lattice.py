@@ -65,7 +65,7 @@ class Lattice(Codec):
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Exponents, then levels."""
         blocks = [_numbers(block) for block in tree.values()]
-        exponents = [self._exponent(x) for x in blocks]
+        exponents = [exponent_of(x, self.step) for x in blocks]
         scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
         levels = self._round(np.concatenate(scaled) if scaled else np.zeros(0), peer.key)
         return _pack(exponents, levels), state
@@ -73,15 +73,6 @@ class Lattice(Codec):
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The levels times their steps."""
         return _unpack(data, spec)
-
-    def _exponent(self, x: np.ndarray) -> int:
-        """The exponent of the step of a block."""
-        largest = float(np.abs(x).max(initial=0.0))
-        if largest == 0:
-            return 0
-        wanted = self.step * largest * math.sqrt(float(np.square(x / largest).mean()))
-        least = largest / _EXACT  # levels stay exact
-        return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         up = key.fold("quantise").uniform(len(x)).double().numpy() if self.stochastic else None
@@ -144,6 +135,27 @@ class LatticeSum(Codec):
         return _unpack(rest, spec)
 
 
+def exponent_of(x: np.ndarray, step: float) -> int:
+    """The exponent of the power of two nearest to `step` times the root mean square of these values; 0 without any."""
+    largest = float(np.abs(x).max(initial=0.0))
+    if largest == 0:
+        return 0
+    wanted = step * largest * math.sqrt(float(np.square(x / largest).mean()))
+    least = largest / _EXACT  # levels stay exact
+    return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
+
+
+def read_exponents(data: Bytes, spec: Spec) -> list[int]:
+    """The exponents of the steps of all blocks: one signed byte each, at the beginning of a payload."""
+    if len(data) < len(spec.blocks):
+        raise WireError(f"expected {len(spec.blocks)} exponents, got {len(data)} bytes")
+    exponents: list[int] = np.frombuffer(data[: len(spec.blocks)], np.int8).tolist()
+    for exponent in exponents:
+        if not _LOWEST <= exponent <= _HIGHEST:
+            raise WireError(f"a step of 2^{exponent} is not possible, expected {_LOWEST} to {_HIGHEST}")
+    return exponents
+
+
 def _are_short(blocks: Iterable[Tensor]) -> bool:
     """Whether all values are float32: others are sent raw."""
     return all(block.dtype is torch.float32 for block in blocks)
@@ -179,17 +191,13 @@ def _pack(exponents: list[int], levels: np.ndarray) -> bytes:
 
 def _unpack(data: Bytes, spec: Spec) -> Tree:
     """Blocks from exponents and levels."""
-    if len(data) < len(spec.blocks):
-        raise WireError(f"expected {len(spec.blocks)} exponents, got {len(data)} bytes")
-    exponents = np.frombuffer(data[: len(spec.blocks)], np.int8).tolist()
+    exponents = read_exponents(data, spec)
     levels = integers.decode(data[len(spec.blocks) :], spec.size)
     if len(levels) and int(np.abs(levels).max()) > 2 * _EXACT:
         raise WireError(f"a level is larger than {2 * _EXACT}")
     out: Tree = {}
     position = 0
     for block, exponent in zip(spec, exponents, strict=True):
-        if not _LOWEST <= exponent <= _HIGHEST:
-            raise WireError(f"a step of 2^{exponent} is not possible, expected {_LOWEST} to {_HIGHEST}")
         x = torch.from_numpy(np.ldexp(levels[position : position + block.numel].astype(np.float64), exponent))
         limit = torch.finfo(block.dtype).max
         out[block.name] = x.clamp(-limit, limit).to(block.dtype).reshape(block.shape)
