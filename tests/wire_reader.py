@@ -418,7 +418,17 @@ def _read_lattice(codec, data, blocks, key):
 
 
 def _read_lattice_sum(codec, data, blocks, key):
-    return (_read_raw, _read_lattice)[data[0]](codec, data[1:], blocks, key)
+    return (_read_raw, _read_lattice, _read_sparse_lattice)[data[0]](codec, data[1:], blocks, key)
+
+
+def _read_sparse_lattice(codec, data, blocks, key):
+    c, n = Cursor(data), count_of(blocks)
+    exponents, k = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks))), c.v()
+    at, levels = read_positions(c.take(c.v()), n, k), [0] * n
+    for i, level in zip(at, read_integers(c.take(), k), strict=True):
+        levels[i] = level + 1 if level >= 0 else level
+    steps = [2.0**x for (_, shape, _), x in zip(blocks, exponents, strict=True) for _ in range(math.prod(shape))]
+    return _split([level * step for level, step in zip(levels, steps, strict=True)], blocks)
 
 
 def _read_on_lattice(codec, data, blocks, key):

@@ -33,7 +33,7 @@ from thinwire.codecs import (
     TopK,
 )
 from thinwire.core.key import Key
-from thinwire.core.spec import DTYPES, Spec
+from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.experiments.parts import describe
 from thinwire.optimizers.corrections import Scaffold
@@ -140,6 +140,7 @@ CODECS = {
     "on-lattice": OnLattice(TopK(0.3, inner=Quantize(4)), 0.5),
     "lattice-sum": LatticeSum(),
     "lattice-sum-raw": LatticeSum(),
+    "lattice-sum-sparse": LatticeSum(),
     "eden-1": Eden(1),
     "eden-3": Eden(3, unbiased=False),
     "eden-fraction": Eden(1.25),
@@ -158,6 +159,9 @@ def codecs() -> Iterator[tuple[str, dict]]:
         if name == "lattice-sum":  # of float32 alone, on a lattice
             spec = Spec.of({block: TREE[block].float() for block in TREE})
             tree = eighths(spec, KEY.fold("lattice"))
+        if name == "lattice-sum-sparse":  # many values, most of them 0
+            drawn = eighths(Spec((Block("w", (5000,)),)), KEY.fold("sparse"))["w"]
+            tree = {"w": torch.where(torch.arange(5000) % 9 == 4, drawn, 0), "v": torch.zeros(3)}
         mask = MASK if isinstance(codec, Masked) else {}
         spec, peer = Spec.of(tree), Peer(KEY, EVERYONE, mask)
         data, _ = codec.encode(tree, codec.init(spec), peer)

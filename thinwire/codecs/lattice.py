@@ -7,7 +7,7 @@ rounds of a basis downloads little more than one round (`LatticeSum`), and nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,12 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import common_type
 from thinwire.errors import ConfigError, WireError
-from thinwire.wire import integers
-from thinwire.wire.bits import Bytes
+from thinwire.wire import indices, integers
+from thinwire.wire.bits import Bytes, read_varint, varint
 
 _EXACT = 1 << 23  # integers up to this size, and their sums, are exact in float32
+_DENSE, _SPARSE = 1, 2  # forms of a sum
+_MANY = 4096  # levels of which zeros can be left out; fewer are coded near their entropy with them
 _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or overflows float32
 
 
@@ -93,8 +95,9 @@ class LatticeSum(Codec):
     >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
     (81, True)
 
-    For sums of values that `Lattice` rounded, as `merge_codec`: the coordinates at the end of a basis. Values that are
-    not on a lattice are sent raw.
+    For sums of values that `Lattice` or `OnLattice` rounded, as `merge_codec`: the coordinates at the end of a basis, or
+    what a client missed. Of many values with zeros among them, the positions and the values of the others are sent.
+    Values that are not on a lattice are sent raw.
     """
 
     @property
@@ -113,26 +116,25 @@ class LatticeSum(Codec):
         return True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """A zero byte and the raw values, or a one, exponents and levels."""
+        """A byte for the form: 0, and raw values; 1, exponents and levels; 2, exponents and the levels that are not 0."""
         raw = Raw().encode(tree, {}, peer)[0]
         found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
         known = [one for one in found if one is not None]
         if len(known) == len(found):
-            packed = _pack(
-                [one[0] for one in known], np.concatenate([np.zeros(0, np.int64), *(one[1] for one in known)])
-            )
-            if len(packed) < len(raw):
-                return b"\1" + packed, state
+            exponents, levels = [one[0] for one in known], [np.zeros(0, np.int64), *(one[1] for one in known)]
+            packed = _shortest(exponents, np.concatenate(levels))
+            if len(packed) <= len(raw):
+                return packed, state
         return b"\0" + bytes(raw), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values, bit for bit."""
-        if not len(data) or data[0] > 1:
-            raise WireError("expected a form of 0 (raw) or 1 (lattice)")
+        if not len(data) or data[0] > _SPARSE:
+            raise WireError("expected a form of 0 (raw), 1 (lattice) or 2 (lattice, without zeros)")
         rest = memoryview(data)[1:]
         if data[0] == 0:
             return Raw().decode(rest, spec, peer)
-        return _unpack(rest, spec)
+        return _unpack(rest, spec, _read_sparse if data[0] == _SPARSE else integers.decode)
 
 
 def exponent_of(x: np.ndarray, step: float) -> int:
@@ -189,10 +191,38 @@ def _pack(exponents: list[int], levels: np.ndarray) -> bytes:
     return np.array(exponents, np.int8).tobytes() + integers.encode(levels)
 
 
-def _unpack(data: Bytes, spec: Spec) -> Tree:
+def _shortest(exponents: list[int], levels: np.ndarray) -> bytes:
+    """The shorter form of a sum."""
+    dense = bytes([_DENSE]) + _pack(exponents, levels)
+    if len(levels) <= _MANY:
+        return dense
+    sparse = bytes([_SPARSE]) + np.array(exponents, np.int8).tobytes() + _sparse(levels)
+    return min(dense, sparse, key=len)
+
+
+def _sparse(levels: np.ndarray) -> bytes:
+    """The number of levels that are not 0, their positions, and their values, positive ones less 1."""
+    at = np.flatnonzero(levels)
+    where, values = indices.encode(at, len(levels)), levels[at]
+    return varint(len(at)) + varint(len(where)) + where + integers.encode(values - (values > 0))
+
+
+def _read_sparse(data: Bytes, count: int) -> np.ndarray:
+    """The inverse of `_sparse`."""
+    k, position = read_varint(data)
+    length, position = read_varint(data, position)
+    if k > count or length > len(data) - position:
+        raise WireError(f"{k} of {count} levels with positions of {length} bytes, {len(data) - position} are left")
+    levels = np.zeros(count, np.int64)
+    values = integers.decode(data[position + length :], k)
+    levels[indices.decode(data[position : position + length], count, k)] = values + (values >= 0)
+    return levels
+
+
+def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = integers.decode) -> Tree:
     """Blocks from exponents and levels."""
     exponents = read_exponents(data, spec)
-    levels = integers.decode(data[len(spec.blocks) :], spec.size)
+    levels = read(data[len(spec.blocks) :], spec.size)
     if len(levels) and int(np.abs(levels).max()) > 2 * _EXACT:
         raise WireError(f"a level is larger than {2 * _EXACT}")
     out: Tree = {}
