@@ -95,7 +95,7 @@ class LatticeSum(Codec):
     >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
     (81, True)
 
-    For sums of values that `Lattice` or `OnLattice` rounded, as `merge_codec`: the coordinates at the end of a basis, or
+    For sums of values that `Lattice` or `OnLattice` rounded, as `merge_codec`: coordinates at the end of a basis, or
     what a client missed. Of many values with zeros among them, the positions and the values of the others are sent.
     Values that are not on a lattice are sent raw.
     """
@@ -116,7 +116,7 @@ class LatticeSum(Codec):
         return True
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """A byte for the form: 0, and raw values; 1, exponents and levels; 2, exponents and the levels that are not 0."""
+        """A byte for the form: 0 and raw values, 1 with exponents and levels, or 2 with the levels that are not 0."""
         raw = Raw().encode(tree, {}, peer)[0]
         found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
         known = [one for one in found if one is not None]

@@ -24,7 +24,7 @@ the *request* for an upload; the bodies before it are the download.
 - steps: each body continues from the version that the body before it ends at; the last one ends at `version`. With
   field 1 it is a *ledger entry*: the update of one version. With field 3 it is a *window snapshot*: the blocks of its
   plan at the end of the window in which it begins, or at `version`, whichever comes first, before any merge. With field
-  9 it is the *sum* of all entries up to `version`, in a method that never merges and adds them without rounding. A window
+  9 it is the *sum* of all entries up to `version`, in a method that never merges and adds without rounding. A window
   is the rounds of one basis: from a multiple of `redraw_every` up to the next, or all rounds if that is 0. The receiver
   merges at the end of a window. A client that is up to date (behind = 0) receives no such body. There are at most 512,
   because each body can cost the receiver one pass over the model, however short it is; a longer download is sent as
