@@ -125,7 +125,7 @@ def test_sums_of_few_large_values_are_short():
 @pytest.mark.parametrize("codec", [Quantize(4), TopK(0.2, inner=Quantize(4)), Eden(2), Raw()], ids=repr)
 @pytest.mark.parametrize("step", [0.1, 1.0])
 def test_values_of_any_codec_can_be_rounded_to_a_lattice(codec, step):
-    tree = {"a": Key(1).normal(500) * 1e-3, "b": Key(2).normal(30, 5)}
+    tree = {"a": Key(1).normal(500) * 3, "b": Key(2).normal(30, 5)}
     _, inner = sent(codec, tree)
     _, back = sent(OnLattice(codec, step), tree)
     for name, block in inner.items():

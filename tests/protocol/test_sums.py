@@ -35,11 +35,11 @@ def federation(down, lr: float = 0.05, **parts) -> Federation:
     return Federation(method, task, Local(batch=0, steps=1))
 
 
-def history(one: Federation, rounds: int = ROUNDS) -> list:
+def history(one: Federation, rounds: int = ROUNDS, cohort=(0,)) -> list:
     """The public state of every version."""
     states = [one.server.public]
     for _ in range(rounds):
-        one.round((0,))  # replays every entry
+        one.round(cohort)  # replays every entry
         states.append(one.server.public)
     return states
 
@@ -99,7 +99,7 @@ def test_steps_that_are_rounded_are_replayed_one_by_one():
     """With raw steps nothing adds up; with steps far below the last bit of the coordinates neither."""
     for down, lr in ((Raw(), 0.05), (TopK(0.05, inner=Lattice(0.5)), 1e-9)):
         one = federation(down, lr)
-        states = history(one)
+        states = history(one, cohort=(0, 1))
         assert one.server.ledger.adds_since == ROUNDS
         for version, message in open_round(one.contract, one.server, {v: v for v in range(ROUNDS)}).items():
             assert wire.SUM not in kinds(one, message)
