@@ -129,6 +129,8 @@ def test_values_of_any_codec_can_be_rounded_to_a_lattice(codec, step):
     _, inner = sent(codec, tree)
     _, back = sent(OnLattice(codec, step), tree)
     for name, block in inner.items():
+        if not block.any():
+            continue
         some = block[block != 0].double()
         unit = 2.0 ** round(np.log2(step * float(some.square().mean().sqrt())))
         whole = back[name].double() / unit
