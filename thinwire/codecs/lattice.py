@@ -194,7 +194,7 @@ def _pack(exponents: list[int], levels: np.ndarray) -> bytes:
 def _shortest(exponents: list[int], levels: np.ndarray) -> bytes:
     """The shorter form of a sum."""
     dense = bytes([_DENSE]) + _pack(exponents, levels)
-    if len(levels) <= _MANY:
+    if len(levels) <= _MANY or 4 * np.count_nonzero(levels) > 3 * len(levels):
         return dense
     sparse = bytes([_SPARSE]) + np.array(exponents, np.int8).tobytes() + _sparse(levels)
     return min(dense, sparse, key=len)
@@ -211,25 +211,35 @@ def _read_sparse(data: Bytes, count: int) -> np.ndarray:
     """The inverse of `_sparse`."""
     k, position = read_varint(data)
     length, position = read_varint(data, position)
-    if k > count or length > len(data) - position:
+    if 4 * k > 3 * count or length > len(data) - position:  # before memory is allocated: more are sent with zeros
         raise WireError(f"{k} of {count} levels with positions of {length} bytes, {len(data) - position} are left")
-    levels = np.zeros(count, np.int64)
-    values = integers.decode(data[position + length :], k)
-    levels[indices.decode(data[position : position + length], count, k)] = values + (values >= 0)
+    values = _bounded(integers.decode(data[position + length :], k)).astype(np.int32)
+    values += values >= 0
+    levels = np.zeros(count, np.int32)
+    levels[indices.decode(data[position : position + length], count, k)] = values
+    return levels
+
+
+def _bounded(levels: np.ndarray) -> np.ndarray:
+    """The same levels; raises WireError if one is so large that a sum of it would not be exact."""
+    if len(levels) and max(int(levels.max()), -int(levels.min())) > 2 * _EXACT:
+        raise WireError(f"a level is larger than {2 * _EXACT}")
     return levels
 
 
 def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = integers.decode) -> Tree:
     """Blocks from exponents and levels."""
     exponents = read_exponents(data, spec)
-    levels = read(data[len(spec.blocks) :], spec.size)
-    if len(levels) and int(np.abs(levels).max()) > 2 * _EXACT:
-        raise WireError(f"a level is larger than {2 * _EXACT}")
+    levels = _bounded(read(data[len(spec.blocks) :], spec.size))
     out: Tree = {}
     position = 0
     for block, exponent in zip(spec, exponents, strict=True):
-        x = torch.from_numpy(np.ldexp(levels[position : position + block.numel].astype(np.float64), exponent))
-        limit = torch.finfo(block.dtype).max
-        out[block.name] = x.clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+        # a level has 24 bits, and no exponent leaves the range of float32: both types are exact
+        real = np.float32 if block.dtype is torch.float32 else np.float64
+        x = levels[position : position + block.numel].astype(real)
+        values, limit = torch.from_numpy(np.ldexp(x, exponent, out=x)), torch.finfo(block.dtype).max
+        if block.dtype is not torch.float32:
+            values = values.clamp(-limit, limit).to(block.dtype)
+        out[block.name] = values.reshape(block.shape)
         position += block.numel
     return out
