@@ -87,8 +87,8 @@ class OnLattice(Codec):
 
 
 def _non_zero(block: Tensor) -> np.ndarray:
-    x: np.ndarray = block.double().numpy().reshape(-1)
-    return x[x != 0]
+    x: np.ndarray = block[block != 0].double().numpy()
+    return x
 
 
 def _rounded(block: Tensor, step: float) -> Tensor:
