@@ -41,11 +41,12 @@ RULES: dict[str, Mapping[str, Any]] = {  # of `method.aggregator`; the second se
     "geometric-median": {"kind": "geometric-median"},
     "centered-clipping": {"kind": "centered-clipping"},
     "multi-krum, faulty 0.2": {"kind": "multi-krum", "faulty": 0.2},
+    "nearest-mixing, faulty 0.2": {"kind": "nearest-mixing", "faulty": 0.2},
 }
 METHODS = ("fedavg", "mapo", "thin", "stc")
 TASKS: dict[str, dict[str, Any]] = {
-    "digits": {"rounds": 60, "eval.every": 2},
-    "fashion-mnist": {"rounds": 60, "eval.every": 2, "local.epochs": 0, "local.steps": 10},
+    "digits": {"rounds": 40, "eval.every": 20, "local.steps": 3, "local.batch": 24},
+    "fashion-mnist": {"rounds": 60, "eval.every": 30, "local.steps": 5},
 }
 
 

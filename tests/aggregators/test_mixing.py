@@ -41,7 +41,7 @@ def test_few_responses_are_mixed_with_fewer_faulty_clients():
 
 
 def test_errors_are_one_line():
-    with pytest.raises(ConfigError, match="faulty must be a share below .*, or an integer number of clients, not"):
+    with pytest.raises(ConfigError, match="or an integer number of clients, not"):
         tw.NearestMixing(faulty=0.7)
-    with pytest.raises(ConfigError, match="with 4 faulty clients needs more than 8 clients in a round, not 8; write a"):
+    with pytest.raises(ConfigError, match="with 4 faulty clients needs more than 8 clients in a round, not 8"):
         tw.NearestMixing(faulty=4).check(8)

@@ -74,7 +74,9 @@ def test_attackers_send_what_the_attack_says_and_the_others_what_they_trained():
 
 
 def test_flipped_labels_are_those_of_attackers_alone():
-    task = build_job(resolve("fedavg", "digits", {"task.clients": 5, "task.validation_fraction": 0.2})).task
+    task = build_job(
+        resolve("fedavg", "digits", {"task.clients": 5, "cohort.size": 5, "task.validation_fraction": 0.2})
+    ).task
     attack = LabelFlip(fraction=0.4)
     changed, attackers = poisoned(task, attack, Key(3)).targets, attack.attackers(Key(3), 5)
     for i in range(5):
@@ -116,7 +118,12 @@ def test_an_attack_is_part_of_the_experiment_and_its_absence_changes_nothing():
 
 def test_robust_rules_withstand_sign_flips_and_the_mean_does_not():
     settings = {"task.clients": 15, "cohort.size": 15, "task.partition": {"kind": "classes", "per_client": 2}}
-    settings |= {"rounds": 12, "eval.every": 12, "attack": {"kind": "sign-flip", "fraction": 0.2}}
+    settings |= {
+        "rounds": 12,
+        "eval.every": 12,
+        "local.steps": 3,
+        "attack": {"kind": "sign-flip", "fraction": 0.2},
+    }
     found = {}
     for rule in (
         {"kind": "weighted"},

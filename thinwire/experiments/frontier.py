@@ -25,6 +25,7 @@ from thinwire.experiments.presets import preset
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 from thinwire.experiments.tune_rate import SEARCH_SEED, VALIDATION_FRACTION, rate_key
+from thinwire.spaces import MAPO
 
 DEFAULT_SET = "default"
 CRITERION = "final_client_accuracy"  # of the search: clients' accuracy on held-out examples after the last round
@@ -112,7 +113,7 @@ def frontier_grid(rows: Sequence[Table], where: Where, work: Work) -> FrontierGr
     weights = _weights(where)
     common: Table = {
         "eval.every": {"of_rounds": EVALUATIONS},
-        "checkpoint.every": {"of_rounds": 0.25},
+        "checkpoint.every": {"of_rounds": 1.0},  # of a method with client states it is large; runs are short
     }
     content: Table = {
         "on": where.on,
@@ -146,9 +147,7 @@ def _searched(row: Table, where: Where, rates: int, weights: int) -> Table:
     settings = dict(row.get("set", {}))
     experiment = where.experiment(row["method"], settings)
     if "k" in row:
-        space = replace(experiment.method.space, k=0)  # type: ignore[call-arg]
-        derived = space.sizes(weights).k  # type: ignore[attr-defined]
-        settings["method.space.k"] = max(1, min(weights, round(row["k"] * derived)))
+        settings["method.space.k"] = max(1, min(weights, round(row["k"] * MAPO(k=0).sizes(weights).k)))
     key = rate_key(experiment)
     own = setting(to_table(experiment), key)
     over = {key: [float(f"{own * factor:.6g}") for factor in factors(rates)]}

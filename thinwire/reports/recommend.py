@@ -204,10 +204,10 @@ def rounds_to(wanted: float, error: float, rounds: int, power: float) -> float:
     """The rounds after which the error is expected to be as low as wanted; infinite if it never is.
 
     >>> rounds_to(0.1, 0.2, 50, 1.0), rounds_to(0.1, 0.2, 50, 0.0)
-    (100, inf)
+    (100.0, inf)
     """
     if error <= wanted:
         return rounds
     if power <= 0 or wanted <= 0 or math.log(error / wanted) / power > 20:
         return math.inf
-    return math.ceil(rounds * (error / wanted) ** (1 / power) - 1e-9)
+    return float(math.ceil(rounds * (error / wanted) ** (1 / power) - 1e-9))

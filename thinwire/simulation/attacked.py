@@ -47,7 +47,7 @@ class Attackers:
         sent = self.attack.updates(rows[bad], rows[~bad], key).clamp(-_LARGEST, _LARGEST)
         code = dict(updates.code)
         sizes = [block.shape[1] for block in blocks.values()]
-        for (name, block), part in zip(blocks.items(), sent.split(sizes, 1), strict=True):
+        for (name, block), part in zip(blocks.items(), torch.split(sent, sizes, 1), strict=True):
             changed = block.clone()
             changed[bad] = part.to(block.dtype)
             code[name] = changed.view(updates.code[name].shape)
