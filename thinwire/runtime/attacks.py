@@ -134,8 +134,8 @@ class Noise(Attack):
     def updates(self, own: Tensor, honest: Tensor, key: Key) -> Tensor:
         """Return noise."""
         drawn = key.fold("noise").normal(*own.shape, device=own.device)
-        lengths = torch.linalg.vector_norm(own, dim=1, keepdim=True)
-        return drawn * (self.factor / math.sqrt(max(1, own.shape[1])) * lengths)
+        lengths: Tensor = torch.linalg.vector_norm(own, dim=1, keepdim=True)
+        return drawn * lengths * (self.factor / math.sqrt(max(1, own.shape[1])))
 
 
 @register("attack", "label-flip", paper="Fang et al., USENIX Security 2020")
