@@ -10,6 +10,7 @@ Fashion-MNIST is reduced: few local steps and rounds. Rates are those of the def
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.cli.terminal import print_run
-from thinwire.experiments.grid import Grid, Line, markdown, summary
+from thinwire.experiments.grid import Grid, Line, markdown, metrics, summary, training_failed
 from thinwire.experiments.run_grids import run_grids
 
 CLIENTS, FRACTION, NEAR = 20, 0.2, 3.0  # NEAR: points that a rule may lose
@@ -71,9 +72,10 @@ def grid_of(task: str, methods: Sequence[str], rules: Sequence[str], attacks: Se
 
 
 def value(line: Line, out: Path) -> list[float]:
-    """The accuracy of each seed: of the last evaluation, or of the last finite model if training diverged."""
-    found = [summary(e, out) for e in line.runs]
-    return [(one.get("final_accuracy") or 0.0) if one else 0.0 for one in found]
+    """The last accuracy of each run that is there; of one that diverged before an evaluation, nan."""
+    there = [e for e in line.runs if summary(e, out) or training_failed(e, out)]
+    known = [[record["accuracy"] for record in metrics(e, out) if record["accuracy"] is not None] for e in there]
+    return [one[-1] if one else math.nan for one in known]
 
 
 def table(found: Mapping[tuple[str, str, str], Sequence[float]], methods: Sequence[str]) -> str:
@@ -89,16 +91,20 @@ def table(found: Mapping[tuple[str, str, str], Sequence[float]], methods: Sequen
 
 
 def _cell(values: Sequence[float]) -> str:
+    if not values or any(map(math.isnan, values)):
+        return "diverged" if values else "-"
     mean = f"{100 * statistics.fmean(values):.1f}"
     return mean if len(values) < 2 else f"{mean} ({100 * min(values):.0f} to {100 * max(values):.0f})"
 
 
 def kept(found: Mapping[tuple[str, str, str], Sequence[float]], method: str, rules: Sequence[str]) -> str:
     """Which rules stay near the weighted mean without attack, under sign flips, as a sentence."""
-    if (method, "weighted", "none") not in found or (method, rules[0], "sign-flip") not in found:
+    plain = found.get((method, "weighted", "none"))
+    flipped = {rule: values for rule in rules if (values := found.get((method, rule, "sign-flip")))}
+    if not plain or not flipped:
         return ""
-    plain = statistics.fmean(found[method, "weighted", "none"])
-    near = [rule for rule in rules if statistics.fmean(found[method, rule, "sign-flip"]) >= plain - NEAR / 100]
+    least = statistics.fmean(plain) - NEAR / 100
+    near = [rule for rule, values in flipped.items() if statistics.fmean(values) >= least]
     names = ", ".join(near) if near else "no rule"
     return f"With sign flips within {NEAR:g} points of the weighted mean without attack: {names}."
 
@@ -114,10 +120,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/attacks"))
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--no-run", action="store_true", help="run nothing; cells of missing runs are -")
     parser.add_argument("--docs", type=Path, help="the documentation folder; its attacks.md gets the tables")
     options = parser.parse_args()
     grid = grid_of(options.task, options.methods, options.rules, options.attacks, options.seeds)
-    run_grids([grid], options.out, options.jobs, options.data_dir, print_run)
+    if not options.no_run:
+        run_grids([grid], options.out, options.jobs, options.data_dir, print_run)
     found: dict[tuple[str, str, str], list[float]] = {}
     for line in grid.lines():
         method, rule, attack = line.label.split("|")
