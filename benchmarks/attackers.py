@@ -4,7 +4,7 @@
 
 FedAvg on handwritten digits: 20 clients with a Dirichlet partition (alpha 0.5), all of them in each of 30 rounds. An
 attacker trains like the others, multiplies its update by -10 and sends it as a valid message. The attackers are drawn
-from the seed. The server runs the real `close_round`; all other settings are those of the task preset.
+from the seed (`[attack]`). The server runs the real `close_round`; all other settings are those of the task preset.
 """
 
 from __future__ import annotations
@@ -15,23 +15,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.core.key import Key
-from thinwire.deployment.jobs import job_of
 from thinwire.errors import Diverged
-from thinwire.experiments.config import Experiment, resolve
-from thinwire.protocol.client import Updates
-from thinwire.simulation.engine import LocalEngine
-from thinwire.simulation.simulation import GroupResult, GroupTask, Simulation
-from thinwire.training.inputs import Workload
-from thinwire.wire import message as wire
-from thinwire.wire.bits import Bytes
+from thinwire.experiments.build import build_job
+from thinwire.experiments.config import resolve
+from thinwire.runtime.attacks import SignFlip
 
-CLIENTS, ROUNDS, FACTOR = 20, 30, -10.0
+CLIENTS, ROUNDS, FACTOR = 20, 30, 10.0
 SHARES = (0.0, 0.1, 0.2, 0.3)
 AGGREGATORS: dict[str, Mapping[str, object]] = {
     "weighted": {"kind": "weighted"},
@@ -44,41 +37,9 @@ AGGREGATORS: dict[str, Mapping[str, object]] = {
 }
 
 
-class Attacked(Simulation):
-    """A simulation in which some clients multiply their update by a factor.
-
-    Args:
-        experiment: the experiment.
-        attackers: the attacking clients.
-        factor: the factor of their update.
-    """
-
-    def __init__(self, experiment: Experiment, attackers: frozenset[int], factor: float = FACTOR) -> None:
-        super().__init__(LocalEngine(backend="vmap"), job_of(experiment, None))
-        self.attackers, self.factor = attackers, factor
-
-    def _uploads(self, task: GroupTask, work: Workload, updates: Updates) -> GroupResult:
-        """The uploads of a group, with those of attackers replaced."""
-        result = super()._uploads(task, work, updates)
-        messages = [
-            self._attack(client, data) if client in self.attackers else data
-            for client, data in zip(task.group.clients, result.messages, strict=True)
-        ]
-        return result._replace(messages=messages)
-
-    def _attack(self, client: int, data: Bytes) -> bytes:
-        """The message with scaled coordinates and a valid checksum."""
-        schema = self.contract.schema.sent_by(client)
-        message = wire.unpack(data, schema)
-        body = wire.unpack_body(message.bodies[0], schema)
-        values = torch.frombuffer(bytearray(body.fields[wire.COORDS]), dtype=torch.float32) * self.factor
-        body = wire.Body(body.plan, {**body.fields, wire.COORDS: values.numpy().tobytes()})
-        return wire.pack(wire.UP, message.version, [wire.pack_body(body, schema)], schema)
-
-
 def attackers_of(seed: int, share: float) -> frozenset[int]:
     """The attacking clients."""
-    return frozenset(map(int, Key(seed).fold("attackers").choice(CLIENTS, round(share * CLIENTS))))
+    return SignFlip(fraction=share).attackers(Key(seed), CLIENTS) if share else frozenset()
 
 
 def accuracy(aggregator: Mapping[str, object], share: float, seed: int, rounds: int = ROUNDS) -> float:
@@ -89,8 +50,11 @@ def accuracy(aggregator: Mapping[str, object], share: float, seed: int, rounds: 
         "rounds": rounds,
         "seed": seed,
         "method.aggregator": aggregator,
+        "engine.backend": "vmap",
+        **({"attack": {"kind": "sign-flip", "fraction": share, "factor": FACTOR}} if share else {}),
     }
-    simulation = Attacked(resolve("fedavg", "digits", options, "paper"), attackers_of(seed, share))
+    experiment = resolve("fedavg", "digits", options, "paper")
+    simulation = experiment.engine.prepare(build_job(experiment))
     state, found = simulation.start(), 0.0
     try:
         for _ in range(rounds):

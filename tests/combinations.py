@@ -102,6 +102,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "geometric-median": tw.GeometricMedian(),
         "centered-clipping": tw.CenteredClipping(),
         "multi-krum": tw.MultiKrum(0.3),
+        "nearest-mixing": tw.NearestMixing(0.3),
         "bounded": tw.Bounded(norm=5.0, weight=20.0),
     },
     "norm_bound": {"ten": 10.0, "none": 0.0, "one": 1.0},

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import attackers, codecs, faults, frameworks, fuzz_wire, page, peers, precision
+from benchmarks import attackers, attacks, codecs, faults, frameworks, fuzz_wire, page, peers, precision
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -94,6 +94,25 @@ def test_attackers_send_valid_messages_that_reverse_the_mean():
     assert found[0.3] < 0.2 < found[0.0]
     row = {share: [0.5, 0.75] for share in attackers.SHARES}
     assert "| weighted | 62.5 (50 to 75) |" in attackers.table({"weighted": row})
+
+
+def test_the_table_of_attacks_names_the_rules_that_hold():
+    grid = attacks.grid_of("digits", ["fedavg"], ["weighted, norm_bound 1", "median"], ["none", "noise"], [0, 1])
+    lines = grid.lines()
+    assert [line.label for line in lines][:2] == [
+        "fedavg|weighted, norm_bound 1|none",
+        "fedavg|weighted, norm_bound 1|noise",
+    ]
+    assert [e.method.norm_bound for e in lines[0].runs] == [1.0, 1.0]
+    assert lines[0].runs[0].attack is None
+    assert lines[1].runs[0].attack.fraction == attacks.FRACTION
+    found = {("fedavg", "weighted", "none"): [0.9, 0.94], ("fedavg", "weighted", "sign-flip"): [0.1, 0.1]}
+    found |= {("fedavg", "median", "none"): [0.9], ("fedavg", "median", "sign-flip"): [0.895]}
+    text = attacks.table(found, ["fedavg"])
+    assert "| weighted | 92.0 (90 to 94) | 10.0 (10 to 10) |" in text
+    assert text.endswith("within 3 points of the weighted mean without attack: median.\n")
+    del found["fedavg", "median", "none"], found["fedavg", "median", "sign-flip"]
+    assert "without attack: no rule." in attacks.table(found, ["fedavg"])
 
 
 def test_writing_a_section_leaves_the_rest_of_the_page_unchanged(tmp_path):

@@ -150,7 +150,10 @@ def test_costs_on_a_page_are_lengths_of_messages(page):
             assert (up, down) == (pytest.approx(found.up, rel=0.04), pytest.approx(found.down, rel=0.04)), name
 
 
-VERBS = ("run", "compare", "check", "show", "sweep", "tune", "deploy", "flower-app", "partition")
+VERBS = (
+    *("run", "compare", "check", "show", "sweep", "tune", "deploy", "flower-app", "partition"),
+    *("frontier", "plan"),
+)
 
 
 def commands(page):

@@ -91,7 +91,7 @@ _ALIASES = {
     "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
     "thinwire.aggregators": (
         *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "GeometricMedian", "Median", "MultiKrum"),
-        *("TrimmedMean", "Uniform", "WeightedMean"),
+        *("NearestMixing", "TrimmedMean", "Uniform", "WeightedMean"),
     ),
     "thinwire.privacy": ("DP", "NoPrivacy"),
 }
@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     from thinwire.aggregators import GeometricMedian as GeometricMedian
     from thinwire.aggregators import Median as Median
     from thinwire.aggregators import MultiKrum as MultiKrum
+    from thinwire.aggregators import NearestMixing as NearestMixing
     from thinwire.aggregators import TrimmedMean as TrimmedMean
     from thinwire.aggregators import Uniform as Uniform
     from thinwire.aggregators import WeightedMean as WeightedMean

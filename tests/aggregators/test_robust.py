@@ -25,7 +25,7 @@ from thinwire.wire.weight import decode as decode_weight
 from thinwire.wire.weight import encode as encode_weight
 
 LARGEST = torch.finfo(torch.float32).max
-ROBUST = [tw.GeometricMedian(), tw.CenteredClipping(), tw.MultiKrum(2)]
+ROBUST = [tw.GeometricMedian(), tw.CenteredClipping(), tw.MultiKrum(2), tw.NearestMixing(2)]
 
 
 def trees_of(*points) -> list[dict[str, torch.Tensor]]:

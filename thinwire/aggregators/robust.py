@@ -156,15 +156,13 @@ class MultiKrum(Aggregator):
     keep: int = 0
 
     def __post_init__(self) -> None:
-        share = 0 <= self.faulty < 0.5
-        if not share and not (self.faulty >= 1 and self.faulty == int(self.faulty)):
-            raise ConfigError(f"faulty must be a share below 0.5, or an integer number of clients, not {self.faulty}")
+        check_faulty(self.faulty)
         if self.keep < 0:
             raise ConfigError(f"keep must be 0 (all except the faulty clients) or more, not {self.keep}")
 
     def check(self, clients: int) -> None:
         """Raise a ConfigError for fewer than 2 faulty + 3 clients."""
-        faulty = self._faulty(clients)
+        faulty = count_faulty(self.faulty, clients)
         if faulty and clients < 2 * faulty + 3:
             raise ConfigError(
                 f"multi-krum with {faulty} faulty clients needs {2 * faulty + 3} clients in a round (2 faulty + 3), "
@@ -174,7 +172,7 @@ class MultiKrum(Aggregator):
     def admit(self, codes: Sequence[Tree], weights: Sequence[float]) -> tuple[list[Tree], list[float]]:
         """Return weight 1 for clients that are averaged, 0 for the others."""
         clients = len(codes)
-        faulty = min(self._faulty(clients), max(0, clients - 3) // 2)
+        faulty = min(count_faulty(self.faulty, clients), max(0, clients - 3) // 2)
         keep = min(self.keep or clients, clients - faulty)
         if keep == clients or not codes[0]:
             return list(codes), [1.0] * clients
@@ -186,9 +184,20 @@ class MultiKrum(Aggregator):
         """Return the weighted mean."""
         return weighted_mean(trees, weights)
 
-    def _faulty(self, clients: int) -> int:
-        """Return the number of faulty clients of a round with so many clients."""
-        return int(self.faulty) if self.faulty >= 1 else math.floor(round(self.faulty * clients, 6))
+
+def check_faulty(faulty: float) -> None:
+    """Raise a ConfigError unless this is a share below 0.5 or a number of clients."""
+    if not 0 <= faulty < 0.5 and not (faulty >= 1 and faulty == int(faulty)):
+        raise ConfigError(f"faulty must be a share below 0.5, or an integer number of clients, not {faulty}")
+
+
+def count_faulty(faulty: float, clients: int) -> int:
+    """Return the number of faulty clients of a round with so many clients.
+
+    >>> count_faulty(3, 20), count_faulty(0.2, 20)
+    (3, 4)
+    """
+    return int(faulty) if faulty >= 1 else math.floor(round(faulty * clients, 6))
 
 
 def _check_iterations(iterations: int) -> None:

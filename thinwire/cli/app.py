@@ -19,8 +19,10 @@ from thinwire.cli.compare import compare, report
 from thinwire.cli.deploy import deploy, flower_app, node
 from thinwire.cli.execution import TRAINING_FAILED
 from thinwire.cli.export_peft import export_peft
+from thinwire.cli.frontier import frontier
 from thinwire.cli.options import Imports
 from thinwire.cli.partition import partition
+from thinwire.cli.plan import plan
 from thinwire.cli.replay import replay
 from thinwire.cli.repro import repro
 from thinwire.cli.rollback import rollback
@@ -90,6 +92,8 @@ app.command()(check)
 app.command()(replay)
 app.command()(repro)
 app.command()(partition)
+app.command()(frontier)
+app.command()(plan)
 app.command()(sweep)
 app.command()(tune)
 app.command("list")(list_names)

@@ -35,6 +35,8 @@ def deployable(experiment: Experiment) -> Experiment:
         raise ConfigError(
             "on_divergence = 'retry' is for simulations: clients of a deployment cannot go back; write 'stop'"
         )
+    if experiment.attack is not None:
+        raise ConfigError("an attack is for simulations: clients of a deployment are real; leave [attack] out")
     if experiment.task.kind.startswith(OWN):
         raise ConfigError(
             f"the task {experiment.task.label!r} is an object of this process, which nodes do not have; write it into "

@@ -20,6 +20,7 @@ from thinwire.experiments.records import KEEP, Accounting
 from thinwire.experiments.task_files import own_kind, portable, task_label
 from thinwire.experiments.toml import Table, dumps
 from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
+from thinwire.runtime.attacks import Attack
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
@@ -174,6 +175,7 @@ class Experiment:
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
         fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
+        attack: what malicious clients do, in a simulation; None if there are none.
     """
 
     name: str
@@ -189,6 +191,7 @@ class Experiment:
     accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
     fingerprint: str = ""
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         if self.accounting not in get_args(Accounting):
@@ -261,6 +264,7 @@ def to_table(experiment: Experiment) -> Table:
             **dict(task.options),
         },
         **sections,
+        **({"attack": describe("attack", experiment.attack)} if experiment.attack else {}),
         "method": method_table(experiment.method),
     }
 

@@ -53,7 +53,7 @@ def from_table(table: Table) -> Experiment:
 
 def values_from(table: Table) -> dict[str, Any]:
     """The fields of `Experiment` that a table states; the others are left out."""
-    known = [*TOP, "import", "fingerprint", "task", "method", *SECTIONS]
+    known = [*TOP, "import", "fingerprint", "task", "method", "attack", *SECTIONS]
     for key in table:
         if key not in known:
             raise unknown_key("", key, known)
@@ -66,6 +66,8 @@ def values_from(table: Table) -> dict[str, Any]:
             out[key] = make(**arguments(make, section(table, key), key))
     if "task" in table:
         out["task"] = task_from(section(table, "task"))
+    if "attack" in table:
+        out["attack"] = build("attack", table["attack"], "attack")
     if "method" in table:
         out["method"] = method_from(section(table, "method"))
     return out

@@ -1,4 +1,4 @@
-"""Named presets: methods from the registry; tasks, recipes and the tables of papers from TOML files.
+"""Named presets: methods from the registry; tasks, recipes, frontiers and the tables of papers from TOML files.
 
 A preset is a part of an experiment file, with a line of text (`about`) and its paper. `layer` puts one table on top of
 another: a later value wins, and a part of another kind replaces the earlier one completely.
@@ -28,7 +28,7 @@ from thinwire.experiments.toml import Table, loads
 if TYPE_CHECKING:
     from thinwire.protocol.method import Method
 
-Kind = Literal["methods", "tasks", "recipes", "repro"]
+Kind = Literal["methods", "tasks", "recipes", "repro", "frontiers"]
 
 
 class Preset(NamedTuple):

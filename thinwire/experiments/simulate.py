@@ -23,7 +23,7 @@ from thinwire.data.losses import Loss, cross_entropy, loss_by_name
 from thinwire.data.task import Task, as_examples, pool_clients, validation_fraction
 from thinwire.errors import ConfigError
 from thinwire.experiments.experiment import Cohort, OnDivergence, method_table
-from thinwire.experiments.parts import plain
+from thinwire.experiments.parts import describe, plain
 from thinwire.experiments.plan import Plan
 from thinwire.experiments.result import Run as Run
 from thinwire.experiments.settings import Settings as Settings
@@ -168,7 +168,7 @@ def _check_early(settings: Settings, task: Task) -> None:
 def _job(task: Task, settings: Settings, metrics: Mapping[str, Metric]) -> Job:
     """The job of a task and the settings."""
     cohort = settings.cohort.size if settings.cohort else len(task.clients)
-    early = settings.eval.every, metrics, settings.eval.objective
+    early = settings.eval.every, metrics, settings.eval.objective, settings.attack
     return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, *early)
 
 
@@ -206,5 +206,6 @@ def _described(name: str, simulation: Runner, settings: Settings, fraction: floa
         "engine": plain(simulation.federation.engine),
         "eval": plain(settings.eval),
         "checkpoint": plain(replace(settings.checkpoint, best=False)),
+        **({"attack": describe("attack", job.attack)} if job.attack else {}),
         "method": method_table(job.method, strict=False),
     }

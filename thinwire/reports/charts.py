@@ -80,25 +80,26 @@ def curves(series: Sequence[Curve], area: PlotArea) -> str:
     xs = [p[0] for curve in series for p in curve.points if p[0] > 0 or not area.log_x]
     ys = area.limits or [v for curve in series for p in curve.points for v in p[1:]]
     if not xs:
-        return _svg(area, ['<text x="16" y="30">nothing to draw yet</text>'], 60)
+        return drawing(area, ['<text x="16" y="30">nothing to draw yet</text>'], 60)
     y_ticks = round_ticks(min(ys), max(ys), 6 if area.height > 300 else 5)
     left = 16 + 16 + max(len(area.y_text(tick)) for tick in y_ticks) * TICK_WIDTH
     right, top, bottom = area.width - 16.0, 14.0, area.height - 46.0
-    plot = _Plot(HorizontalAxis(min(xs), max(xs), left, right, area.log_x, area.integer_x), top, bottom, y_ticks)
+    plot = Plot(HorizontalAxis(min(xs), max(xs), left, right, area.log_x, area.integer_x), top, bottom, y_ticks)
     parts = [*plot.grid(area), *plot.marks(area)]
     parts += [band for curve in series if (band := plot.band(curve, area))]
     for curve in series:
         parts += plot.curve(curve, area)
-    return _svg(area, parts, area.height)
+    return drawing(area, parts, area.height)
 
 
-class _Plot:
+class Plot:
     """The rectangle in which curves are drawn."""
 
     def __init__(self, axis: HorizontalAxis, top: float, bottom: float, y_ticks: Sequence[float]) -> None:
         self.axis, self.top, self.bottom, self.y_ticks = axis, top, bottom, y_ticks
 
     def y_at(self, value: float) -> float:
+        """The position of a value, in pixels; values outside are at the edge."""
         low, high = self.y_ticks[0], self.y_ticks[-1]
         value = min(max(value, low), high)
         return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
@@ -120,6 +121,7 @@ class _Plot:
         return parts
 
     def marks(self, area: PlotArea) -> list[str]:
+        """Labeled horizontal lines."""
         left, right = self.axis.left, self.axis.right
         parts: list[str] = []
         drawn_at: list[float] = []
@@ -134,6 +136,7 @@ class _Plot:
         return parts
 
     def band(self, curve: Curve, area: PlotArea) -> str:
+        """The band of a curve from its lowest to its highest seed; "" if it could not be seen."""
         points = [
             (self.axis.at(x), self.y_at(low), self.y_at(high))
             for x, _, low, high in curve.points
@@ -146,6 +149,7 @@ class _Plot:
         return f'<path class="band f{curve.series % COLORS}" d="M{"L".join(edge)}Z"/>'
 
     def curve(self, curve: Curve, area: PlotArea) -> list[str]:
+        """The line of a curve and its markers."""
         points = [(x, y) for x, y, _, _ in curve.points if x > 0 or not area.log_x]
         if not points:
             return []
@@ -186,14 +190,14 @@ def bars(rows: Sequence[Bar], area: PlotArea, longest: float = 0) -> str:
             ends = "".join(f"M{end:.1f} {y + 23:.1f}v8" for end in (low, high))
             parts.append(f'<path class="whisker" d="M{low:.1f} {y + 27:.1f}H{high:.1f}{ends}"/>')
         y += ROW_HEIGHT
-    return _svg(area, parts, max(y - 6, 20))
+    return drawing(area, parts, max(y - 6, 20))
 
 
 def dots(rows: Sequence[DotRow], area: PlotArea) -> str:
     """Dots on one logarithmic axis, in rows under their names."""
     values = [value for row in rows for _, value, _ in row.dots if value > 0]
     if not values:
-        return _svg(area, ['<text x="0" y="20">nothing to draw yet</text>'], 40)
+        return drawing(area, ['<text x="0" y="20">nothing to draw yet</text>'], 40)
     axis = HorizontalAxis(min(values), max(values), 12, area.width - 12.0, log=True)
     bottom = len(rows) * ROW_HEIGHT
     parts = axis.draw(0, bottom, area.x_text)
@@ -203,7 +207,7 @@ def dots(rows: Sequence[DotRow], area: PlotArea) -> str:
         parts.append(text(0, y + 14, shortened(row.label, area.width), "start", "name halo"))
         parts.append(f'<path class="grid" d="M12 {y + 30:.1f}H{area.width - 12}"/>')
         parts += [marker(series, axis.at(value), y + 30, tooltip) for series, value, tooltip in row.dots if value > 0]
-    return _svg(area, parts, bottom + 46)
+    return drawing(area, parts, bottom + 46)
 
 
 def _marker_points(
@@ -222,7 +226,8 @@ def _marker_points(
     return chosen[::-1]
 
 
-def _svg(area: PlotArea, parts: Sequence[str], height: float) -> str:
+def drawing(area: PlotArea, parts: Sequence[str], height: float) -> str:
+    """A chart of these parts as SVG text, with its title and its description."""
     name = f"{area.ident}-{area.width}"
     return (
         f'<svg viewBox="0 0 {area.width} {height:.0f}" width="{area.width}" height="{height:.0f}" role="img" '

@@ -24,6 +24,7 @@ from thinwire.runtime.average import averaged
 from thinwire.runtime.client_evaluations import where_defined
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RoundRecord, RunState
+from thinwire.runtime.poisoned import poisoned
 from thinwire.runtime.sampler import Sampler
 from thinwire.schedules.base import Plan
 from thinwire.training.evaluation import Evaluation, evaluate
@@ -53,7 +54,8 @@ class Federation:
             logit_adjustment=job.local.logit_adjustment,
             pseudo_count=job.local.pseudo_count,
         )
-        self.train: Examples = job.task.train.to(self.device)
+        train = poisoned(job.task, job.attack, Key(job.seed)) if job.attack else job.task.train
+        self.train: Examples = train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key, self._onednn = Key(job.seed), prefers_onednn()
         weights, buffers = self.model.weights(), self.model.buffers()

@@ -20,6 +20,7 @@ from thinwire.protocol.method import Method
 from thinwire.protocol.recent import Recent
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
+from thinwire.runtime.attacks import Attack
 from thinwire.training.batches import Local
 from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
@@ -73,6 +74,7 @@ class Job:
         eval_every: rounds between two evaluations; the last round is always evaluated.
         metrics: further metrics of the test set, besides those of the task, by name.
         objective: what rounds and runs are ranked by; by default the task's.
+        attack: what malicious clients do, in a simulation; None if there are none.
     """
 
     task: Task
@@ -84,6 +86,7 @@ class Job:
     eval_every: int = 1
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     objective: str = ""
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -107,6 +110,8 @@ class Job:
                 f"the second stage begins after {self.method.next_stage.at} rounds, but the run has {self.rounds}; "
                 f"write for example --set method.next_stage.at={max(1, self.rounds // 4)}, or more rounds"
             )
+        if self.attack is not None and self.method.upload != "delta":
+            raise ConfigError(f"an attack changes updates, and upload = {self.method.upload!r}; write upload = 'delta'")
         if self.method.secure_aggregation and self.cohort < 2:
             raise ConfigError("secure_aggregation = true needs a cohort of 2 or more clients, not 1")
         if self.method.secure_aggregation and self.method.privacy.masked is not None:

@@ -41,6 +41,7 @@ from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import Federation, OnMessage, show_messages
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
+from thinwire.simulation.attacked import Attackers
 from thinwire.simulation.backends import Backends
 from thinwire.simulation.client_states import ClientStates
 from thinwire.simulation.evaluation import evaluated
@@ -117,7 +118,9 @@ class Simulation:
         self.federation = Federation(engine, job)
         self.contract, self.device = self.federation.contract, self.federation.device
         self.backends = Backends(engine, job, self.federation)
-        self.pipeline = Pipeline(self.device, on=self.device.type == "cuda" and not engine.workers)
+        self.attackers = Attackers(job, engine)
+        ahead = self.device.type == "cuda" and not engine.workers and not job.attack  # an attack cannot be predicted
+        self.pipeline = Pipeline(self.device, on=ahead)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -293,6 +296,7 @@ class Simulation:
 
     def _uploads(self, task: GroupTask, work: Workload, updates: Updates) -> GroupResult:
         """The uploads of a group after its training."""
+        updates = self.attackers.replaced(task.number, task.group, updates) if self.job.attack else updates
         secagg = SecAggCohort(task.cohort, self._secret) if self.job.method.secure_aggregation else None
         messages, states = make_uploads(self.contract, task.group, updates, work.samples, secagg)
         return GroupResult(messages, states, updates.loss)
