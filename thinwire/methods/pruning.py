@@ -10,7 +10,7 @@ from thinwire.core.registry import register
 from thinwire.masks import PruneMask, TopKMask
 from thinwire.methods.base import on
 from thinwire.methods.flasc import full
-from thinwire.methods.lora import ATTENTION, Selectors
+from thinwire.methods.lora import ATTENTION, LANGUAGE, Selectors
 from thinwire.protocol.method import Method
 from thinwire.spaces import LoRA
 
@@ -22,6 +22,8 @@ def _pruned(mask: PruneMask) -> Method:
 
 @register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
 def sparse_adapter(
     rank: int = 8,
     alpha: float = 16.0,
@@ -54,6 +56,8 @@ def sparse_adapter(
 
 @register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
 def adapter_lth(
     rank: int = 8,
     alpha: float = 16.0,
