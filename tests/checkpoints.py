@@ -109,9 +109,10 @@ def speaker(family: str = "llama", **more) -> torch.nn.Module:
     ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "attn_implementation": "eager", **more}
     if family == "gpt2":
         sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        sizes |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
         config = transformers.GPT2Config(vocab_size=len(SPOKEN), initializer_range=0.3, **sizes, **ends)
         return transformers.GPT2LMHeadModel(config)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3}
     config = transformers.LlamaConfig(vocab_size=len(SPOKEN), tie_word_embeddings=True, **sizes, **ends)
     return transformers.LlamaForCausalLM(config)

@@ -154,7 +154,7 @@ def test_records_in_bad_form_are_one_line_with_file_and_row(tmp_path, checkpoint
     data = rows if isinstance(rows, bytes | str) else "".join(json.dumps(row) + "\n" for row in rows)
     file.write_bytes(data if isinstance(data, bytes) else data.encode())
     with pytest.raises(ThinwireError) as caught:
-        causal_lm(file=str(file), checkpoint=checkpoint, length=64)
+        causal_lm(file=str(file), test_file=write(tmp_path / "good.jsonl", PAIRS), checkpoint=checkpoint, length=64)
     assert message in str(caught.value)
     assert f"{file}" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -164,7 +164,7 @@ def test_records_in_bad_form_are_one_line_with_file_and_row(tmp_path, checkpoint
     ("options", "message"),
     [
         ({"group": "home"}, "has one value only"),
-        ({"length": 4096}, "has 64 positions"),
+        ({"length": 4096}, "has 1024 positions"),
         ({"length": 2}, "task.length must be from 8"),
         ({"prompt": "prompt"}, "task.response is missing"),
         ({"prompt": "prompt", "response": "response", "text": "text"}, "a record has one form"),

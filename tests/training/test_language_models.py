@@ -22,6 +22,7 @@ from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.metrics import metrics_by_name
 from thinwire.models import CausalLM, build
 from thinwire.runtime.sampler import Sampler
+from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
 from thinwire.training.functional import Functional
 
@@ -83,7 +84,7 @@ def task_of(model, window=1):
 
 
 def trained(model, backend="loop", **more):
-    method = tw.Method(tw.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.SGD(0.5))
+    method = tw.Method(tw.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.SGD(0.02))
     settings = {"local.batch": 2, "engine.backend": backend}
     return tw.run_task(method, task_of(model, **more), rounds=2, cohort=2, overrides=settings, recipe="paper")
 
@@ -98,7 +99,7 @@ def test_checkpointing_and_backends_give_the_same_weights():
     again.model.gradient_checkpointing_enable({"use_reentrant": False})
     expected = trained(plain)
     start = dict(plain.named_parameters())
-    assert max(float((expected.weights[n] - start[n].detach()).abs().max()) for n in expected.weights) > 1e-3
+    assert max(float((expected.weights[n] - start[n].detach()).abs().max()) for n in expected.weights) > 1e-4
     assert largest_difference(trained(again), expected) < 1e-5
     assert largest_difference(trained(plain, "vmap"), expected) < 1e-5
     with pytest.raises(ConfigError, match=r"checkpointing.*write backend = 'auto'"):
@@ -128,7 +129,7 @@ def test_evaluation_does_not_depend_on_the_batch_and_fits_into_memory(monkeypatc
         assert one.loss == pytest.approx(wanted, abs=1e-5)
         assert one.metrics["perplexity"] == pytest.approx(float(torch.tensor(wanted).exp()), rel=1e-5)
     widths = []
-    monkeypatch.setitem(evaluate.__globals__["MAX_TENSOR_BYTES"], "cpu", 4 * 32 * 32 * 4 * 2)
+    monkeypatch.setitem(evaluation.MAX_TENSOR_BYTES, "cpu", 4 * 32 * 32 * 4 * 2)
     monkeypatch.setattr(TokenRows, "gather", _noting(TokenRows.gather, widths))
     again = evaluate(functional, functional.weights(), {}, examples)
     assert again.loss == pytest.approx(wanted, abs=1e-5)
@@ -194,13 +195,12 @@ def test_answers_are_those_of_transformers_and_options_those_of_its_losses(world
         evaluate(functional, functional.weights(), {}, source.train, metrics=metrics)
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path, monkeypatch, packing):
+def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path, monkeypatch):
     peft = pytest.importorskip("peft")
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     checkpoint, file = world
     settings = {"task.file": file, "task.test_file": file, "task.checkpoint": checkpoint, "task.client": "home"}
-    settings |= {"task.options": "options", "task.length": 64, "task.packing": packing, "task.group": "set"}
+    settings |= {"task.options": "options", "task.length": 64, "task.packing": True, "task.group": "set"}
     settings |= {"rounds": 6, "eval.every": 6, "local.epochs": 4, "local.batch": 4, "engine.backend": "vmap"}
     settings |= {"method.client_opt.lr": 0.03, "eval.metrics": ["exact-match"], "method.space.target_modules": ["all-linear"]}
     path = tmp_path / "run"

@@ -14,6 +14,7 @@ from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import probability
 from thinwire.models.pretrained import quiet, set_dropout
+from thinwire.models.quantized import quantize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = ("eager", "sdpa")
@@ -101,6 +102,7 @@ def causal_lm(
     attention: str = "eager",
     checkpointing: bool = False,
     dropout: float = 0.0,
+    bits: int = 32,
 ) -> CausalLM:
     """A causal language model with the weights of a checkpoint.
 
@@ -113,8 +115,12 @@ def causal_lm(
         checkpointing: compute the layers a second time in the backward pass instead of keeping their activations;
             clients are then trained one after another.
         dropout: dropout probability of all layers; CUDA graphs require 0.
+        bits: 4 or 8 keeps all matrices but those of queries and values in blocks of so many bits, as constants
+            (`quantized.py`); 32 for the type of the weights.
     """
     probability(dropout=dropout)
+    if bits not in (4, 8, 32):
+        raise ConfigError(f"task.model.bits must be 4, 8 or 32 (as it is), not {bits}")
     if dtype not in DTYPES:
         raise ConfigError(f"task.model.dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if attention not in ATTENTION:
@@ -137,6 +143,8 @@ def causal_lm(
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
             reason = " ".join(str(error).split())[:160]
             raise ConfigError(f"no language model can be made from {checkpoint!r} ({reason})") from error
+    if bits != 32:
+        quantize(model, bits, DTYPES[dtype])
     model = model.to(DTYPES[dtype])
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thinwire.core.attention_names import makes_query_or_value
 from thinwire.core.spec import select
 from thinwire.errors import ConfigError
 
@@ -22,13 +23,6 @@ QUERY_VALUE = "query-value"
 ALL_LINEAR = "all-linear"
 KEYWORDS = (QUERY_VALUE, ALL_LINEAR)
 
-# Layers of Llama, Qwen, Gemma, Mistral and OPT; BERT, RoBERTa and ViT; DistilBERT; T5; GPT-2; Phi-3; Falcon; MPT.
-_QUERY_VALUE = frozenset(
-    (
-        *("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v"),
-        *("c_attn", "qkv_proj", "query_key_value", "Wqkv", "qkv"),
-    )
-)
 _OUTSIDE = ("embed", "lm_head", "wte", "wpe", "classifier", "score", "shared")  # parts of names outside of layers
 
 
@@ -49,7 +43,7 @@ def _of_keyword(matrices: Sequence[str], keyword: str) -> list[str]:
     if keyword == ALL_LINEAR:
         found = [name for name in matrices if not any(part in name for part in _OUTSIDE)]
     else:
-        found = [name for name in matrices if name.removesuffix(".weight").rpartition(".")[2] in _QUERY_VALUE]
+        found = [name for name in matrices if makes_query_or_value(name.removesuffix(".weight"))]
     if not found:
         shown = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
         raise ConfigError(f"target_modules {keyword!r} matches no matrix; write selectors; the matrices are {shown}")
