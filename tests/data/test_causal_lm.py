@@ -57,7 +57,10 @@ def test_only_the_tokens_of_answers_are_learned(tmp_path, checkpoint):
         ("<|user|> d </s> <|assistant|> no it is </s>", "no it is </s>"),
     }
     whole = causal_lm(file=str(tmp_path / "r.jsonl"), checkpoint=checkpoint, learned="all").train
-    assert {learned(whole, i)[1] for i in range(2)} == {"a b c </s> <|assistant|> yes </s>", "d </s> <|assistant|> no it is </s>"}
+    assert {learned(whole, i)[1] for i in range(2)} == {
+        "a b c </s> <|assistant|> yes </s>",
+        "d </s> <|assistant|> no it is </s>",
+    }
     plain = causal_lm(file=str(tmp_path / "r.jsonl"), checkpoint=checkpoint, template="plain").train
     assert ("a b c yes </s>", "yes </s>") in {learned(plain, i) for i in range(2)}
 
@@ -119,7 +122,9 @@ def test_gathered_rows_are_as_wide_as_the_longest_of_the_batch(tmp_path):
 def test_clients_groups_and_test_rows_come_from_columns_and_files(tmp_path, checkpoint):
     rows = [{**row, "set": "p" if i % 3 else "q"} for i, row in enumerate(PAIRS * 3)]
     file, other = write(tmp_path / "r.jsonl", rows), write(tmp_path / "s.jsonl", rows[:8])
-    source = causal_lm(file=file, test_file=other, checkpoint=checkpoint, client="home", group="set", packing=True, length=32)
+    source = causal_lm(
+        file=file, test_file=other, checkpoint=checkpoint, client="home", group="set", packing=True, length=32
+    )
     assert (source.user_names, source.class_names, len(source.test)) == (("x", "y"), ("p", "q"), 8)
     assert len(source.train) == len(source.users) == len(source.train.groups) < 60
     assert source.test.questions.answers[:2] == ("yes", "no it is")
@@ -133,16 +138,25 @@ def test_clients_groups_and_test_rows_come_from_columns_and_files(tmp_path, chec
 
 BAD = {
     "column": ([{"prompt": "a", "response": "b"}, {"prompt": "a"}], "row 2: no column 'response'"),
-    "empty": ([{"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}], "row 2: 'response' (task.response) is"),
+    "empty": (
+        [{"prompt": "a", "response": "b"}, {"prompt": "a", "response": " "}],
+        "row 2: 'response' (task.response) is",
+    ),
     "type": ([{"prompt": "a", "response": ["b"]}], "row 1: 'response' (task.response) is of type list"),
     "long": ([{"prompt": "a", "response": "b"}, {"prompt": "a " * 99, "response": "b"}], "row 2: it has 104 tokens"),
     "form": ([{"x": 1}], "row 1: it has x; name the columns"),
-    "messages": ([{"messages": [{"role": "user", "content": "a"}]}], "row 1: 'messages' (task.messages) has no message"),
+    "messages": (
+        [{"messages": [{"role": "user", "content": "a"}]}],
+        "row 1: 'messages' (task.messages) has no message",
+    ),
     "content": ([{"messages": [{"role": "assistant", "content": ""}]}], "message 1 is empty"),
     "line": ("[1, 2]\n", "row 1 is a JSON list"),
     "json": ('{"prompt": "a", "response": "b"}\n{"prompt"\n', "row 2 is not a JSON object"),
     "bytes": (b'{"prompt": "a", "response": "b"}\n{"prompt": "\xff"}\n', "row 2 is not UTF-8 text"),
-    "surrogate": ('{"prompt": "a", "response": "\\ud800"}\n', "row 1: 'response' (task.response) has half of a character"),
+    "surrogate": (
+        '{"prompt": "a", "response": "\\ud800"}\n',
+        "row 1: 'response' (task.response) has half of a character",
+    ),
     "nothing": ("\n\n", "the file has no records"),
 }
 
@@ -197,7 +211,11 @@ def test_sets_of_questions_have_options_and_groups(tmp_path, checkpoint):
     for name, options in (("boolq", ["true", "false"]), ("arc-easy", ["answer1", "answer2", "answer3"])):
         for split in ("train", "test"):
             rows = [
-                {"instruction": f"a {i}?\n\nAnswer format: {'/'.join(options)}", "output": f"it is {one}", "answer": one}
+                {
+                    "instruction": f"a {i}?\n\nAnswer format: {'/'.join(options)}",
+                    "output": f"it is {one}",
+                    "answer": one,
+                }
                 for i in range(4)
                 for one in options
             ]

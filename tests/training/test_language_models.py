@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import thinwire as tw
 from tests.checkpoints import SPOKEN, speaker, write_language_model
-from thinwire.data.datasets.causal_lm import causal_lm
 from thinwire.core.key import Key
+from thinwire.data.datasets.causal_lm import causal_lm
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.data.token_rows import TokenRows
@@ -21,6 +21,7 @@ from thinwire.experiments.execute import execute
 from thinwire.experiments.peft_export import adapter_of_run
 from thinwire.metrics import metrics_by_name
 from thinwire.models import CausalLM, build
+from thinwire.models.quantized import Blocks
 from thinwire.runtime.sampler import Sampler
 from thinwire.training import evaluation
 from thinwire.training.evaluation import evaluate
@@ -50,8 +51,13 @@ def theirs(model, made, *, together):
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     else:
         counts = [sum(one) for _, one in made]
-        parts = [model(input_ids=torch.tensor([row]), labels=torch.tensor([[i if f else -100 for i, f in zip(row, one, strict=True)]])).loss
-                 for row, one in made]
+        parts = [
+            model(
+                input_ids=torch.tensor([row]),
+                labels=torch.tensor([[i if f else -100 for i, f in zip(row, one, strict=True)]]),
+            ).loss
+            for row, one in made
+        ]
         loss = sum(part * count for part, count in zip(parts, counts, strict=True)) / sum(counts)
     loss.backward()
     return float(loss.detach()), {f"model.{name}": p.grad for name, p in model.named_parameters()}
@@ -80,7 +86,9 @@ def task_of(model, window=1):
     _, first = rows(seed=0)
     _, second = rows(seed=1)
     pool = TokenRows.of([*first, *second], window=window)
-    return Task(model, pool, Assignment(np.arange(10), np.array([0, 5, 10])), pool, metrics=metrics_by_name(["perplexity"]))
+    return Task(
+        model, pool, Assignment(np.arange(10), np.array([0, 5, 10])), pool, metrics=metrics_by_name(["perplexity"])
+    )
 
 
 def trained(model, backend="loop", **more):
@@ -169,7 +177,9 @@ def test_answers_are_those_of_transformers_and_options_those_of_its_losses(world
     questions, right, exact = source.test.questions, [], []
     made = model.generate(questions.prompts[:12], 6)
     for row, prompt, tokens in zip(QUESTIONS, questions.prompts, made, strict=False):
-        text = tokenizer.apply_chat_template([{"role": "user", "content": row["prompt"]}], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": row["prompt"]}], tokenize=False, add_generation_prompt=True
+        )
         ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert ids[0].tolist() == prompt.tolist()
         alone = bare.generate(ids, do_sample=False, max_new_tokens=6)[0, ids.shape[1] :].tolist()
@@ -202,7 +212,11 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     settings = {"task.file": file, "task.test_file": file, "task.checkpoint": checkpoint, "task.client": "home"}
     settings |= {"task.options": "options", "task.length": 64, "task.packing": True, "task.group": "set"}
     settings |= {"rounds": 6, "eval.every": 6, "local.epochs": 4, "local.batch": 4, "engine.backend": "vmap"}
-    settings |= {"method.client_opt.lr": 0.03, "eval.metrics": ["exact-match"], "method.space.target_modules": ["all-linear"]}
+    settings |= {
+        "method.client_opt.lr": 0.03,
+        "eval.metrics": ["exact-match"],
+        "method.space.target_modules": ["all-linear"],
+    }
     path = tmp_path / "run"
     execute(resolve("lora", on="causal-lm", overrides=settings), path)
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -233,3 +247,53 @@ def test_refusals_of_the_model_are_one_line(tmp_path):
         with pytest.raises(ConfigError, match=message) as caught:
             build("causal-lm", **options)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_base_in_few_bits_trains_and_its_adapter_fits_the_full_base(world, tmp_path, bits):
+    """Weights on a grid, as those of a GGUF file, are kept; so logits are those of the full base."""
+    peft = pytest.importorskip("peft")
+    checkpoint = tmp_path / "grid"
+    write_language_model(checkpoint)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    with torch.no_grad():
+        for weight in whole.parameters():
+            if weight.dim() == 2:
+                weight.copy_((weight * 5).round().clamp(-7, 7) / 8)
+    whole.save_pretrained(checkpoint)
+    small = build("causal-lm", checkpoint=str(checkpoint), bits=bits)
+    trained_names = [name for name, _ in small.named_parameters() if "norm" not in name]
+    assert all("q_proj" in name or "v_proj" in name for name in trained_names)
+    examples, _ = rows()
+    clients = [examples.gather(torch.arange(5)[i:]) for i in (0, 1)]
+    method = tw.Method(tw.LoRA(rank=2, target_modules=("query-value",)), client_opt=tw.SGD(0.1))
+    runs = [
+        tw.simulate(small, clients, method, rounds=2, local=tw.Local(batch=2), backend=backend)
+        for backend in ("loop", "vmap")
+    ]
+    assert largest_difference(*runs) < 1e-5
+    assert runs[0].history[-1].loss < runs[0].history[0].loss
+    runs[0].save_adapter(tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(whole, tmp_path / "adapter").eval()
+    ids = torch.tensor([[5, 7, 8, 3, 6]])
+    with torch.no_grad():
+        torch.testing.assert_close(runs[0].model().eval()(ids), loaded(input_ids=ids).logits, rtol=0, atol=1e-4)
+        assert small.generate([ids[0].numpy()], 3) == build("causal-lm", checkpoint=str(checkpoint)).generate(
+            [ids[0].numpy()], 3
+        )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_have_the_values_of_a_grid_and_few_bytes(bits):
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(0, 16, (64, 96), generator=generator).float()
+    scale = torch.rand(64, 3, generator=generator).repeat_interleave(32, 1)
+    weight = scale * levels - 0.3
+    blocks = Blocks.of(weight, bits)
+    torch.testing.assert_close(blocks.decoded(torch.float32), weight, rtol=0, atol=1e-5)
+    assert blocks.nbytes <= (0.2 if bits == 4 else 0.32) * 4 * weight.numel()
+    torch.testing.assert_close(
+        blocks.rows(torch.tensor([[3], [5]]), torch.float32)[:, 0], weight[[3, 5]], rtol=0, atol=1e-5
+    )
+    odd = torch.randn(5, 37, generator=generator)
+    assert float((Blocks.of(odd, 8).decoded(torch.float32) - odd).abs().max()) < 0.02

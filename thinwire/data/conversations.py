@@ -88,7 +88,9 @@ class RecordForm:
         forms = [name for name in ("messages", "text") if getattr(given, name)]
         forms += ["prompt and response"] * bool(given.prompt or given.response)
         if len(forms) > 1:
-            raise ConfigError(f"task.{forms[0]} and task.{forms[1]} are both named; a record has one form: leave one out")
+            raise ConfigError(
+                f"task.{forms[0]} and task.{forms[1]} are both named; a record has one form: leave one out"
+            )
         if given.prompt or given.response:
             missing = "response" if given.prompt else "prompt"
             if not (given.prompt and given.response):

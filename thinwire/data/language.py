@@ -19,7 +19,16 @@ import numpy as np
 import torch
 
 from thinwire.data.cache import cached
-from thinwire.data.conversations import Conversation, Piece, RecordForm, Template, chat, conversation, plain, with_answer
+from thinwire.data.conversations import (
+    Conversation,
+    Piece,
+    RecordForm,
+    Template,
+    chat,
+    conversation,
+    plain,
+    with_answer,
+)
 from thinwire.data.questions import Questions
 from thinwire.data.reading import one_line
 from thinwire.data.records import Record
@@ -195,8 +204,9 @@ class Encoder:
 
         def fits(arrays: dict[str, np.ndarray]) -> bool:
             ids, lengths = arrays.get("ids"), arrays.get("lengths")
-            known = ids is not None and lengths is not None and ids.dtype == np.int32 and lengths.dtype == np.int64
-            return bool(known and len(lengths) == len(texts) and (lengths >= 0).all() and lengths.sum() == len(ids))  # type: ignore[arg-type,union-attr]
+            if ids is None or lengths is None or ids.dtype != np.int32 or lengths.dtype != np.int64:
+                return False
+            return len(lengths) == len(texts) and bool((lengths >= 0).all()) and int(lengths.sum()) == len(ids)
 
         name = f"pieces-v1-{_digest(texts)}"
         arrays = cached(name, self.files, make, fits) if self.files else make()
@@ -227,8 +237,6 @@ def load_tokenizer(folder: Path, more: dict[str, Any], transformers: Any) -> Any
     if not len(found):
         raise DataError(f"{folder}: its tokenizer has no vocabulary; copy tokenizer.json from the checkpoint's source")
     return found
-
-
 
 
 def _digest(texts: list[str]) -> str:

@@ -49,9 +49,7 @@ class Record:
         if isinstance(value, bool | int | float):
             value = str(value) if isinstance(value, bool) else number_text(float(value))
         if not isinstance(value, str):
-            raise DataError(
-                f"{self.where}: {column!r} ({option}) is of type {type(value).__name__}, expected a text"
-            )
+            raise DataError(f"{self.where}: {column!r} ({option}) is of type {type(value).__name__}, expected a text")
         if not value.strip():
             raise DataError(f"{self.where}: {column!r} ({option}) is empty; write a text, or delete the row")
         try:

@@ -60,7 +60,7 @@ class TokenRows(Examples):
     questions: Any = None
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Sequence[int], Sequence[bool]]], *, pad: int = 0, window: int = 1) -> TokenRows:
+    def of(cls, rows: Sequence[tuple[Any, Any]], *, pad: int = 0, window: int = 1) -> TokenRows:
         """Rows from tokens, each with whether it is learned; the first token of a row never is."""
         learned = [np.flatnonzero(np.asarray(flags, bool)[1:]) for _, flags in rows]
         return cls(
@@ -142,8 +142,14 @@ class TokenRows(Examples):
 
     def to(self, device: Device) -> TokenRows:
         """The same rows on another device; questions stay where they are."""
-        moved = {name: getattr(self, name) for name in ("ids", "starts", "labeled", "label_starts", "places")}
-        return replace(self, **{name: None if one is None else one.to(device) for name, one in moved.items()})
+        return replace(
+            self,
+            ids=self.ids.to(device),
+            starts=self.starts.to(device),
+            labeled=self.labeled.to(device),
+            label_starts=self.label_starts.to(device),
+            places=None if self.places is None else self.places.to(device),
+        )
 
     def _most(self, counts: Tensor, flat: Tensor) -> int:
         """The largest count of some rows; of all rows while a CUDA graph is recorded, which has one shape."""
@@ -181,7 +187,7 @@ def _starts(sizes: Sequence[int]) -> Tensor:
 def _spans(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """The numbers starts[i], ..., starts[i] + sizes[i] - 1 of all i, in order."""
     before = np.cumsum(sizes) - sizes
-    return np.arange(int(sizes.sum())) - np.repeat(before, sizes) + np.repeat(starts, sizes)
+    return np.asarray(np.arange(int(sizes.sum())) - np.repeat(before, sizes) + np.repeat(starts, sizes))
 
 
 def _keys(rows: int, users: np.ndarray | None, groups: Tensor | None) -> np.ndarray:

@@ -70,7 +70,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
 
 
 def _memory(simulation: Simulation, cohort: int) -> dict[str, int]:
-    """The memory that a run takes: the model, kept once, and what each client that is trained at the same time needs."""
+    """The memory that a run takes: the model, kept once, and what each client that trains at the same time needs."""
     federation, job = simulation.federation, simulation.job
     contract, first = simulation.contract, federation.first
     space = contract.training_space

@@ -21,7 +21,12 @@ from thinwire.experiments.presets import layer, preset, presets
 from thinwire.experiments.task_files import PATH_OPTIONS, anchored, own_kind
 from thinwire.experiments.toml import Table, read_toml
 
-DATASET_OF = {".csv": "table", ".parquet": "table", ".npz": "arrays", ".jsonl": "causal-lm"}  # suffix of a file -> dataset that reads it
+DATASET_OF = {
+    ".csv": "table",
+    ".parquet": "table",
+    ".npz": "arrays",
+    ".jsonl": "causal-lm",
+}  # suffix of a file -> dataset that reads it
 FOLDER_DATASET = "image-folder"
 
 

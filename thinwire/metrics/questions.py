@@ -1,11 +1,12 @@
 """Metrics of answers: exact match of generated ones, and the most likely of several options.
 
-They call the model themselves (`ModelMetric`). The value under the name of the metric is the mean over the groups of the
-questions, each group counting the same; the value of a group is under `NAME/GROUP`.
+They call the model themselves (`ModelMetric`). The value under the name of the metric is the mean over the groups of
+the questions, each group counting the same; the value of a group is under `NAME/GROUP`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class ExactMatch(ModelMetric):
             chosen = order[first : first + rows]
             prompts = [questions.prompts[i] for i in chosen]
             try:
-                made = model.run(lambda module, p=prompts: module.generate(p, questions.new_tokens))
+                made = model.run(partial(_generated, prompts=prompts, new_tokens=questions.new_tokens))
             except torch.OutOfMemoryError:
                 if rows == 1:
                     raise
@@ -51,7 +52,7 @@ class ExactMatch(ModelMetric):
 class OptionAccuracy(ModelMetric):
     """The share of questions of which the right option has the highest likelihood.
 
-        sum over the tokens t of an option of log softmax(output)[t]          the tokens that end an answer included
+    sum over the tokens t of an option of log softmax(output)[t]          the tokens that end an answer included
     """
 
     def measure(self, model: ModelAccess, examples: Any, index: Tensor) -> dict[str, float]:
@@ -83,6 +84,10 @@ def exact_match() -> ModelMetric:
 def option_accuracy() -> ModelMetric:
     """Share of questions of which the right option is the most likely one."""
     return OptionAccuracy()
+
+
+def _generated(module: Any, prompts: list[Any], new_tokens: int) -> Any:
+    return module.generate(prompts, new_tokens)
 
 
 def _questions(examples: Any, name: str) -> Any:

@@ -3,8 +3,8 @@
     weight = low + step * code          one low and one step for each 32 values of a row;  code: 4 or 8 bits
 
 Of each block the number of steps between its smallest and its largest value is chosen, so that the values of a GGUF
-file with 4 bits (Q4_0, Q4_1) are kept up to rounding. Such layers are constants: not trained, not sent, without
-coordinates. Layers with adapters stay as they are.
+file with 4 bits (Q4_0, Q4_1) are kept up to rounding; in blocks of 16 values with 8 bits, those of Q6_K. Such layers
+are constants: not trained, not sent, without coordinates. Layers with adapters stay as they are.
 
 >>> weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
 >>> layer = Blocks.of(weight, bits=8)
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from thinwire.core.attention_names import makes_query_or_value
 
 BLOCK = 32  # values with one low and one step
+SMALL = 16  # the same of embeddings
 EXACT = 1e-5  # of the range of a block: an error that is rounding
 
 
@@ -33,7 +34,7 @@ class Blocks:
     """A matrix in blocks of few bits.
 
     Args:
-        codes: (rows, blocks, 32) uint8; with 4 bits (rows, blocks, 16), two codes a byte.
+        codes: (rows, blocks, block) uint8; with 4 bits (rows, blocks, block / 2), two codes a byte.
         low, step: (rows, blocks) float32.
         columns: of the matrix; its last block may have more.
         bits: 4 or 8.
@@ -46,16 +47,17 @@ class Blocks:
     bits: int
 
     @classmethod
-    def of(cls, weight: Tensor, bits: int) -> Blocks:
+    def of(cls, weight: Tensor, bits: int, block: int = BLOCK) -> Blocks:
         """The blocks of a matrix."""
         columns = weight.shape[1]
-        values = F.pad(weight.detach().float(), (0, -columns % BLOCK), mode="replicate")
-        values = values.reshape(len(weight), -1, BLOCK)
+        values = F.pad(weight.detach().float(), (0, -columns % block), mode="replicate")
+        values = values.reshape(len(weight), -1, block)
         low, span = values.amin(2), values.amax(2) - values.amin(2)
         most = (1 << bits) - 1
         steps = torch.full_like(low, most)
         error = _error(values, low, span, steps)
-        for count in sorted({most // k * k for k in range(2, 16)}, reverse=True):  # grids that have k steps in them
+        grids = {most // k * k for k in range(2, 1 << min(bits, 6))} - {most}  # that have k steps in them
+        for count in sorted(grids, reverse=True):
             open_ = error > EXACT * span
             if not open_.any():
                 break
@@ -85,8 +87,8 @@ class Blocks:
 
     def to(self, device: torch.device) -> Blocks:
         """The same blocks on another device."""
-        moved = (one.to(device) for one in (self.codes, self.low, self.step))
-        return Blocks(*moved, self.columns, self.bits)
+        codes, low, step = (one.to(device) for one in (self.codes, self.low, self.step))
+        return Blocks(codes, low, step, self.columns, self.bits)
 
     @property
     def nbytes(self) -> int:
@@ -174,9 +176,9 @@ def quantize(model: Any, bits: int, dtype: torch.dtype) -> None:
     if type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
         return
     tied = head.weight is embedding.weight
-    shared = Blocks.of(embedding.weight, 8)
+    shared = Blocks.of(embedding.weight, 8, SMALL)
     model.set_input_embeddings(QuantizedEmbedding(shared, dtype))
-    own = shared if tied else Blocks.of(head.weight, 8)
+    own = shared if tied else Blocks.of(head.weight, 8, SMALL)
     model.set_output_embeddings(QuantizedLinear(own, head.bias))
 
 

@@ -30,7 +30,6 @@ from thinwire.kernels.low_rank import corrected
 from thinwire.metrics.labels import IGNORED, label_counts
 from thinwire.spaces.unmerged import split
 
-
 T = TypeVar("T")
 
 

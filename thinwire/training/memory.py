@@ -37,7 +37,9 @@ def activation_bytes(
     Args:
         model: the model and its loss.
         space: the space in which clients are trained.
-        base, basis, coords: its weights, its basis and its coordinates.
+        base: its base weights.
+        basis: its basis.
+        coords: its coordinates.
         examples: the training examples.
         batch: examples in a step.
     """

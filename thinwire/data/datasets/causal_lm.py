@@ -91,17 +91,13 @@ def causal_lm(
 ) -> Source:
     """Records of a JSONL, JSON, CSV or parquet file, or of a dataset of Hugging Face, as tokens of a checkpoint.
 
-    Args:
-        data_dir: the folder of datasets.
-        file: the file of records.
-        test_file: a file of test records.
-        name, config: a dataset of Hugging Face instead of a file: a folder, or owner/name on the hub.
-        checkpoint: a folder, a GGUF file, `smollm2`, or owner/name on the hub.
-        prompt, response, messages, text, system, options: columns of `RecordForm`.
-        client: the column that names the client of a record; "" for none.
-        group: the column by which partitions go, such as the task of a record, and of which metrics are told apart.
-        template, learned, length, too_long: of `Encoder`.
-        packing, window, test_fraction, test_rows, new_tokens, answer_after, split_seed: of `RowSettings`.
+    file, test_file      files of records for training and testing
+    name, config         a dataset of Hugging Face instead: a folder, or owner/name on the hub
+    checkpoint           a folder, a GGUF file, `smollm2`, or owner/name on the hub
+    client               the column that names the client of a record; "" for none
+    group                the column by which partitions go and metrics are told apart, such as the kind of question
+    prompt ... options   columns of `RecordForm`
+    template ... too_long, packing ... split_seed      settings of `Encoder` and of `RowSettings`
     """
     if bool(file) == bool(name):
         raise ConfigError("name a file of records or a dataset of Hugging Face: task.file or task.name, one of them")
@@ -137,10 +133,7 @@ def instructions(
 ) -> Source:
     """Named sets of questions, as they are distributed; the set is the group of a question.
 
-    Args:
-        data_dir: the folder of datasets, with the files of `instructions/`.
-        data: names of sets.
-        checkpoint, template, length, too_long, packing, window, test_rows, new_tokens: as in `causal_lm`.
+    `data` names the sets; the other options are those of `causal_lm`.
     """
     names = (data,) if isinstance(data, str) else tuple(data)
     for one in names:
@@ -171,7 +164,9 @@ def source_of(
         raise DataError(f"{train[0].where}: the column {group!r} (task.group) has one value only; leave task.group out")
     names = numbered(groups or ())
     if test is None:
-        ids = [None if one is None else np.unique(np.array(one, object), return_inverse=True)[1] for one in (users, groups)]
+        ids = [
+            None if one is None else np.unique(np.array(one, object), return_inverse=True)[1] for one in (users, groups)
+        ]
         held = held_out_rows(len(train), settings.test_fraction, ids[0], ids[1], settings.split_seed)
         test = [record for record, out in zip(train, held, strict=True) if out]
         train = [record for record, out in zip(train, held, strict=True) if not out]
@@ -264,7 +259,7 @@ def _numbers(texts: list[str] | None, names: Sequence[str], records: np.ndarray)
     for text in texts:
         if text not in position:
             raise DataError(f"the group {text!r} of a test record does not occur in the training records")
-    return np.array([position[text] for text in texts], np.int64)[records]
+    return np.asarray(np.array([position[text] for text in texts], np.int64)[records])
 
 
 def _some(test: Sequence[Record], groups: list[str] | None, most: int) -> list[Record]:

@@ -45,6 +45,8 @@ def _record(record: Record, name: str) -> Record:
     prompt, response = record.text("instruction", "instruction"), record.text("output", "output").strip()
     stated, answer = _FORMAT.search(prompt), record.text("answer", "answer")
     if stated is None or not response.endswith(answer):
-        raise DataError(f"{record.where}: no 'Answer format:' at the end of the instruction, or no answer in the output")
+        raise DataError(
+            f"{record.where}: no 'Answer format:' at the end of the instruction, or no answer in the output"
+        )
     options = [response.removesuffix(answer) + option for option in stated[1].split("/")]
     return Record({"prompt": prompt, "response": response, "options": options, "set": name}, record.where)
