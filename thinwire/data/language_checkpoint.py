@@ -14,6 +14,7 @@ import os
 import tempfile
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 from thinwire.data.cache import digest_of
 from thinwire.data.cache import folder as cache_folder
@@ -75,13 +76,23 @@ def converted(file: Path) -> Path:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix="gguf-draft-") as draft:
-                model.float().save_pretrained(draft)
+                _plain(model, transformers).save_pretrained(draft)
                 tokenizer.save_pretrained(draft)
                 os.replace(draft, folder)
                 os.mkdir(draft)  # which is removed
         except OSError:
             return folder if (folder / "config.json").is_file() else file  # another process was first, or no room
     return folder
+
+
+def _plain(model: Any, transformers: Any) -> Any:
+    """The same model without the mark that it was quantized in its file, which transformers does not save."""
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    made.load_state_dict(model.state_dict())
+    return made
 
 
 def checkpoint_files(checkpoint: Path) -> tuple[Path, ...]:
