@@ -75,3 +75,44 @@ def make(family: str, **more) -> torch.nn.Module:
         return transformers.RobertaForSequenceClassification(config) if more else transformers.RobertaModel(config)
     config = transformers.BertConfig(**sizes, attn_implementation="eager", **more)
     return transformers.BertForSequenceClassification(config) if more else transformers.BertModel(config)
+
+
+CHAT = (
+    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|> {% endif %}"
+)
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
+SPOKEN = ["<pad>", "<unk>", "<s>", "</s>", *ROLES, *"abcdefgh", "yes", "no", "one", "two", "three", "is", "it", "the"]
+
+
+def write_language_model(folder: Path, family: str = "llama", template: str = CHAT) -> Path:
+    """Write a causal language model of random weights, with a tokenizer of a few words and a chat template."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(SPOKEN)}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    names = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, additional_special_tokens=ROLES, **names)
+    made.chat_template = template or None
+    made.save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        speaker(family).save_pretrained(folder)
+    return folder
+
+
+def speaker(family: str = "llama", **more) -> torch.nn.Module:
+    """A small causal language model with random weights."""
+    transformers = pytest.importorskip("transformers")
+    ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "attn_implementation": "eager", **more}
+    if family == "gpt2":
+        sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        sizes |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        config = transformers.GPT2Config(vocab_size=len(SPOKEN), initializer_range=0.3, **sizes, **ends)
+        return transformers.GPT2LMHeadModel(config)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3}
+    config = transformers.LlamaConfig(vocab_size=len(SPOKEN), tie_word_embeddings=True, **sizes, **ends)
+    return transformers.LlamaForCausalLM(config)

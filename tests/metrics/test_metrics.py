@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 
 from thinwire.core.registry import _TABLE, entries, register
 from thinwire.errors import ConfigError, UnknownName
-from thinwire.metrics import SumMetric, metrics_by_name
+from thinwire.metrics import ModelMetric, SumMetric, metrics_by_name
 from thinwire.metrics.base import MetricAccumulator
 
 N, CLASSES = 45, 6
@@ -83,7 +83,8 @@ def test_metrics_equal_those_of_scikit_learn(name, batch):
 
 
 def test_every_built_in_metric_is_compared_with_scikit_learn():
-    assert set(entries("metric")) == set(CASES)
+    made = metrics_by_name(entries("metric"))
+    assert {name for name, metric in made.items() if not isinstance(metric, ModelMetric)} == set(CASES)
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn_where_only_labeled_classes_are_predicted():

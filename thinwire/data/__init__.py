@@ -1,6 +1,7 @@
 """Datasets, partitions, losses and tasks. Importing this package fills the registry; no data file is read."""
 
 from thinwire.data.datasets import arrays as arrays
+from thinwire.data.datasets import causal_lm as causal_lm
 from thinwire.data.datasets import cifar as cifar
 from thinwire.data.datasets import digits as digits
 from thinwire.data.datasets import glue as glue

@@ -44,7 +44,7 @@ def cached(
         make: decodes the files; its errors are passed on, and nothing is cached.
         fits: whether cached arrays have the expected names and shapes; if not, they are made again.
     """
-    path = folder() / f"{name}-{_digest(files)}.npz"
+    path = folder() / f"{name}-{digest_of(files)}.npz"
     if (found := load(path)) is not None and fits(found):
         return found
     made = make()
@@ -85,7 +85,7 @@ def _wait_for(lock: IO[bytes]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def _digest(files: Iterable[Path]) -> str:
+def digest_of(files: Iterable[Path]) -> str:
     """Twelve hexadecimal digits from the name, size, modification time and first 64 KiB of each file."""
     digest = hashlib.sha256()
     for file in files:

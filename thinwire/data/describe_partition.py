@@ -122,7 +122,8 @@ class PartitionDescription:
 
 def describe_partition(task: Task) -> PartitionDescription:
     """Who has what in a task; reads the targets, not the inputs."""
-    targets = task.train.targets.cpu().numpy()
+    groups = task.train.groups
+    targets = (task.train.targets if groups is None else groups).cpu().numpy()
     clients = task.clients
     names = task.client_names or tuple(str(i) for i in range(len(clients)))
     validation = np.zeros(len(clients), np.int64) if task.client_tests is None else task.client_tests.sizes()

@@ -46,6 +46,16 @@ class Examples(Protocol):
 
     variants: int = 1
     """The number of augmented variants of each example; 1 without augmentation."""
+    sizes: Tensor | None = None
+    """(n,) the length of each example, where they differ in length; None if all have one shape."""
+    groups: Tensor | None = None
+    """(n,) int64 group of each example, by which partitions go instead of targets; None for the targets."""
+    window: int = 1
+    """Batches of training within which examples of similar size are put together; 1 for none."""
+
+    def widest(self, index: Tensor) -> Tensor:
+        """Some of these examples that are gathered with the largest shape; any one where all have the same."""
+        return index[:1]
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Inputs and targets of the examples in `index`, int64 of shape S; results have the shape (*S, ...)."""

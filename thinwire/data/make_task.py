@@ -87,7 +87,7 @@ def make_task(
 
 def assign_clients(source: Source, partition: Partition, clients: int, key: Key) -> Assignment:
     """The training examples of each client; of several targets, the first one counts as the label."""
-    labels = source.train.targets
+    labels = source.train.targets if source.train.groups is None else source.train.groups
     if labels.dim() != 1:
         labels = labels.reshape(len(labels), -1)[:, 0]
     users = None if source.users is None else source.users.numpy()

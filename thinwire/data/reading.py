@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -22,21 +23,30 @@ _PIECE = 1 << 20
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The bytes of a file, decompressed if its name ends in .gz; more than `limit` are an error."""
+    """The bytes of a file, decompressed if its name ends in .gz or .xz; more than `limit` are an error."""
     parts: list[bytes] = []
     total = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
+        with _opened(path) as stream:
             while piece := stream.read(_PIECE):
                 total += len(piece)
                 if total > limit:
                     raise DataError(f"{path}: has more than {limit} bytes, the expected maximum")
                 parts.append(piece)
     except EOFError:
-        raise DataError(f"{path}: the gzip stream ends too early, after {total} bytes; copy the file again") from None
-    except (OSError, zlib.error) as fault:
+        raise DataError(
+            f"{path}: the compressed stream ends too early, after {total} bytes; copy the file again"
+        ) from None
+    except (OSError, zlib.error, lzma.LZMAError) as fault:
         raise DataError(f"{path}: cannot be read ({one_line(fault)})") from None
     return b"".join(parts)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The stream of a file, decompressed."""
+    if path.suffix == ".xz":
+        return cast("IO[bytes]", lzma.open(path, "rb"))
+    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else open(path, "rb")
 
 
 def read_text(path: Path, limit: int) -> str:

@@ -20,6 +20,7 @@ from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.training.batches import plan_batches
+from thinwire.training.memory import activation_bytes
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
@@ -47,7 +48,6 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     cohort = min(job.cohort, len(simulation.federation.eligible))
     lengths = [Lengths(stage) for stage in contract.stages]
     unknown = "" if all(one.exact for one in lengths) else UNKNOWN
-    copies = 4 * contract.weights.nbytes  # weights, gradient, delta, optimizer state
     return {
         "method": experiment.name,
         "task": experiment.task.label,
@@ -64,8 +64,31 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "bytes_per_round": None if up is None or down is None else cohort * (up + down),
         **_stages(simulation),
         **_all_rounds(simulation),
-        "memory_estimate": copies * (min(cohort, engine.chunk or cohort)),
+        **_memory(simulation, cohort),
         "note": " ".join(filter(None, (job.task.note, _spaces(simulation), unknown, _ends_early(experiment)))),
+    }
+
+
+def _memory(simulation: Simulation, cohort: int) -> dict[str, int]:
+    """The memory that a run takes: the model, kept once, and what each client that trains at the same time needs."""
+    federation, job = simulation.federation, simulation.job
+    contract, first = simulation.contract, federation.first
+    space = contract.training_space
+    shared = space is not contract.method.space  # clients share the weights and have only adapters of their own
+    own = 4 * (contract.coords.nbytes if shared else contract.weights.nbytes)  # values, gradient, change, optimizer
+    batch = job.local.batch or int(job.task.clients.sizes().max())
+    basis = contract.basis(0, federation.device)
+    activations = activation_bytes(
+        federation.model, space, first.base, basis, first.coords, federation.train, batch=batch
+    )
+    together = 1 if federation.engine.backend == "loop" else min(cohort, federation.engine.chunk or cohort)
+    module = federation.model.module
+    model = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    model += sum(getattr(part, "constant_bytes", 0) for part in module.modules())  # layers in few bits
+    return {
+        "memory_model": model + contract.weights.nbytes,
+        "memory_per_client": own + activations,
+        "memory_estimate": model + contract.weights.nbytes + together * (own + activations),
     }
 
 

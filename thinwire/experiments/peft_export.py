@@ -23,11 +23,20 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.execute import check_blocks
 from thinwire.experiments.files import write_all
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.models import Pretrained, Roberta
+from thinwire.models import CausalLM, Pretrained, Roberta
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
 
+# what the name of a model's class ends in -> task_type of peft
+_TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+}
 _HEADS = ("classifier", "score")  # the names of classification heads in peft
 
 
@@ -50,7 +59,7 @@ def save_adapter(
         raise ConfigError(
             "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
         )
-    wrapped = isinstance(model, Pretrained | Roberta)
+    wrapped = isinstance(model, CausalLM | Pretrained | Roberta)
     inner: Any = model.model if wrapped else model
     prefix = "model." if wrapped else ""
     modules, parts = dict(inner.named_modules()), space.parts({}, basis, coords)
@@ -104,7 +113,7 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
     rslora = space.scaling == "rslora"
     return {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if type(model).__name__.endswith("ForSequenceClassification") else None,
+        "task_type": next((task for end, task in _TASKS.items() if type(model).__name__.endswith(end)), None),
         "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
         "r": space.rank,
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,

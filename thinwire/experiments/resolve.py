@@ -85,7 +85,9 @@ def resolve(what: str, on: str | None = None, overrides: Table | None = None, re
     settings = task_settings(task)
     kind = settings["task"]["kind"]
     table = layer(settings, {"task": {} if own_kind(kind) else chosen.get("task", {})})
-    for above in (join(named_methods(methods), task) if methods else {}, own, on_task):
+    # a task in a file of its own has the methods' settings of its kind
+    named = kind if Path(task).suffix in (".toml", ".jsonl") else task
+    for above in (join(named_methods(methods), named) if methods else {}, own, on_task):
         table = layer(table, above)
     table = under(chosen, table, layer(own, on_task))
     table.setdefault("name", name.replace(" ", ""))

@@ -4,6 +4,7 @@
     my_task.py:task               a task of one's own (`own_task.py`), with the default settings
     task.toml                     a file with the sections of a preset: [task], [cohort], [local], rounds, ...
     visits.csv, visits.parquet    the dataset `table` with this file;   arrays.npz: `arrays`;   a folder: `image-folder`
+    chats.jsonl                   the dataset `causal-lm` with this file
 
 A task file starts from the settings of its `task.kind`. Paths in it are relative to its folder.
 """
@@ -20,7 +21,12 @@ from thinwire.experiments.presets import layer, names, preset
 from thinwire.experiments.task_files import PATH_OPTIONS, anchored, own_kind
 from thinwire.experiments.toml import Table, read_toml
 
-DATASET_OF = {".csv": "table", ".parquet": "table", ".npz": "arrays"}  # suffix of a file -> dataset that reads it
+DATASET_OF = {
+    ".csv": "table",
+    ".parquet": "table",
+    ".npz": "arrays",
+    ".jsonl": "causal-lm",
+}  # suffix of a file -> dataset that reads it
 FOLDER_DATASET = "image-folder"
 
 

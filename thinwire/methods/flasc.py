@@ -6,7 +6,7 @@ from thinwire.aggregators import Uniform
 from thinwire.codecs import TopK
 from thinwire.core.registry import register
 from thinwire.methods.base import on
-from thinwire.methods.lora import PEFT, Selectors
+from thinwire.methods.lora import LANGUAGE_PEFT, PEFT, Selectors
 from thinwire.optimizers import SGD, Adam
 from thinwire.protocol.method import Method
 from thinwire.spaces import LoRA
@@ -15,6 +15,8 @@ from thinwire.spaces.lora import InitA
 
 @register("method", "flasc", paper="FLASC: Federated LoRA with Sparse Communication, 2024")
 @on("text-classification", **PEFT, server_lr=0.01, from_start=False)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
 def flasc(
     rank: int = 8,
     alpha: float = 16.0,

@@ -5,7 +5,8 @@
 On a model of any kind every matrix has an adapter, except the head and matrices too small for one, which are trained
 directly (`dense = "auto"`), and A is drawn so that the learning rate of the task fits (`isometric`). On a pretrained
 transformer (the task `text-classification`) the adapters are on query and value, with rank 16 and peft's
-initialization, and the new head is trained directly.
+initialization, and the new head is trained directly. On a language model (`causal-lm`, `instructions`) the matrices are
+the same, and there is no head to train.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ MODULES: dict[str, Any] = {
 }
 ATTENTION: dict[str, Any] = {"rank": 16, "alpha": 16.0, **MODULES}
 PEFT: dict[str, Any] = {**ATTENTION, "init_lora_weights": "kaiming"}
+# Adapters of a language model: peft's matrices, no new head.
+LANGUAGE: dict[str, Any] = {"rank": 16, "alpha": 32.0, "target_modules": ("query-value",)}
+LANGUAGE_PEFT: dict[str, Any] = {**LANGUAGE, "init_lora_weights": "kaiming"}
 
 
 def _at(lr: float, method: Method) -> Method:
@@ -39,6 +43,8 @@ def _at(lr: float, method: Method) -> Method:
 
 @register("method", "lora", paper="Hu et al., ICLR 2022")
 @on("text-classification", **PEFT, lr=0.1)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
 def lora(
     rank: int = 8,
     alpha: float = 8.0,
@@ -70,6 +76,8 @@ def lora(
 
 @register("method", "ffa-lora", paper="Sun et al., ICLR 2024")
 @on("text-classification", **PEFT)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
 def ffa_lora(
     rank: int = 8,
     alpha: float = 8.0,
@@ -117,6 +125,8 @@ def fa_lora(rank: int = 4, alpha: float = 4.0) -> Method:
 
 @register("method", "fedsa-lora", paper="Guo et al., ICLR 2025")
 @on("text-classification", **PEFT, lr=0.1)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
 def fedsa_lora(
     rank: int = 8,
     alpha: float = 8.0,
@@ -148,6 +158,8 @@ def fedsa_lora(
 
 @register("method", "fedloru", paper="Park and Klabjan, 2024")
 @on("text-classification", **PEFT, lr=0.1)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
 def fedloru(
     rank: int = 8,
     alpha: float = 8.0,

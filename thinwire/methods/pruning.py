@@ -11,7 +11,7 @@ from thinwire.masks import PruneMask, TopKMask
 from thinwire.masks.largest import By
 from thinwire.methods.base import on
 from thinwire.methods.flasc import full
-from thinwire.methods.lora import ATTENTION, Selectors
+from thinwire.methods.lora import ATTENTION, LANGUAGE, Selectors
 from thinwire.protocol.method import Method
 from thinwire.spaces import LoRA
 
@@ -28,6 +28,8 @@ def _each_round(keep: float, by: By = "tree") -> PruneMask:
 
 @register("method", "sparse-adapter", paper="He et al., EMNLP 2022, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
 def sparse_adapter(
     rank: int = 8,
     alpha: float = 16.0,
@@ -62,6 +64,8 @@ def sparse_adapter(
 
 @register("method", "adapter-lth", paper="Frankle and Carbin, ICLR 2019, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
 def adapter_lth(
     rank: int = 8,
     alpha: float = 16.0,

@@ -9,7 +9,7 @@ from thinwire.codecs import RankSlice, Raw
 from thinwire.core.registry import register
 from thinwire.methods.base import on
 from thinwire.methods.flasc import full
-from thinwire.methods.lora import ATTENTION, MODULES, Selectors
+from thinwire.methods.lora import ATTENTION, LANGUAGE, MODULES, Selectors
 from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.method import Method
 from thinwire.spaces import LoRA
@@ -17,6 +17,8 @@ from thinwire.spaces import LoRA
 
 @register("method", "hetlora", paper="Cho et al., EMNLP 2024, as compared with by FLASC")
 @on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
 def hetlora(
     rank: int = 8,
     alpha: float = 16.0,
@@ -50,6 +52,8 @@ def hetlora(
 
 @register("method", "lowest-tier", paper="compared with in FLASC, 2024")
 @on("text-classification", rank=1, alpha=1.0, **MODULES)
+@on("causal-lm", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
+@on("instructions", **{**LANGUAGE, "rank": 1, "alpha": 2.0})
 def lowest_tier(
     rank: int = 1,
     alpha: float = 2.0,
@@ -76,6 +80,8 @@ def lowest_tier(
 
 @register("method", "highest-tier", paper="compared with in FLASC, 2024")
 @on("text-classification", **ATTENTION)
+@on("causal-lm", **LANGUAGE)
+@on("instructions", **LANGUAGE)
 def highest_tier(
     rank: int = 8,
     alpha: float = 16.0,

@@ -1,9 +1,10 @@
 """The contract of a metric: a function of a model's outputs and the targets that returns one number.
 
-There are two forms. Both are exact for any batch size; neither is a mean over batches.
+There are three forms. All are exact for any batch size; none is a mean over batches.
 
     fn(outputs, targets) -> float     called once, on the whole evaluated set, concatenated on the CPU
     SumMetric(update, compute)        compute(sum over batches of update(outputs, targets)); keeps no outputs
+    ModelMetric                       calls the model itself, for example to generate answers
 
 A metric of scikit-learn takes the first form:
 
@@ -17,10 +18,11 @@ A metric of scikit-learn takes the first form:
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from thinwire.core.registry import lookup
 from thinwire.errors import ConfigError
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,42 @@ class SumMetric:
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         """The metric of one batch, or of a whole set."""
         return self.compute(self.update(outputs, targets).double().cpu())
+
+
+class ModelAccess(Protocol):
+    """A model with its weights, as a `ModelMetric` uses it."""
+
+    def outputs(self, inputs: Any) -> Tensor:
+        """The outputs for a batch of inputs."""
+        ...
+
+    def run(self, function: Callable[[Any], T]) -> T:
+        """The result of `function(module)`, called while the module has the weights that are evaluated."""
+        ...
+
+    def batches(self, examples: Any, index: Tensor) -> Iterable[Tensor]:
+        """The indices of some examples, in batches that fit into memory, as indices on their device."""
+        ...
+
+
+class ModelMetric(ABC):
+    """A metric that calls the model itself: it generates answers, or compares the likelihoods of several."""
+
+    higher_is_better: bool = True
+
+    @abstractmethod
+    def measure(self, model: ModelAccess, examples: Any, index: Tensor) -> dict[str, float]:
+        """The metric of some examples under "", and those of their groups under the names of these.
+
+        Args:
+            model: the model.
+            examples: the evaluated dataset.
+            index: the indices of the examples to evaluate, on the CPU.
+        """
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        """Raise an error: outputs and targets are not enough."""
+        raise ConfigError(f"{type(self).__name__} calls the model, so it cannot be computed of outputs and targets")
 
 
 def ratio(sums: Tensor) -> float:
@@ -92,7 +131,7 @@ class MetricAccumulator:
     """Computes metrics of both forms over a dataset that arrives in batches.
 
     Args:
-        metrics: the metrics by name.
+        metrics: the metrics by name; those that call the model are left out.
 
     >>> accumulator = MetricAccumulator(metrics_by_name(["mse"]))
     >>> for outputs, targets in ((torch.zeros(2), torch.ones(2)), (torch.zeros(1), torch.zeros(1))):
@@ -102,7 +141,7 @@ class MetricAccumulator:
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        self.metrics = dict(metrics)
+        self.metrics = {name: one for name, one in metrics.items() if not isinstance(one, ModelMetric)}
         self._sums: dict[str, Tensor] = {}
         self._batches: list[tuple[Tensor, Tensor]] = []  # filled only where a metric needs all outputs at once
         self._keep = any(not isinstance(metric, SumMetric) for metric in self.metrics.values())
@@ -117,7 +156,7 @@ class MetricAccumulator:
 
     def compute(self) -> dict[str, float]:
         """The metrics of all batches; the values may be non-finite."""
-        whole = tuple(torch.cat(parts) for parts in zip(*self._batches, strict=True))
+        whole = tuple(self._whole(parts) for parts in zip(*self._batches, strict=True))
         return {
             name: _one_number(
                 name,
@@ -127,6 +166,12 @@ class MetricAccumulator:
             )
             for name, metric in self.metrics.items()
         }
+
+    def _whole(self, parts: tuple[Tensor, ...]) -> Tensor:
+        if len({part.shape[1:] for part in parts}) > 1:
+            names = [name for name, metric in self.metrics.items() if not isinstance(metric, SumMetric)]
+            raise ConfigError(f"metric {names[0]!r} needs outputs of one length, and rows differ; write a SumMetric")
+        return torch.cat(parts)
 
     def _add(self, name: str, found: Any) -> None:
         if not isinstance(found, Tensor):

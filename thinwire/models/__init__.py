@@ -5,6 +5,7 @@
     resnet, wrn, vgg    resnet18, resnet20, wrn16-4, wrn28-10, vgg16-gn
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
     roberta, pretrained roberta-large, pretrained: any checkpoint of transformers (require the extra `hf`)
+    causal_lm           causal-lm: any causal language model of transformers, or a GGUF file
 
 Each is an `nn.Module` that maps a batch to logits. Parameters are registered in the order of the forward pass, a branch
 after the path that it bypasses and weight before bias, because methods that partition the flat vector of all parameters
@@ -25,6 +26,7 @@ from torch import nn
 
 from thinwire.core.registry import lookup
 from thinwire.errors import UnknownName
+from thinwire.models.causal_lm import CausalLM as CausalLM
 from thinwire.models.cnn import ConvNet as ConvNet
 from thinwire.models.lstm import LSTM as LSTM
 from thinwire.models.lstm import NextCharacter as NextCharacter
@@ -37,6 +39,7 @@ from thinwire.models.vgg import VGG16 as VGG16
 from thinwire.models.wrn import WideResNet as WideResNet
 
 __all__ = [
+    "CausalLM",
     "ConvNet",
     "LSTM",
     "MLP",

@@ -96,7 +96,7 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
         import transformers
     except ImportError as error:
         raise ConfigError("model 'pretrained' needs transformers: pip install 'thinwire[hf]'") from error
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(checkpoint, local_files_only=True)
             _configure(config, classes, dropout)
@@ -121,11 +121,16 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
 def _configure(config: Any, classes: int, dropout: float) -> None:
     """Set the number of classes, all dropout probabilities, and the padding token."""
     config.num_labels = classes
+    set_dropout(config, dropout)
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = getattr(config, "eos_token_id", None)
+
+
+def set_dropout(config: Any, dropout: float) -> None:
+    """Set all dropout probabilities of a configuration of transformers."""
     for key, value in config.to_dict().items():
         if isinstance(value, float) and ("dropout" in key or key.endswith("pdrop")):
             setattr(config, key, dropout)
-    if getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = getattr(config, "eos_token_id", None)
 
 
 def _draw_head(model: nn.Module, missing: Any) -> None:
@@ -138,7 +143,7 @@ def _draw_head(model: nn.Module, missing: Any) -> None:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Disable progress bars and the warning about a new head; restores the settings afterwards."""
     logging = transformers.utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

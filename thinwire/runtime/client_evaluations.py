@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from thinwire.metrics.base import Metric, SumMetric
+from thinwire.metrics.base import Metric, ModelMetric, SumMetric
 from thinwire.metrics.clients import summarize
 from thinwire.runtime.job import RoundRecord
 from thinwire.training.evaluation import Evaluation
@@ -73,7 +73,7 @@ def where_defined(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     >>> where_defined({"auc": fails})["auc"](torch.zeros(1), torch.zeros(1))
     nan
     """
-    return {name: one if isinstance(one, SumMetric) else _or_nan(one) for name, one in metrics.items()}
+    return {name: one if isinstance(one, SumMetric | ModelMetric) else _or_nan(one) for name, one in metrics.items()}
 
 
 def _or_nan(metric: Metric) -> Callable[[Tensor, Tensor], float]:

@@ -10,7 +10,7 @@ from thinwire.core.key import Key
 from thinwire.core.pinned import sent
 from thinwire.data.examples import Examples
 from thinwire.data.partitions.base import Assignment
-from thinwire.training.batches import Batches, Local, plan_batches
+from thinwire.training.batches import Batches, Local, by_size, plan_batches
 from thinwire.training.inputs import Workload
 
 
@@ -84,6 +84,10 @@ class Sampler:
         index = batches.index
         for i, mine in enumerate(own):
             index[i] = mine[index[i]]
+        if self.train.sizes is not None and self.train.window > 1:
+            sizes = self.train.sizes.cpu().numpy()
+            for i, key in enumerate(keys):
+                index[i] = by_size(index[i], batches.rows[i], sizes, self.train.window, key.fold("lengths"))
         if self.train.variants > 1:  # augmented images: each example in one of its variants
             for i, key in enumerate(keys):
                 variants = key.fold("variants").integers(index[i].size, self.train.variants).numpy()

@@ -19,6 +19,7 @@ from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
+from thinwire.spaces.adapter_targets import by_keyword, targets
 from thinwire.spaces.base import Space
 from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, Unmerged
 
@@ -51,7 +52,8 @@ class LoRA(Space):
     Args:
         rank: columns of B and rows of A; at most the smaller side of a matrix is used.
         alpha: scale of the adapter, divided by `rank` or its root.
-        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do.
+        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. Of a
+            transformer also `query-value` or `all-linear` (`adapter_targets.py`).
         modules_to_save: selectors of weights that are trained without an adapter, such as the task head; they take
             precedence over `target_modules`.
         freeze_a: draw A from the shared seed and train only B (FFA-LoRA): then the mean of the clients' adapters is the
@@ -239,9 +241,7 @@ class LoRA(Space):
             return {}, frozenset(spec.names)
         if not shapes:
             raise ConfigError("the model has no matrix to adapt, only vectors; take the space 'full'")
-        chosen = [
-            name for name in select(tuple(shapes), self.target_modules, what="target_modules") if name not in saved
-        ]
+        chosen = [name for name in targets(tuple(shapes), self.target_modules) if name not in saved]
         if not chosen:
             raise ConfigError(
                 "target_modules leaves no matrix to adapt: modules_to_save selects all of them; take the space 'full'"
@@ -253,7 +253,8 @@ class LoRA(Space):
             sides[name] = (rest, first) if name in transposed else (first, rest)
         if self.dense == "none":
             return sides, saved
-        alone = {name for name in sides if self._is_dense(name, tuple(shapes)[-1], sides[name])}
+        adapted = by_keyword(tuple(shapes), self.target_modules)
+        alone = {n for n in sides if n not in adapted and self._is_dense(n, tuple(shapes)[-1], sides[n])}
         vectors = [block.name for block in spec if len(block.shape) < 2]
         biases = {v for v in vectors for name in alone if _layer(v) == _layer(name) and _is_only(name, tuple(shapes))}
         return {name: side for name, side in sides.items() if name not in alone}, saved | alone | biases

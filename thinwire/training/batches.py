@@ -99,6 +99,34 @@ def plan_batches(sizes: Sequence[int], keys: Sequence[Key], local: Local) -> Bat
     return Batches(index, rows)
 
 
+def by_size(index: np.ndarray, rows: np.ndarray, sizes: np.ndarray, window: int, key: Key) -> np.ndarray:
+    """The batches of one client with examples of similar size together, so that little of a batch is padding.
+
+    Within each window of full batches the examples are sorted by size, cut into batches, and these are put in random
+    order. Which examples a window has does not change.
+
+    Args:
+        index: (steps, batch) the examples of each batch.
+        rows: (steps,) how many of a batch count.
+        sizes: the size of every example.
+        window: batches of a window.
+        key: of the order of batches.
+
+    >>> by_size(np.array([[0, 1], [2, 3]]), np.array([2, 2]), np.array([9, 1, 8, 2]), 2, Key(1)).tolist()
+    [[2, 0], [1, 3]]
+    """
+    out, width = index.copy(), index.shape[1]
+    ends = np.flatnonzero(np.diff(rows == width)) + 1  # a batch that is not full ends an epoch
+    for part in np.split(np.arange(len(rows)), ends):
+        for first in range(0, len(part), window):
+            steps = part[first : first + window]
+            if rows[steps[0]] == width and len(steps) > 1:
+                flat = index[steps].reshape(-1)
+                sorted_by_size = flat[np.argsort(sizes[flat], kind="stable")].reshape(-1, width)
+                out[steps] = sorted_by_size[key.fold(int(steps[0])).permutation(len(steps)).numpy()]
+    return out
+
+
 @lru_cache(maxsize=256)
 def _epoch(n: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Which place of a random order of n examples stands at each place of an epoch's batches, and their rows."""

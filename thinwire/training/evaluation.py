@@ -15,22 +15,24 @@ examples and divided once, so results do not depend on the batch size but for ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, to_device
 from thinwire.data.examples import Examples, Inputs
 from thinwire.data.losses import Loss, bce
 from thinwire.errors import ConfigError
-from thinwire.metrics.base import Metric, MetricAccumulator
+from thinwire.metrics.base import Metric, MetricAccumulator, ModelMetric
 from thinwire.metrics.labels import IGNORED, label_counts
 from thinwire.metrics.multilabel import correct_binary_labels
 from thinwire.training.functional import Functional
+
+T = TypeVar("T")
 
 MAX_TENSOR_BYTES = {"cpu": 1 << 28, "gpu": 1 << 31}  # of the largest tensor of an evaluation
 
@@ -63,7 +65,8 @@ def evaluate(
         buffers: the buffers.
         examples: the dataset, on the device of the weights.
         index: the indices of the examples to evaluate; all by default.
-        metrics: metrics by name; a plain function needs memory for all outputs, a `SumMetric` does not.
+        metrics: metrics by name; a plain function needs memory for all outputs, a `SumMetric` does not. A `ModelMetric`
+            calls the model itself.
         batch: examples in a batch; 0 for 1,000 (more small ones on a GPU), or as many as fit into memory.
     """
     indices = torch.arange(len(examples)) if index is None else torch.from_numpy(index)
@@ -72,8 +75,8 @@ def evaluate(
     # loss, labels that count; correct labels, labels that have an accuracy
     sums = torch.zeros(4, dtype=torch.float64, device=device)
     accumulator = MetricAccumulator(metrics or {})
-    batch = batch or _batch_size(model, weights, buffers, examples, indices[:1].to(device))
-    for chosen in torch.split(indices.to(device), batch):
+    access = _Access(model, weights, buffers, batch)
+    for chosen in access.batches(examples, indices.to(device)):
         inputs, targets = examples.gather(chosen)
         outputs = model.outputs(weights, dict(buffers), inputs)
         sums += torch.stack((*model.loss_sum(outputs, targets), *correct_and_labels(model.criterion, outputs, targets)))
@@ -81,7 +84,8 @@ def evaluate(
     loss, labels, correct, answers = sums.tolist()
     if not labels:
         raise ConfigError(f"all labels of the {len(indices):,} examples to evaluate are {IGNORED}, which are ignored")
-    return Evaluation(loss / labels, correct / answers if answers else None, accumulator.compute(), len(indices))
+    found = {**accumulator.compute(), **_of_model(metrics or {}, access, examples, indices)}
+    return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
 
 
 def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,25 +99,62 @@ def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tup
     return (outputs.argmax(-1) == targets).sum().double(), label_counts(targets).sum().double()
 
 
-def _batch_size(model: Functional, weights: Tree, buffers: Tree, examples: Examples, one: Tensor) -> int:
-    """The number of examples to evaluate at once, from the largest tensor that one example needs.
+def _of_model(metrics: Mapping[str, Metric], access: _Access, examples: Examples, index: Tensor) -> dict[str, float]:
+    """The metrics that call the model, with those of their groups: `NAME` and `NAME/GROUP`."""
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, ModelMetric):
+            values = metric.measure(access, examples, index)
+            found |= {f"{name}/{group}" if group else name: value for group, value in values.items()}
+    return found
 
-    The bytes of that tensor are cached in `model.example_bytes`, by the shapes of an example.
-    """
-    if not len(one):
-        return 1
-    inputs, targets = examples.gather(one)
-    shapes = [block.shape for block in (*(inputs.values() if isinstance(inputs, dict) else (inputs,)), targets)]
-    key = (tuple(shapes), one.device)
-    if key not in model.example_bytes:
-        seen = []
-        for times in (1, 2):  # a tensor of the same size for two examples as for one is made of weights
-            inputs, targets = examples.gather(one.repeat(times))
-            with _TensorBytes() as tensors:
-                model.criterion(model.outputs(weights, dict(buffers), inputs), targets)
-            seen.append(tensors.found)
-        model.example_bytes[key] = max((b - a for a, b in zip(*seen, strict=False)), default=0)
-    return _at_once(examples.gather(one)[0], model.example_bytes[key], one.device)
+
+class _Access(NamedTuple):
+    """A model with its weights, for metrics that call it."""
+
+    model: Functional
+    weights: Tree
+    buffers: Tree
+    batch: int = 0
+
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """The outputs for a batch, on the device of the weights."""
+        device = next(iter(self.weights.values())).device
+        own = to_device(inputs, device) if isinstance(inputs, dict) else inputs.to(device)
+        return self.model.outputs(self.weights, dict(self.buffers), own)
+
+    def run(self, function: Callable[[Any], T]) -> T:
+        """The result of `function(module)` with these weights."""
+        return self.model.run(self.weights, self.buffers, function)
+
+    def batches(self, examples: Examples, index: Tensor) -> tuple[Tensor, ...]:
+        """The indices in batches that fit into memory; longest examples first, where lengths differ."""
+        if examples.sizes is not None:
+            index = index[examples.sizes[index].argsort(descending=True, stable=True)]
+        return torch.split(index, self.batch or self._batch_size(examples, index))
+
+    def _batch_size(self, examples: Examples, index: Tensor) -> int:
+        """The number of examples to evaluate at once, from the largest tensor that one example needs.
+
+        The bytes of that tensor are cached in `model.example_bytes`, by the shapes of an example.
+        """
+        if not len(index):
+            return 1
+        some = examples.widest(index)
+        inputs, targets = examples.gather(some)
+        shapes = [block.shape for block in (*(inputs.values() if isinstance(inputs, dict) else (inputs,)), targets)]
+        device = next(iter(self.weights.values())).device
+        key = (tuple(shapes), device)
+        if key not in self.model.example_bytes:
+            seen = []
+            for times in (1, 2):  # a tensor of the same size for two examples as for one is made of weights
+                inputs, targets = examples.gather(some.repeat(times))
+                with _TensorBytes() as tensors:
+                    self.model.criterion(self.outputs(inputs), targets.to(device))
+                seen.append(tensors.found)
+            most = max((b - a for a, b in zip(*seen, strict=False)), default=0)
+            self.model.example_bytes[key] = -(-most // len(some))
+        return _at_once(examples.gather(some[:1])[0], self.model.example_bytes[key], device)
 
 
 def _at_once(inputs: Inputs, largest: int, device: torch.device) -> int:

@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ from thinwire.kernels.conv import Products, by_products
 from thinwire.kernels.low_rank import corrected
 from thinwire.metrics.labels import IGNORED, label_counts
 from thinwire.spaces.unmerged import split
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,19 @@ class Functional:
         with corrected(weights, corrections) if corrections else nullcontext():
             out = functional_call(self.module, {**self._counters(), **buffers, **weights}, args, kwargs)
         return _logits(out)
+
+    @torch.no_grad()
+    def run(self, weights: Tree, buffers: Tree, function: Callable[[Any], T]) -> T:
+        """The result of `function(module)` while the module has these weights, in evaluation mode.
+
+        >>> model = Functional.of(nn.Linear(2, 3))
+        >>> model.run({"weight": torch.ones(3, 2)}, {}, lambda module: float(module.weight.sum()))
+        6.0
+        """
+        self.module.eval()
+        tensors = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **weights}.items()}
+        out: T = functional_call(_WithWeights(self.module), tensors, (lambda: function(self.module),))
+        return out
 
     @torch.no_grad()
     def predictions(self, inputs: Inputs) -> Tensor:

@@ -97,6 +97,7 @@ def _functional_gradients(
         return grads, {}, out
     except RuntimeError as error:
         signs = {RECOMPUTES: RECOMPUTES, "_NoopSaveInputs": RECOMPUTES}  # the second with torch 2.11
+        signs |= {"Tensor.requires_grad_()": RECOMPUTES}  # a hook of transformers for checkpointing
         signs |= {"setup_context staticmethod": OLD_FUNCTION, "does not have vmap support": OLD_FUNCTION}
         for sign, reason in signs.items():
             if sign in str(error):

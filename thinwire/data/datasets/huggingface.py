@@ -27,7 +27,7 @@ from thinwire.data.reading import one_line
 from thinwire.data.targets import TargetCode
 from thinwire.errors import ConfigError, DataError
 
-_TEST = ("test", "validation", "valid", "dev")
+TEST_SPLITS = ("test", "validation", "valid", "dev")
 
 
 @register("dataset", "huggingface", doc="A dataset of Hugging Face, of a folder or the hub: task.name, task.target.")
@@ -50,7 +50,7 @@ def huggingface(
     if not name:
         raise ConfigError("task.name is missing; write --set task.name=FOLDER, or owner/name on the Hugging Face hub")
     return from_datasets(
-        _load(name, config, data_dir),
+        load_named(name, config, data_dir),
         target=target,
         features=features,
         drop=drop,
@@ -102,7 +102,7 @@ def from_datasets(
     if hasattr(dataset, "keys") and not hasattr(dataset, "features"):
         splits = list(dataset.keys())
         train = dataset["train" if "train" in splits else splits[0]]
-        other = next((name for name in _TEST if name in splits), None)
+        other = next((name for name in TEST_SPLITS if name in splits), None)
         test = dataset[other] if test is None and other else test
     else:
         train = dataset
@@ -137,7 +137,7 @@ def from_datasets(
     return from_columns(rows, others, code, client=client, features=inputs, note=note)
 
 
-def _load(name: str, config: str, data_dir: Path | None) -> Any:
+def load_named(name: str, config: str, data_dir: Path | None) -> Any:
     """A dataset of a folder or the hub."""
     try:
         import datasets

@@ -83,7 +83,7 @@ def _download(name: str) -> Path:
 
     try:
         # weights as safetensors only: other formats are pickles, which can run code
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]))
     except Exception as fault:  # the type depends on the version: network, proxy, disk, unknown name, no permission
         raise DataError(
             f"task.checkpoint = {name!r}: no such folder, and the download from the hub failed ({one_line(fault)})"

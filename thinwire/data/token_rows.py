@@ -1,0 +1,215 @@
+"""Rows of tokens of different lengths, for language models: gathered without the padding that no batch needs.
+
+    input_ids         (n, width)   tokens, padded at the end to the longest row of the batch
+    label_positions   (n, labels)  positions of which the model predicts the next token; only these get logits
+    position_ids      (n, width)   of packed rows: the position within the own record; 0 begins a record
+    targets           (n, labels)  the next tokens; -100 for padding
+
+Padding is behind all tokens and attention is causal, so no token sees it and no mask is needed.
+
+>>> rows = TokenRows.of([([5, 6, 7], [False, True, True]), ([8, 9], [False, True])])
+>>> inputs, targets = rows.gather(torch.tensor([0, 1]))
+>>> inputs["input_ids"][:, :4].tolist(), inputs["label_positions"].tolist(), targets.tolist()
+([[5, 6, 7, 0], [8, 9, 0, 0]], [[0, 1], [0, 0]], [[6, 7], [9, -100]])
+>>> rows.packed(8)[0].gather(torch.tensor([0]))[0]["position_ids"][:, :6].tolist()
+[[0, 1, 2, 0, 1, 0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.core.key import Device
+from thinwire.data.examples import Examples, Inputs
+from thinwire.metrics.labels import IGNORED
+
+STEP = 8  # widths are multiples of it, so that few different shapes occur
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows(Examples):
+    """Examples that are rows of tokens.
+
+    Args:
+        ids: (tokens,) int32, the tokens of all rows.
+        starts: (n + 1,) int64, where each row begins in `ids`.
+        labeled: (labels,) int32, the positions in their row of which the next token is a label, of all rows.
+        label_starts: (n + 1,) int64, where each row begins in `labeled`.
+        places: (tokens,) int32, the position of each token in its record, if rows hold several; or None.
+        groups: (n,) int64, the group of each row, by which partitions go; or None.
+        pad: the token of padding.
+        window: batches within which rows of similar length are put together in training; 1 for none.
+        questions: prompts, answers and options of the rows (`questions.py`), or None.
+    """
+
+    ids: Tensor
+    starts: Tensor
+    labeled: Tensor
+    label_starts: Tensor
+    places: Tensor | None = None
+    groups: Tensor | None = None
+    pad: int = 0
+    window: int = 1
+    questions: Any = None
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Any, Any]], *, pad: int = 0, window: int = 1) -> TokenRows:
+        """Rows from tokens, each with whether it is learned; the first token of a row never is."""
+        learned = [np.flatnonzero(np.asarray(flags, bool)[1:]) for _, flags in rows]
+        return cls(
+            torch.from_numpy(np.concatenate([np.asarray(ids, np.int32) for ids, _ in rows])),
+            _starts([len(ids) for ids, _ in rows]),
+            torch.from_numpy(np.concatenate(learned).astype(np.int32)),
+            _starts([len(one) for one in learned]),
+            pad=pad,
+            window=window,
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def sizes(self) -> Tensor:  # type: ignore[override]
+        """(n,) the number of tokens of each row."""
+        return self.starts.diff()
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(n,) the number of labels of each row."""
+        return self.label_starts.diff()
+
+    @cached_property
+    def targets(self) -> Tensor:  # type: ignore[override]
+        """(n, labels) int32, padded with -100."""
+        index = torch.arange(len(self), device=self.starts.device)
+        return self._labels(index, int(self.labels.max()))[1].to(torch.int32)
+
+    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Rows by index, as wide as the longest of them."""
+        flat = index.reshape(-1)
+        width = -(-self._most(self.sizes, flat) // STEP) * STEP
+        ids = self._tokens(self.ids, flat, width, self.pad)
+        positions, targets = self._labels(flat, max(1, self._most(self.labels, flat)))
+        inputs = {"input_ids": ids.long(), "label_positions": positions}
+        if self.places is not None:
+            inputs["position_ids"] = self._tokens(self.places, flat, width, 0).long()
+        shaped = {name: block.reshape(*index.shape, -1) for name, block in inputs.items()}
+        return shaped, targets.reshape(*index.shape, -1)
+
+    def widest(self, index: Tensor) -> Tensor:
+        """Two of these rows that together are gathered as wide as any of them: the longest, and that of most labels."""
+        return torch.stack([index[counts[index].argmax()] for counts in (self.sizes, self.labels)])
+
+    def packed(self, length: int, users: np.ndarray | None = None) -> tuple[TokenRows, np.ndarray]:
+        """Rows of at most `length` tokens that hold several rows each, of one user and one group.
+
+        Rows are taken longest first, each into the pack with the least room that is enough; packs are in order of
+        their first row.
+
+        Args:
+            length: tokens of a pack.
+            users: (n,) the user of each row, or None.
+
+        Returns:
+            The packs, and the first row of each.
+        """
+        packs = _packs(self.sizes.numpy(), length, _keys(len(self), users, self.groups))
+        order, first = np.concatenate(packs), np.array([pack[0] for pack in packs])
+        sizes, counts = self.sizes.numpy(), self.labels.numpy()
+        within = np.concatenate([np.cumsum([0, *sizes[pack[:-1]]]) for pack in packs])  # where a row begins in its pack
+        tokens = _spans(self.starts.numpy()[order], sizes[order])
+        labels = _spans(self.label_starts.numpy()[order], counts[order])
+        shifted = self.labeled.numpy()[labels] + np.repeat(within, counts[order])
+        places = _spans(np.zeros(len(order), np.int64), sizes[order])
+        made = replace(
+            self,
+            ids=self.ids[torch.from_numpy(tokens)],
+            starts=_starts([int(sizes[pack].sum()) for pack in packs]),
+            labeled=torch.from_numpy(shifted.astype(np.int32)),
+            label_starts=_starts([int(counts[pack].sum()) for pack in packs]),
+            places=torch.from_numpy(places.astype(np.int32)),
+            groups=None if self.groups is None else self.groups[torch.from_numpy(first)],
+            questions=None,
+        )
+        return made, first
+
+    def to(self, device: Device) -> TokenRows:
+        """The same rows on another device; questions stay where they are."""
+        return replace(
+            self,
+            ids=self.ids.to(device),
+            starts=self.starts.to(device),
+            labeled=self.labeled.to(device),
+            label_starts=self.label_starts.to(device),
+            places=None if self.places is None else self.places.to(device),
+        )
+
+    def _most(self, counts: Tensor, flat: Tensor) -> int:
+        """The largest count of some rows; of all rows while a CUDA graph is recorded, which has one shape."""
+        if flat.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self._largest[0 if counts is self.sizes else 1]
+        return int(counts[flat].max())
+
+    @cached_property
+    def _largest(self) -> tuple[int, int]:
+        return int(self.sizes.max()), int(self.labels.max())
+
+    def _tokens(self, values: Tensor, flat: Tensor, width: int, fill: int) -> Tensor:
+        """(rows, width) values of each token, filled up at the end."""
+        offsets = torch.arange(width, device=flat.device)
+        at = (self.starts[flat][:, None] + offsets).clamp(max=len(values) - 1)
+        return torch.where(offsets < self.sizes[flat][:, None], values[at], fill)
+
+    def _labels(self, flat: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(rows, count) positions of labels and the labels."""
+        if not len(self.labeled):
+            empty = torch.zeros(len(flat), count, dtype=torch.int64, device=flat.device)
+            return empty, torch.full_like(empty, IGNORED)
+        offsets = torch.arange(count, device=flat.device)
+        inside = offsets < self.labels[flat][:, None]
+        at = (self.label_starts[flat][:, None] + offsets).clamp(max=len(self.labeled) - 1)
+        positions = torch.where(inside, self.labeled[at].long(), 0)
+        following = (self.starts[flat][:, None] + positions + 1).clamp(max=len(self.ids) - 1)
+        return positions, torch.where(inside, self.ids[following].long(), IGNORED)
+
+
+def _starts(sizes: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(np.asarray(sizes, np.int64)))).astype(np.int64))
+
+
+def _spans(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The numbers starts[i], ..., starts[i] + sizes[i] - 1 of all i, in order."""
+    before = np.cumsum(sizes) - sizes
+    return np.asarray(np.arange(int(sizes.sum())) - np.repeat(before, sizes) + np.repeat(starts, sizes))
+
+
+def _keys(rows: int, users: np.ndarray | None, groups: Tensor | None) -> np.ndarray:
+    """(rows,) what rows of one pack have in common."""
+    columns = [one for one in (users, None if groups is None else groups.numpy()) if one is not None]
+    if not columns:
+        return np.zeros(rows, np.int64)
+    return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _packs(sizes: np.ndarray, length: int, keys: np.ndarray) -> list[list[int]]:
+    """Rows in packs: best fit in order of falling length, within rows of one key."""
+    packs: list[list[int]] = []
+    for key in np.unique(keys):
+        rows = np.flatnonzero(keys == key)
+        rooms: list[list[int]] = [[] for _ in range(length + 1)]  # packs by free tokens
+        for row in rows[np.argsort(-sizes[rows], kind="stable")].tolist():
+            size = int(sizes[row])
+            free = next((room for room in range(size, length + 1) if rooms[room]), None)
+            if free is None:
+                packs.append([])
+            at = len(packs) - 1 if free is None else rooms[free].pop()
+            packs[at].append(row)
+            rooms[(length if free is None else free) - size].append(at)
+    return sorted(packs, key=lambda pack: pack[0])

@@ -1,0 +1,178 @@
+"""Causal language models of the `transformers` library (extra `hf`): any checkpoint of `AutoModelForCausalLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from thinwire.core.registry import register
+from thinwire.errors import ConfigError
+from thinwire.models.checks import probability
+from thinwire.models.pretrained import quiet, set_dropout
+from thinwire.models.quantized import quantize
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ATTENTION = ("eager", "sdpa")
+
+
+class CausalLM(nn.Module):
+    """A `transformers` language model that maps tokens to the logits of the next ones, where they are needed.
+
+    Logits take most of the memory of a small model with many tokens. They are computed at `label_positions` only: a
+    hook before the output layer picks the hidden states, so that everything that a model does with its logits stays.
+
+    Rows are padded at the end. Attention is causal, so no token sees the padding, and no mask is passed. Rows that hold
+    several records (`position_ids`, which begin with 0 in each) get an additive mask of blocks:
+
+        mask[query, key] = 0 if key <= query and both are of one record, else the lowest value
+
+    Args:
+        model: a model of `AutoModelForCausalLM`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.positions: Tensor | None = None  # of the forward pass that runs
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        if head is None:
+            raise ConfigError(f"{type(model).__name__} has no output layer; expected a causal language model")
+        head.register_forward_pre_hook(self._pick)
+
+    def forward(
+        self, input_ids: Tensor, label_positions: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:  # (n, length), (n, labels), (n, length) -> (n, labels, tokens)
+        """Logits at the given positions; without them, at all."""
+        mask = None if position_ids is None else self._blocks(position_ids)
+        self.positions = label_positions
+        try:
+            found = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
+        finally:
+            self.positions = None
+        out: Tensor = found.logits
+        return out
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[np.ndarray], new_tokens: int) -> list[list[int]]:
+        """The tokens that follow each prompt, chosen greedily; at most so many, fewer where an answer ends."""
+        config: Any = self.model.config
+        width, device = max(map(len, prompts)), next(self.model.parameters()).device
+        pad = next((one for one in (config.pad_token_id, *_ends(config)) if isinstance(one, int)), 0)
+        ids = torch.full((len(prompts), width), pad)
+        words = torch.zeros(len(prompts), width, dtype=torch.int64)
+        for i, prompt in enumerate(prompts):  # padded at the front: the next token follows the last one
+            ids[i, width - len(prompt) :] = torch.from_numpy(np.asarray(prompt, np.int64))
+            words[i, width - len(prompt) :] = 1
+        transformers = library("causal-lm")
+        greedy = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=new_tokens, pad_token_id=pad, eos_token_id=_ends(config) or None
+        )
+        model: Any = self.model
+        with quiet(transformers):
+            made = model.generate(ids.to(device), attention_mask=words.to(device), generation_config=greedy)
+        return [row[width:] for row in made.tolist()]
+
+    def _pick(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Hook: the hidden states at the positions of labels."""
+        if self.positions is None:
+            return None
+        hidden = args[0]
+        index = self.positions[..., None].expand(*self.positions.shape, hidden.shape[-1])
+        return (hidden.gather(1, index), *args[1:])
+
+    def _blocks(self, position_ids: Tensor) -> Tensor:
+        """(n, 1, length, length) the additive mask of rows that hold several records."""
+        record = (position_ids == 0).cumsum(1)
+        length, dtype = position_ids.shape[1], next(self.model.parameters()).dtype
+        seen = (record[:, None, :, None] == record[:, None, None, :]) & torch.ones(
+            length, length, dtype=torch.bool, device=record.device
+        ).tril()
+        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+@register("model", "causal-lm", doc="Any causal language model of Hugging Face, or a GGUF file (needs thinwire[hf]).")
+def causal_lm(
+    checkpoint: str = "",
+    dtype: str = "float32",
+    attention: str = "eager",
+    checkpointing: bool = False,
+    dropout: float = 0.0,
+    bits: int = 32,
+) -> CausalLM:
+    """A causal language model with the weights of a checkpoint.
+
+    Args:
+        checkpoint: a folder of `transformers`, or a GGUF file, which is converted to `dtype`; the task `causal-lm`
+            sets it.
+        dtype: type of the weights: float32, bfloat16 or float16. Adapters are float32 all the same.
+        attention: `eager`, plain products, or `sdpa`, torch's fused kernels: less memory for long rows, but on a CPU
+            slow for clients that are trained together (write engine.backend = "loop").
+        checkpointing: compute the layers a second time in the backward pass instead of keeping their activations;
+            clients are then trained one after another.
+        dropout: dropout probability of all layers; CUDA graphs require 0.
+        bits: 4 or 8 keeps all matrices but those of queries and values in blocks of so many bits, as constants
+            (`quantized.py`); 32 for the type of the weights.
+    """
+    probability(dropout=dropout)
+    if bits not in (4, 8, 32):
+        raise ConfigError(f"task.model.bits must be 4, 8 or 32 (as it is), not {bits}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"task.model.dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if attention not in ATTENTION:
+        raise ConfigError(f"task.model.attention must be one of {', '.join(ATTENTION)}, not {attention!r}")
+    if not checkpoint:
+        raise ConfigError("model 'causal-lm' needs a checkpoint: use the task 'causal-lm', or write checkpoint")
+    transformers = library("causal-lm")
+    folder, more = location(Path(checkpoint))
+    with quiet(transformers):
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, **more)
+            set_dropout(config, dropout)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder),
+                config=config,
+                attn_implementation=attention,
+                local_files_only=True,
+                **(more or {"use_safetensors": True}),  # other formats are pickles, which can run code
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise ConfigError(f"no language model can be made from {checkpoint!r} ({reason})") from error
+    if bits != 32:
+        quantize(model, bits, DTYPES[dtype])
+    model = model.to(DTYPES[dtype])
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return CausalLM(model)
+
+
+def location(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a checkpoint, and further arguments of `from_pretrained`: of a GGUF file, its name."""
+    if checkpoint.suffix != ".gguf":
+        return checkpoint, {}
+    for package in ("gguf", "accelerate"):
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ConfigError(f"{checkpoint.name}: a GGUF file needs {package}: pip install gguf accelerate") from error
+    return checkpoint.parent, {"gguf_file": checkpoint.name}
+
+
+def library(what: str) -> Any:
+    """The package transformers, an optional dependency."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(f"{what} needs transformers: pip install 'thinwire[hf]'") from error
+    return transformers
+
+
+def _ends(config: Any) -> list[int]:
+    """The tokens that end an answer."""
+    found = config.eos_token_id
+    return [one for one in (found if isinstance(found, list) else [found]) if isinstance(one, int)]
