@@ -421,6 +421,49 @@ def _read_lattice_sum(codec, data, blocks, key):
     return (_read_raw, _read_lattice)[data[0]](codec, data[1:], blocks, key)
 
 
+def _read_binary(codec, data, blocks, key):
+    c, out = Cursor(data), {}
+    for name, shape, kind in blocks:
+        levels = codec.get("levels") or struct.unpack("<2f", c.take(8))
+        ones, length = c.v(), c.v()
+        out[name] = [_as(kind, levels[bit]) for bit in read_bits(c.take(length), math.prod(shape), ones)]
+    c.end()
+    return out
+
+
+def read_bits(data, n, k):
+    """n bits, k of them ones."""
+    if k in (0, n):
+        assert not data
+        return [int(k > 0)] * n
+    size = -(-n // 8)
+    packed = data if len(data) == size else _coded_bytes(data, size, n, k)
+    out = [packed[i // 8] >> i % 8 & 1 for i in range(8 * size)]
+    assert sum(out) == sum(out[:n]) == k
+    return out[:n]
+
+
+def _coded_bytes(data, size, n, k):
+    assert len(data) < size
+    q = max(1, min(65535, 65536 * k // n))
+    weights = [q ** s.bit_count() * (65536 - q) ** (8 - s.bit_count()) for s in range(256)]
+    frequency = [1 + weight * (2**20 - 256) // sum(weights) for weight in weights]
+    frequency[frequency.index(max(frequency))] += 2**20 - sum(frequency)
+    before = list(itertools.accumulate(frequency, initial=0))
+    count, c, out = max(1, n // 8 // 8192), Cursor(data), []
+    states = list(struct.unpack(f"<{count}Q", c.take(8 * count)))
+    for i in range(size):
+        x = states[i % count]
+        t = x % 2**20
+        s = next(s for s in range(256) if before[s] <= t < before[s + 1])
+        out.append(s)
+        x = frequency[s] * (x >> 20) + t - before[s]
+        states[i % count] = x if x >= 2**32 else x * 2**32 + struct.unpack("<I", c.take(4))[0]
+    assert states == [2**32] * count
+    c.end()
+    return out
+
+
 def _read_eden(codec, data, blocks, key):
     n, bits, c, vector = count_of(blocks), codec.get("bits", 2.0), Cursor(data), []
     signs = philox(fold(key[0], "rotation"), -(-n // 32))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import (
+    Binary,
     ByBlock,
     Chain,
     Eden,
@@ -142,6 +143,9 @@ CODECS = {
     "eden-fraction": Eden(1.25),
     "eden-below-one": Eden(0.3),
     "power-sgd": PowerSGD(2),
+    "binary": Binary(),
+    "binary-levels": Binary((-1.5, 1.5)),
+    "binary-rare": Binary((-1.0, 20.0)),
     "topk-by-chunk": TopK(0.1, "chunk", chunk=50),
     "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantize(8))),
     "by-block": ByBlock((("conv.*", TopK(0.2)), (("*", "!one"), RandomK(0.5)), ("*", Raw()))),

@@ -140,7 +140,7 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         contract.basis(version, device),
         public.shared,
         public.buffers,
-        _starts(group),
+        _trained_starts(contract, group),
         to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
         work,
         _optimizer_states(contract, group),
@@ -156,13 +156,14 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     Args:
         contract: the contract.
         group: the clients.
-        start: the stacked coordinates that training started from.
+        start: the stacked values that training started from.
         outcome: the outcome of training.
 
     In between, a GPU can be given further work, which does not delay the transfer.
     """
     contract, public, plan = contract.at(group.public.version), group.public, group.plan
     method = contract.method
+    trained, outcome = outcome.coords, outcome._replace(coords=_coordinates(contract, group, start, outcome.coords))
     delta = sub(outcome.coords, public.coords)
     sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
     report: Tree = {}
@@ -172,7 +173,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     if not method.sketch.is_identity or method.privacy.active:
         sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
     unsent = {name: block for name, block in delta.items() if name not in plan.names}
-    moved = restrict(sub(outcome.coords, start), contract.sendable.names) if contract.has_client_correction else {}
+    moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
     names, like = tuple(sent), tuple(block[0] for block in sent.values())
     if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
@@ -278,6 +279,23 @@ def _starts(group: Group) -> Tree:
         unsent = torch.stack([state.unsent.get(name, zero) for state in states])
         start[name] = start[name] + unsent.to(coords[name].device)
     return start
+
+
+def _trained_starts(contract: Contract, group: Group) -> Tree:
+    """What clients train at the start of the round: the coordinates, or the values that stand for them."""
+    space, public, starts = contract.method.space, group.public, _starts(group)
+    if not space.reparametrized:
+        return starts
+    return space.to_trained(public.base, contract.basis(public.version, public.device), starts)
+
+
+def _coordinates(contract: Contract, group: Group, start: Tree, trained: Tree) -> Tree:
+    """The stacked coordinates of trained values; those of values that training did not change stay the same."""
+    space, public = contract.method.space, group.public
+    if not space.reparametrized:
+        return trained
+    made = space.from_trained(public.base, contract.basis(public.version, public.device), trained)
+    return tmap(lambda now, was, new, old: torch.where(now == was, old, new), trained, start, made, _starts(group))
 
 
 def _keeps_optimizer(method: Method, version: int) -> bool:

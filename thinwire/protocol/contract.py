@@ -101,6 +101,15 @@ class Contract:
         return self.method.sketch.spec(self.sendable)
 
     @cached_property
+    def step(self) -> Spec:
+        """What the server broadcasts when all blocks are synchronized: the code, or coordinates recovered from it."""
+        return self.step_of(self.sendable)
+
+    def step_of(self, planned: Spec) -> Spec:
+        """What the server broadcasts when these blocks are synchronized."""
+        return planned if self.method.sketch.recovers else self.method.sketch.spec(planned)
+
+    @cached_property
     def report(self) -> Spec:
         """What a client's correction reports to the server; often nothing."""
         method, shapes = self.method, self.sendable.shapes()
@@ -137,7 +146,8 @@ class Contract:
     @cached_property
     def max_steps(self) -> int:
         """The largest number of bodies of steps: each costs a client a merge, or the slower draws of a sketch."""
-        return wire.MAX_STEPS if self.method.sketch.is_identity else wire.MAX_STEPS // 4
+        sketch = self.method.sketch
+        return wire.MAX_STEPS if sketch.is_identity or sketch.recovers else wire.MAX_STEPS // 4
 
     # -- parts in a round ----------------------------------------------------------------------------------------------
 
@@ -153,7 +163,7 @@ class Contract:
         A penalty depends on the weights that coordinates expand to, so with one they are merged.
         """
         space = self.method.space
-        return space if self.method.penalty.active else space.unmerged()
+        return space if self.method.penalty.active and not space.reparametrized else space.unmerged()
 
     def client_opt(self, version: int) -> Optimizer:
         """The client optimizer with the learning rate of the round from `version`."""
@@ -167,7 +177,7 @@ class Contract:
 
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""
-        return self.key.fold("sketch", version)
+        return self.key.fold("sketch", 0 if self.method.sketch.recovers else version)
 
     def peer(self, version: int, client: int, mask: Tree | None = None) -> Peer:
         """What both ends know about that client in that round, with the mask of the values that it trains."""
