@@ -47,7 +47,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "fedpara": tw.FedPara(rank=2, activation="tanh"),
         "fedpara/personal": tw.FedPara(rank=2, personal=True),
         "fedpm": tw.FedPM(),
-        "fedpm/base": tw.FedPM(weights="base", test="mean"),
+        "fedpm/base": tw.FedPM(weights="base", test="sample"),
         "fedmrn": tw.FedMRN(noise=0.05),
         "fedmrn/kept": tw.FedMRN(noise=0.05, signed=False, progressive=False, redraw_every=0),
         "lowrank": tw.LowRank(rank=2),

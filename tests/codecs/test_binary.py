@@ -48,6 +48,18 @@ def test_each_block_takes_the_entropy_of_its_own_share():
     assert len(data) <= 1.003 * entropy + 32
 
 
+def test_bits_that_known_values_predict_take_their_conditional_entropy():
+    known = {"a": Key(1).uniform(100, 100), "b": Key(2).uniform(4000)}
+    tree = {name: (x - 0.5).sign() * 0.4 + 0.5 for name, x in known.items()}  # 0.1 or 0.9
+    peer = Peer(Key(1), known=known)
+    data, _ = BITS.encode(tree, {}, peer)
+    back = BITS.decode(data, Spec.of(tree), peer)
+    assert len(data) < 0.5 * 14_000 / 8 < len(sent(BITS, tree)[0])  # 0.47 bits each, and one where nothing is known
+    assert all(torch.equal(back[name], block) for name, block in sent(BITS, tree)[1].items())
+    other = Peer(Key(1), known={"a": known["a"]})  # not of all blocks: not used
+    assert BITS.encode(tree, {}, other)[0] == sent(BITS, tree)[0]
+
+
 def test_blocks_have_draws_of_their_own():
     half = torch.full((64,), 0.5)
     _, back = sent(BITS, {"a": half, "b": half})
@@ -67,9 +79,11 @@ def test_error_feedback_is_refused():
 
 def test_announced_counts_and_lengths_are_bounded():
     spec, peer = Spec.of({"x": torch.zeros(16)}), Peer(Key(0))
-    for data in (b"\x11\0", b"\2\3\0\0", b"\2\2\0", b"\0\0\0"):
+    for data in (b"\x11", b"\2\0", b"\2\3\0\0", b"\0\0", b""):
         with pytest.raises(WireError):
             BITS.decode(data, spec, peer)
     levels = np.array([1.0, -1.0], "<f4").tobytes()
-    with pytest.raises(WireError, match="not possible"):
-        Binary().decode(levels + b"\0\0", spec, peer)
+    with pytest.raises(WireError, match="ascending order"):
+        Binary().decode(levels + b"\0", spec, peer)
+    with pytest.raises(WireError, match="two levels"):
+        Binary().decode(levels[:7], spec, peer)

@@ -10,9 +10,8 @@ import thinwire as tw
 from tests.federation import Federation, same_public, workload
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import same
+from thinwire.core.tree import flatten, restrict, same
 from thinwire.errors import ConfigError, IncompatibleParts
-from thinwire.experiments.config import resolve
 from thinwire.optimizers import BetaPosterior
 from thinwire.protocol.client import Group, training_inputs
 from thinwire.protocol.upload import decode_uploads
@@ -23,11 +22,17 @@ from thinwire.training.vmap import VmapTrainer
 BASE = {"fc.weight": Key(1).normal(30, 20), "fc.bias": Key(2).normal(30)}
 
 
+def bits_of(up):
+    """The entropy of the share of ones, in bits."""
+    p = float(up.float().mean()) if len(up) else 0.0
+    return 0.0 if p in (0, 1) else -len(up) * (p * math.log2(p) + (1 - p) * math.log2(1 - p))
+
+
 def basis_of(space, base=BASE):
     return space.basis(Spec.of(base), Key(3), "cpu")
 
 
-@pytest.mark.parametrize("space", [FedPM(), FedPM("base", test="mean"), FedPM(test="round", gain=2.0)], ids=repr)
+@pytest.mark.parametrize("space", [FedPM(), FedPM("base", test="sample"), FedPM(test="round", gain=2.0)], ids=repr)
 def test_fedpm_fulfills_the_contract_of_a_space(space):
     check_space(space, starts_at_base=False)
 
@@ -125,13 +130,13 @@ def test_uploads_are_bits_at_their_entropy_and_clients_follow_the_server(name):
         plan = federation.contract.method.schedule.plan({}, federation.contract.coords, public.version)
         messages = federation.round(cohort)
         for client, upload in decode_uploads(federation.contract, public, plan, messages).items():
-            entropy = 0.0
-            for block in upload.code.values():
-                levels = federation.method.up.levels
-                assert set(block.unique().tolist()) <= set(levels)
-                p = float((block == levels[1]).float().mean())
-                entropy += 0 if p in (0, 1) else -block.numel() * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) / 8
-            assert len(messages[client]) <= 1.01 * entropy + 24 + 14 * len(upload.code)
+            levels, given = federation.method.up.levels, flatten(restrict(public.coords, upload.code))
+            up = flatten(upload.code) == levels[1]
+            assert set(flatten(upload.code).unique().tolist()) <= set(levels)
+            of = ((given - levels[0]) * 16 / (levels[1] - levels[0])).long().clamp(0, 15)
+            entropy = sum(bits_of(up[of == one]) for one in range(16)) / 8
+            assert len(messages[client]) <= 1.01 * entropy + 24 + 2 * 16
+            assert len(messages[client]) <= len(up) / 8 + 24 + 2 * 16
     federation.download(2)
     assert same_public(federation.public[2], federation.server.public)
     assert same(federation.server.public.base, federation.first.base) == (name == "fedpm")
@@ -169,9 +174,9 @@ def test_a_route_converts_the_coordinates_of_its_spaces():
     assert bool((federation.server.public.coords["2.weight"] != federation.first.coords["2.weight"]).any())
 
 
-@pytest.mark.parametrize(("name", "least"), [("fedpm", 0.8), ("fedmrn", 0.8)])
+@pytest.mark.parametrize(("name", "least"), [("fedpm", 0.7), ("fedmrn", 0.5)])
 def test_presets_learn_the_digits(name, least):
-    run = tw.run_task(resolve(name, "digits", {"rounds": 15, "engine.backend": "vmap"}))
+    run = tw.run_task(name, on="digits", rounds=8, eval_every=8, overrides={"engine.backend": "vmap"})
     assert run.history[-1].accuracy > least
     assert run.history[-1].bytes_up < 4810 * 10 / 8 + 600  # at most a bit a weight
 
@@ -182,7 +187,7 @@ def test_presets_learn_the_digits(name, least):
         (lambda: FedPM(weights="random"), "signed, base"),
         (lambda: FedPM(start=0.0), "start must be a probability"),
         (lambda: FedPM(gain=0.0), "gain"),
-        (lambda: FedPM(test="mode"), "sample, mean, round"),
+        (lambda: FedPM(test="mode"), "mean, sample, round"),
         (lambda: FedMRN(noise=0.0), "noise"),
         (lambda: FedMRN(redraw_every=-1), "redraw_every"),
         (lambda: BetaPosterior(prior=0.5), "prior must be 1 or more"),

@@ -6,6 +6,7 @@ Papers: Suresh et al., ICML 2017 (levels of each vector); with the levels 0 and 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from thinwire.errors import ConfigError, WireError
 from thinwire.wire import biased_bits
 from thinwire.wire.bits import Bytes, read_varint, varint
 
+CLASSES = 16  # of known values
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -42,8 +44,12 @@ class Binary(Codec):
     >>> sorted(set(back.tolist())), round(float(back.mean()), 2), round(8 * len(data) / 8000, 2)  # entropy: 0.47 bits
     ([0.0, 1.0], 0.1, 0.48)
 
-    The payload is, for each block, its levels (if they are its own), the number of its high values and the bits, coded
-    by that number (`wire/biased_bits.py`): n H(share of high values) bits for n values, and some bytes.
+    Bits are coded by the share of high values (`wire/biased_bits.py`) of each group of values: n H(share) bits for n
+    values, and some bytes. Groups are blocks, or, where both ends know values near the ones that are sent
+    (`Peer.known`), 16 classes of those: bits that can be predicted take few bytes.
+
+    The payload is the levels of each block, if they are its own, the number of high values of each group that is not
+    empty, and the bits of all groups.
 
     Not `Quantize(scheme="sign")`, which does not round at random.
     """
@@ -65,61 +71,74 @@ class Binary(Codec):
         common_type(spec)
         return {}
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the levels are known, so that classes of known values are those of probabilities."""
+        return bool(self.levels)
+
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """The blocks, one after another."""
-        out, position = [], 0
-        for block in tree.values():
-            x = block.detach().cpu().double().numpy().reshape(-1)
-            ends = np.array(self.levels) if self.levels else _ends(x)
-            draw = peer.key.fold("binary").uniform(len(x), start=position).double().numpy()
-            up = draw * (ends[1] - ends[0]) < x - ends[0]
-            position += len(x)
-            out += [b"" if self.levels else ends.astype("<f4").tobytes(), _pack(up)]
-        return b"".join(out), state
+        """Levels, numbers of high values, bits."""
+        vectors = [block.detach().cpu().double().numpy().reshape(-1) for block in tree.values()]
+        levels = [self.levels or _ends(x) for x in vectors]
+        n = sum(map(len, vectors))
+        draw, position, up = peer.key.fold("binary").uniform(n).double().numpy(), 0, np.zeros(n, np.bool_)
+        for x, (low, high) in zip(vectors, levels, strict=True):
+            end = position + len(x)
+            up[position:end] = draw[position:end] * (high - low) < x - low
+            position = end
+        groups = [up[at] for at in self._groups(Spec.of(tree), peer)]
+        ends = b"" if self.levels else np.array(levels, "<f4").tobytes()
+        counts = b"".join(varint(int(np.count_nonzero(bits))) for bits in groups)
+        return ends + counts + biased_bits.encode(groups), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The levels of the bits."""
         common_type(spec)
+        position = 0 if self.levels else 8 * len(spec.blocks)
+        levels = [self.levels] * len(spec.blocks) if self.levels else _read_ends(data, len(spec.blocks))
+        groups, counts = self._groups(spec, peer), []
+        for at in groups:
+            ones, position = read_varint(data, position)
+            counts.append((len(at), ones))
+        up = np.zeros(spec.size, np.bool_)
+        for at, bits in zip(groups, biased_bits.decode(memoryview(data)[position:], counts), strict=True):
+            up[at] = bits
         out, position = dict[str, torch.Tensor](), 0
-        for block in spec:
-            low, high = self.levels or _read_ends(data, position)
-            up, position = _unpack(data, position if self.levels else position + 8, block.numel)
+        for block, (low, high) in zip(spec, levels, strict=True):
+            mask = torch.from_numpy(up[position : position + block.numel])
             limit = torch.finfo(block.dtype).max
             low, high = (max(-limit, min(limit, level)) for level in (low, high))
-            values = torch.full((block.numel,), low, dtype=block.dtype).masked_fill_(torch.from_numpy(up), high)
+            values = torch.full((block.numel,), low, dtype=block.dtype).masked_fill_(mask, high)
             out[block.name] = values.reshape(block.shape)
-        if position != len(data):
-            raise WireError(f"{len(data) - position} bytes follow the last block")
+            position += block.numel
         return out
 
+    def _groups(self, spec: Spec, peer: Peer) -> list[np.ndarray]:
+        """The positions of the values of each group that is not empty."""
+        known = [peer.known.get(block.name) for block in spec] if self.levels else []
+        if known and all(x is not None and x.shape == b.shape for x, b in zip(known, spec, strict=True)):
+            vector = np.concatenate([x.double().numpy().reshape(-1) for x in known if x is not None])
+            low, high = self.levels
+            near = ((vector - low) * (CLASSES / (high - low))).clip(0, CLASSES - 1).astype(np.int64)
+            groups = [np.flatnonzero(near == one) for one in range(CLASSES)]
+        else:
+            starts = np.cumsum([0, *(block.numel for block in spec)])
+            groups = [np.arange(a, b) for a, b in itertools.pairwise(starts.tolist())]
+        return [at for at in groups if len(at)]
 
-def _ends(x: np.ndarray) -> np.ndarray:
+
+def _ends(x: np.ndarray) -> tuple[float, float]:
     """The smallest and the largest value, as float32; a value that rounding leaves outside gets the nearer level."""
-    ends: np.ndarray = np.array([x.min(), x.max()]) if len(x) else np.zeros(2)
-    return ends.clip(-_LARGEST, _LARGEST).astype(np.float32).astype(np.float64)
-
-
-def _read_ends(data: Bytes, position: int) -> tuple[float, float]:
-    if len(data) < position + 8:
-        raise WireError("the bytes end inside the levels of a block")
-    low, high = np.frombuffer(data[position : position + 8], "<f4").tolist()
-    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise WireError(f"levels of {low} and {high} are not possible")
+    if not len(x):
+        return 0.0, 0.0
+    low, high = np.array([x.min(), x.max()]).clip(-_LARGEST, _LARGEST).astype(np.float32).tolist()
     return low, high
 
 
-def _pack(up: np.ndarray) -> bytes:
-    """The number of ones, the length of their code, and the code."""
-    code = biased_bits.encode(up)
-    return varint(int(np.count_nonzero(up))) + varint(len(code)) + code
-
-
-def _unpack(data: Bytes, position: int, n: int) -> tuple[np.ndarray, int]:
-    """The bits of a block of n values, and the position after them."""
-    ones, position = read_varint(data, position)
-    length, position = read_varint(data, position)
-    if ones > n:
-        raise WireError(f"{ones} high values announced, the block has {n} values")
-    if length > len(data) - position:
-        raise WireError(f"bits of {length} bytes announced, {len(data) - position} are left")
-    return biased_bits.decode(memoryview(data)[position : position + length], n, ones), position + length
+def _read_ends(data: Bytes, blocks: int) -> list[tuple[float, float]]:
+    if len(data) < 8 * blocks:
+        raise WireError(f"expected two levels for each of {blocks} blocks, got {len(data)} bytes")
+    ends = np.frombuffer(data[: 8 * blocks], "<f4").reshape(-1, 2)
+    if not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
+        raise WireError("the levels of a block are not finite, or not in ascending order")
+    return [(low, high) for low, high in ends.tolist()]

@@ -12,17 +12,19 @@ from thinwire.spaces import FedMRN, FedPM
 
 
 @register("method", "fedpm", paper="Isik et al., ICLR 2023")
-@on("digits", reset_every=2)
-def fedpm(lr: float = 0.1, reset_every: int = 10) -> Method:
+# Of 0.03, 0.1, 0.3 and 1 this rate had the best accuracy in 40 rounds, and a gain of 1.4 was better than 1.
+@on("digits", lr=0.3, reset_every=2, gain=1.4)
+def fedpm(lr: float = 0.1, reset_every: int = 10, gain: float = 1.0) -> Method:
     """FedPM: weights stay random; clients train the probability that each is kept, and upload sampled masks.
 
         W = W0 * m,   m ~ Bernoulli(p),   p = sigmoid(s)          server: p <- mode of a Beta posterior given the masks
 
-    Downloads are changes of p, rounded to multiples of a power of two.
+    Downloads are changes of p, rounded to multiples of a power of two. The tested model is the mean, W0 p.
 
     Args:
         lr: learning rate of Adam for the scores s.
         reset_every: rounds after which the posterior is reset: number of clients over the size of the cohort.
+        gain: factor on the size of the random weights.
 
     Paper: Sparse Random Networks for Communication-Efficient Federated Learning (Isik et al., ICLR 2023).
 
@@ -30,7 +32,7 @@ def fedpm(lr: float = 0.1, reset_every: int = 10) -> Method:
     5
     """
     return Method(
-        space=FedPM(),
+        space=FedPM(gain=gain),
         up=Binary((0.0, 1.0)),
         down=Lattice(0.5),
         merge_codec=LatticeSum(),

@@ -60,7 +60,7 @@ class UploadContext(NamedTuple):
     version: int
     plan: Plan
     shared: Tree  # the public state of the correction, on the CPU
-    trained: Tree  # the mask of the values that clients train; empty means all
+    hints: Tree  # see `Contract.hints`
     secagg: SecAggCohort | None = None
 
 
@@ -205,7 +205,7 @@ def make_uploads(
         secagg: the cohort and its secrets; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
-    context = UploadContext(public.version, group.plan, updates.shared, contract.trained(public), secagg)
+    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
@@ -244,7 +244,7 @@ def make_upload(
         raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
     codec_state = _codec_state(contract, client, state, version) if state.codec else state.codec
     payload, codec_state = contract.up(client).encode(
-        update.code, codec_state, contract.peer(version, client, context.trained)
+        update.code, codec_state, contract.peer(version, client, context.hints)
     )
     weight, content = method.client_weight.weight(samples), None
     if method.secure_aggregation:

@@ -179,9 +179,12 @@ class Contract:
         """The key of the sketch in the round from `version`."""
         return self.key.fold("sketch", 0 if self.method.sketch.recovers else version)
 
-    def peer(self, version: int, client: int, mask: Tree | None = None) -> Peer:
-        """What both ends know about that client in that round, with the mask of the values that it trains."""
-        return Peer(self.key.fold("peer", version, client), self.key.fold("peers", version), mask or {})
+    def peer(self, version: int, client: int, hints: Tree | None = None) -> Peer:
+        """What both ends know about that client in that round; see `hints`."""
+        own, everyone = self.key.fold("peer", version, client), self.key.fold("peers", version)
+        if self.method.mask.active:
+            return Peer(own, everyone, hints or {})
+        return Peer(own, everyone, known=hints or {})
 
     # -- tiers of clients ----------------------------------------------------------------------------------------------
 
@@ -212,6 +215,19 @@ class Contract:
             return self.moving
         received = to_device(restrict(public.coords, self.sendable.names), "cpu")
         return mask.trained(received, public.version)
+
+    @cached_property
+    def has_hints(self) -> bool:
+        """Whether both ends know more about the values of an upload than their shapes."""
+        method = self.method
+        predicted = method.upload == "weights" and any(up.predicts for up in method.ups)
+        return method.mask.active or (predicted and not method.secure_aggregation)
+
+    def hints(self, public: PublicState) -> Tree:
+        """What both ends know about the values of an upload: which are trained, or what they were; often nothing."""
+        if self.method.mask.active or not self.has_hints:
+            return self.trained(public)
+        return to_device(restrict(public.coords, self.sendable.names), "cpu")
 
     @cached_property
     def moving(self) -> Tree:

@@ -23,7 +23,7 @@ from thinwire.spaces.base import Space
 from thinwire.spaces.unmerged import Unmerged
 
 Weights = Literal["signed", "base"]
-Test = Literal["sample", "mean", "round"]
+Test = Literal["mean", "sample", "round"]
 
 EPSILON = 0.01  # probabilities closer to 0 or 1 are trained as if they were this far: their scores stay finite
 _P = "/p"
@@ -46,8 +46,8 @@ class FedPM(Space):
             `base`: W0 are the initial weights, for example of a pretrained model.
         gain: factor on the size of signed weights.
         start: p before the first round.
-        test: the weights of the trained model: those of one `sample` of the masks, which a mask of a bit describes; the
-            `mean`, W0 p; or those with p above one half (`round`).
+        test: the weights of the trained model: the `mean`, W0 p; those of one `sample` of the masks, as in the paper,
+            which a bit for each weight describes; or those with p above one half (`round`).
 
     >>> space, base = FedPM(), {"fc.weight": torch.tensor([[0.3, -0.1]]), "fc.bias": torch.ones(1)}
     >>> coords = space.init(base, {}, Key(0))
@@ -60,7 +60,7 @@ class FedPM(Space):
     weights: Weights = "signed"
     gain: float = 1.0
     start: float = 0.5
-    test: Test = "sample"
+    test: Test = "mean"
 
     def __post_init__(self) -> None:
         check_numbers(self)
