@@ -10,7 +10,7 @@ from thinwire.sketches import CountSketch
 
 
 @register("method", "fetchsgd", paper="Rothchild et al., ICML 2020")
-def fetchsgd(rows: int = 5, columns: int = 0, k: int = 0, server_lr: float = 1.0, momentum: float = 0.0) -> Method:
+def fetchsgd(rows: int = 5, columns: int = 0, k: int = 0, server_lr: float = 1.0, momentum: float = 0.5) -> Method:
     """FetchSGD: clients upload a count sketch of their update; momentum and error stay in the server's sketch.
 
         S = mean_i sketch(w_i - w)      M <- momentum M + S      E <- E + server_lr M

@@ -44,6 +44,7 @@ def fedpm(lr: float = 0.1, reset_every: int = 10, gain: float = 1.0) -> Method:
 
 
 @register("method", "fedmrn", paper="Li et al., ACM Multimedia 2024")
+@on("digits", noise=0.1)  # of 0.01, 0.03 and 0.1 the one with the best accuracy in 60 rounds
 def fedmrn(noise: float = 0.01, signed: bool = True) -> Method:
     """FedMRN: clients train updates that are masks of shared random noise, and upload the masks.
 

@@ -11,10 +11,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
+
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, tmap
 
 
 class Sketch(Protocol):
@@ -45,9 +47,9 @@ class Sketch(Protocol):
         """Return the update to broadcast, and which values of the code, added up over all rounds, are left.
 
         Only called where `recovers`. Values of the code that are not left become zero, in the momentum of the server
-        optimizer, too; the others are added to the code of the next round.
+        optimizer, too; the others are added to the code of the next round. By default everything is recovered.
         """
-        raise NotImplementedError
+        return self.decode(code, coords, key), tmap(lambda x: torch.zeros_like(x, dtype=torch.bool), code)
 
 
 @register("sketch", "identity")

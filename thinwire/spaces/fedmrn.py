@@ -81,7 +81,7 @@ class FedMRN(Space):
 
     def unmerged(self) -> Space:
         """Return the space of updates, which samples masks."""
-        return Unmerged(self)
+        return Unmerged(self)  # type: ignore[arg-type]
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base plus updates, some of them replaced by samples, with the gradient of the updates."""

@@ -106,8 +106,8 @@ class FedPM(Space):
         """Return the weights of one sample, the mean, or those that are more likely kept than not."""
         if self.test == "mean":
             return self.expand(base, basis, coords)
-        limit = basis.get if self.test == "sample" else lambda _: 0.5
-        return self._times(base, lambda name: (coords[name + _P] > limit(name)).to(base[name].dtype))
+        limit = dict.fromkeys(base, 0.5) if self.test == "round" else basis
+        return self._times(base, lambda name: (coords[name + _P] > limit[name]).to(base[name].dtype))
 
     def unmerged(self) -> Space:
         """Return the space of scores, which samples masks."""

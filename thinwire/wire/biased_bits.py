@@ -41,7 +41,7 @@ _MANY = 16  # states from which numpy is faster than a loop
 
 
 class Models(NamedTuple):
-    """For each group the frequencies of the 256 bytes, and the sums of those before them; and the group of each byte."""
+    """For each group the frequencies of the 256 bytes and the sums of those before them; the group of each byte."""
 
     frequency: np.ndarray  # (groups, 256)
     before: np.ndarray
