@@ -60,6 +60,7 @@ from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
 from thinwire.aggregators.client_weight import Uniform
 from thinwire.codecs import (
+    Binary,
     ByBlock,
     Chain,
     ErrorFeedback,
@@ -89,8 +90,8 @@ from thinwire.protocol.server import close_round, full_state_message, open_round
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
 from thinwire.schedules import AllBlocks, FedLAMA
-from thinwire.sketches import EvoFed, Identity, evofed
-from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedPara, Frozen, Full, LoRA, LowRank, Route
+from thinwire.sketches import CountSketch, EvoFed, Identity, evofed
+from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedMRN, FedPara, FedPM, Frozen, Full, LoRA, LowRank, Route
 from thinwire.wire import message as wire
 from thinwire.wire.body import FIELDS
 
@@ -144,6 +145,9 @@ METHODS = {
     "fedlama": Method(schedule=FedLAMA(phi=2)),
     "evofed": Method(sketch=EvoFed(32, partitions=2)),
     "evofed, int8": Method(sketch=EvoFed(32, paired=True), up=Quantize(8), down=Quantize(8)),
+    "masks": Method(FedPM(), up=Binary((0.0, 1.0)), upload="weights"),
+    "masks of noise": Method(FedMRN(), up=Binary((-1.0, 1.0)), upload="weights"),
+    "count sketch": Method(sketch=CountSketch(), down=Threshold(0.0)),
     "secure": Method(secure_aggregation=True),
     "secure, private": Method(secure_aggregation=True, privacy=DP(), client_weight=Uniform()),
     "secure, random-k": Method(secure_aggregation=True, up=RandomK(0.2, shared=True), client_weight=Uniform()),
@@ -166,6 +170,8 @@ MIXED = {
 }
 DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}
 CODECS = (
+    Binary(),
+    Binary((-1.0, 3.0)),
     TopK(0.01),
     TopK(0.15, "block"),
     TopK(0.4, inner=Quantize(5)),

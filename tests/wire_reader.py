@@ -459,6 +459,66 @@ def _read_on_lattice(codec, data, blocks, key):
     return out
 
 
+def _read_binary(codec, data, blocks, key):
+    c, n, given = Cursor(data), count_of(blocks), codec.get("levels")
+    levels = [given or struct.unpack("<2f", c.take(8)) for _ in blocks]
+    groups, start = [], 0
+    for _, shape, _ in blocks:
+        groups.append(range(start, start := start + math.prod(shape)))
+    if len(key) > 3 and given:  # values that both ends know
+        x = [value for name, _, _ in blocks for value in key[3][name]]
+        of = [max(0, min(15, math.floor((x[i] - given[0]) * (16 / (given[1] - given[0]))))) for i in range(n)]
+        groups = [[i for i in range(n) if of[i] == g] for g in range(16)]
+    groups = [at for at in groups if at]
+    counts = [(len(at), c.v()) for at in groups]
+    bits = [0] * n
+    for at, group in zip(groups, read_bits(c.take(), counts), strict=True):
+        for i, bit in zip(at, group, strict=True):
+            bits[i] = bit
+    out, start = {}, 0
+    for (name, shape, kind), pair in zip(blocks, levels, strict=True):
+        out[name] = [_as(kind, pair[bit]) for bit in bits[start : start + math.prod(shape)]]
+        start += math.prod(shape)
+    return out
+
+
+def read_bits(data, counts):
+    """Groups of n bits, k of them ones."""
+    sizes = [-(-n // 8) if 0 < k < n else 0 for n, k in counts]
+    packed = Cursor(data if len(data) == sum(sizes) else _coded_bytes(data, counts, sizes))
+    out = []
+    for (n, k), size in zip(counts, sizes, strict=True):
+        part = packed.take(size)
+        bits = [part[i // 8] >> i % 8 & 1 for i in range(8 * size)] or [int(k > 0)] * n
+        assert sum(bits) == sum(bits[:n]) == k
+        out.append(bits[:n])
+    packed.end()
+    return out
+
+
+def _coded_bytes(data, counts, sizes):
+    size = sum(sizes)
+    assert len(data) < size
+    count, c, out = max(1, size // 8192), Cursor(data), bytearray()
+    states = list(struct.unpack(f"<{count}Q", c.take(8 * count)))
+    for (n, k), own in zip(counts, sizes, strict=True):
+        q = max(1, min(65535, 65536 * k // n))
+        weights = [q ** s.bit_count() * (65536 - q) ** (8 - s.bit_count()) for s in range(256)]
+        frequency = [1 + weight * (2**20 - 256) // sum(weights) for weight in weights]
+        frequency[frequency.index(max(frequency))] += 2**20 - sum(frequency)
+        before = list(itertools.accumulate(frequency, initial=0))
+        for _ in range(own):
+            x = states[len(out) % count]
+            t = x % 2**20
+            s = next(s for s in range(256) if before[s] <= t < before[s + 1])
+            x = frequency[s] * (x >> 20) + t - before[s]
+            states[len(out) % count] = x if x >= 2**32 else x * 2**32 + struct.unpack("<I", c.take(4))[0]
+            out.append(s)
+    assert states == [2**32] * count
+    c.end()
+    return bytes(out)
+
+
 def _read_eden(codec, data, blocks, key):
     n, bits, c, vector = count_of(blocks), codec.get("bits", 2.0), Cursor(data), []
     signs = philox(fold(key[0], "rotation"), -(-n // 32))

@@ -76,14 +76,15 @@ _ERRORS = {
 
 # Aliases of parts: the same as in their submodule, for example tw.Threshold is tw.codecs.Threshold.
 _ALIASES = {
-    "thinwire.spaces": ("FactorizedFL", "Frozen", "Full", "LowRank", "MAPAX", "Pufferfish", "Route"),
-    "thinwire.sketches": ("EvoFed", "Identity"),
+    "thinwire.spaces": ("FactorizedFL", "FedMRN", "FedPM", "Frozen", "Full", "LowRank", "MAPAX", "Pufferfish", "Route"),
+    "thinwire.sketches": ("CountSketch", "EvoFed", "Identity"),
     "thinwire.schedules": ("AllBlocks",),
     "thinwire.codecs": (
-        *("ByBlock", "Eden", "Lattice", "LatticeSum", "Masked", "OnLattice", "PowerSGD", "RandomK", "RankSlice"),
-        *("Raw", "Threshold"),
+        *("Binary", "ByBlock", "Eden", "Lattice", "LatticeSum", "Masked", "OnLattice", "PowerSGD", "RandomK"),
+        *("RankSlice", "Raw", "Threshold"),
     ),
     "thinwire.optimizers": (
+        *("BetaPosterior",),
         *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
         *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
         *("HalvedLR", "MultiStepLR", "WarmupLR"),
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from thinwire.aggregators import TrimmedMean as TrimmedMean
     from thinwire.aggregators import Uniform as Uniform
     from thinwire.aggregators import WeightedMean as WeightedMean
+    from thinwire.codecs import Binary as Binary
     from thinwire.codecs import ByBlock as ByBlock
     from thinwire.codecs import Chain as Chain
     from thinwire.codecs import Codec as Codec
@@ -199,6 +201,7 @@ if TYPE_CHECKING:
     from thinwire.optimizers import Adagrad as Adagrad
     from thinwire.optimizers import Adam as Adam
     from thinwire.optimizers import AdamW as AdamW
+    from thinwire.optimizers import BetaPosterior as BetaPosterior
     from thinwire.optimizers import ConstantLR as ConstantLR
     from thinwire.optimizers import Correction as Correction
     from thinwire.optimizers import CosineLR as CosineLR
@@ -237,6 +240,7 @@ if TYPE_CHECKING:
     from thinwire.schedules import Plan as Plan
     from thinwire.schedules import Schedule as Schedule
     from thinwire.simulation.engine import LocalEngine as LocalEngine
+    from thinwire.sketches import CountSketch as CountSketch
     from thinwire.sketches import EvoFed as EvoFed
     from thinwire.sketches import Identity as Identity
     from thinwire.sketches import Sketch as Sketch
@@ -244,7 +248,9 @@ if TYPE_CHECKING:
     from thinwire.spaces import MAPAX as MAPAX
     from thinwire.spaces import MAPO as MAPO
     from thinwire.spaces import FactorizedFL as FactorizedFL
+    from thinwire.spaces import FedMRN as FedMRN
     from thinwire.spaces import FedPara as FedPara
+    from thinwire.spaces import FedPM as FedPM
     from thinwire.spaces import Frozen as Frozen
     from thinwire.spaces import Full as Full
     from thinwire.spaces import LoRA as LoRA

@@ -81,11 +81,12 @@ def test_levels_are_read(name):
 def test_codecs_are_read(name):
     file = FILES[name]
     data, wanted = bytes.fromhex(file["bytes"]), values(file["blocks"], file["values"])
-    keys = (file["key"], file["everyone"], file.get("mask", {}))
+    keys = (file["key"], file["everyone"], file.get("mask", {}), *([file["known"]] if "known" in file else []))
     assert reader.read_codec(file["codec"], data, flat(file["blocks"]), keys) == wanted
     codec, spec = build("codec", file["codec"], "golden"), spec_of(file["blocks"])
     mask = {b.name: torch.tensor(keys[2][b.name]).reshape(b.shape) for b in spec if b.name in keys[2]}
-    peer_of = Peer(Key(file["key"]), Key(file["everyone"]), mask)
+    known = {b.name: torch.tensor(file["known"][b.name]).reshape(b.shape) for b in spec if "known" in file}
+    peer_of = Peer(Key(file["key"]), Key(file["everyone"]), mask, known)
     assert make.as_hex(codec.decode(data, spec, peer_of)) == file["values"]
 
 

@@ -30,6 +30,7 @@ METHODS = {
     "mapo": {},
     "fedavg random-k": {"method.up": {"kind": "randomk", "density": 0.2, "shared": True}},
     "evofed": {},
+    "fetchsgd": {"method.server_opt.momentum": 0.5},
     "ffa-lora": {},
     "ddg": {"method.privacy.sigma": 0.0},
 }

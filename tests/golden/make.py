@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import (
+    Binary,
     ByBlock,
     Chain,
     Eden,
@@ -146,6 +147,10 @@ CODECS = {
     "eden-fraction": Eden(1.25),
     "eden-below-one": Eden(0.3),
     "power-sgd": PowerSGD(2),
+    "binary": Binary(),
+    "binary-levels": Binary((-1.5, 1.5)),
+    "binary-rare": Binary((-1.0, 20.0)),
+    "binary-known": Binary((-1.0, 2.0)),
     "topk-by-chunk": TopK(0.1, "chunk", chunk=50),
     "chain": Chain((ErrorFeedback(), TopK(0.5), RandomK(0.5, unbiased=False), Quantize(8))),
     "by-block": ByBlock((("conv.*", TopK(0.2)), (("*", "!one"), RandomK(0.5)), ("*", Raw()))),
@@ -163,10 +168,12 @@ def codecs() -> Iterator[tuple[str, dict]]:
             drawn = eighths(Spec((Block("w", (5000,)),)), KEY.fold("sparse"))["w"]
             tree = {"w": torch.where(torch.arange(5000) % 9 == 4, drawn, 0), "v": torch.zeros(3)}
         mask = MASK if isinstance(codec, Masked) else {}
-        spec, peer = Spec.of(tree), Peer(KEY, EVERYONE, mask)
+        known = TREE if name == "binary-known" else {}
+        spec, peer = Spec.of(tree), Peer(KEY, EVERYONE, mask, known)
         data, _ = codec.encode(tree, codec.init(spec), peer)
         keys = {"key": KEY.value, "everyone": EVERYONE.value}
         keys |= {"mask": {name: block.flatten().tolist() for name, block in mask.items()}} if mask else {}
+        keys |= {"known": {name: block.double().flatten().tolist() for name, block in known.items()}} if known else {}
         out = {"codec": describe("codec", codec), **keys, "blocks": blocks_of(spec), "bytes": data.hex()}
         yield f"codec-{name}", out | {"values": as_hex(codec.decode(data, spec, peer))}
 

@@ -3,6 +3,7 @@
 from thinwire.codecs.base import Codec as Codec
 from thinwire.codecs.base import Peer as Peer
 from thinwire.codecs.base import Raw as Raw
+from thinwire.codecs.binary import Binary as Binary
 from thinwire.codecs.by_block import ByBlock as ByBlock
 from thinwire.codecs.chain import Chain as Chain
 from thinwire.codecs.eden import Eden as Eden

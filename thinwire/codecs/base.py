@@ -32,11 +32,14 @@ class Peer:
         key: shared randomness of this client in this round.
         everyone: shared randomness of all clients in this round.
         mask: by block, which values this client may have changed; a block without a mask may have changed anywhere.
+        known: by block, values near those that are sent, for a codec that `predicts`: where clients upload coordinates,
+            those that they received; often empty.
     """
 
     key: Key
     everyone: Key = Key(0)
     mask: Tree = field(default_factory=dict, compare=False)
+    known: Tree = field(default_factory=dict, compare=False)
 
 
 class Codec(Protocol):
@@ -81,6 +84,11 @@ class Codec(Protocol):
 
         Such a codec is exact.
         """
+        return False
+
+    @property
+    def predicts(self) -> bool:
+        """Whether values are coded given `peer.known`, where it is not empty."""
         return False
 
     @property

@@ -153,7 +153,7 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
         made = open_round(contract, state, dict.fromkeys(one_of_each, 0))
         sizes = {tiers[client]: len(data) for client, data in made.items()}
         down = _mean([sizes[tier] for tier in tiers])
-    elif method.down.size(code) is not None:
+    elif method.down.size(contract.step_of(contract.coords.restrict(plan.names))) is not None:
         down = lengths.next_down(state, plan)
     return up, down
 

@@ -108,8 +108,8 @@ class Lengths:
     def entry(self, names: frozenset[str]) -> int:
         """Length of the ledger entry of one version."""
         method = self.contract.method
-        code = method.sketch.spec(self.contract.coords.restrict(names))
-        return self.body(names, {wire.COORDS: self.payload(method.down, code)})
+        step = self.contract.step_of(self.contract.coords.restrict(names))
+        return self.body(names, {wire.COORDS: self.payload(method.down, step)})
 
     def up(self, names: frozenset[str], tier: int, version: int, samples: int) -> int:
         """Length of the upload of a client of a tier with this number of examples."""
@@ -146,7 +146,7 @@ class Lengths:
         method = self.contract.method
         downs = [(codec, self.contract.sendable) for codec in method.downs]
         if method.download == "incremental":
-            downs = [(method.down, self.contract.code), (method.merge_codec, self.contract.coords)]
+            downs = [(method.down, self.contract.step), (method.merge_codec, self.contract.coords)]
         ups = [(codec, self.contract.code) for codec in method.ups]
         return all(codec.size(spec) is not None for codec, spec in (*ups, *downs))
 

@@ -6,6 +6,8 @@
     compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
                          eden, drive, stc, lattice_topk, powersgd
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
+    mask_spaces          fedpm, fedmrn
+    fetchsgd             fetchsgd
     evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
@@ -59,6 +61,7 @@ from thinwire.methods.fedpara import fedpara_paper as fedpara_paper
 from thinwire.methods.fedpara import lowrank as lowrank
 from thinwire.methods.fedpara import pfedpara as pfedpara
 from thinwire.methods.fedpara import pufferfish as pufferfish
+from thinwire.methods.fetchsgd import fetchsgd as fetchsgd
 from thinwire.methods.flasc import flasc as flasc
 from thinwire.methods.flasc import full as full
 from thinwire.methods.lora import fa_lora as fa_lora
@@ -72,6 +75,8 @@ from thinwire.methods.mapa import mapax as mapax
 from thinwire.methods.mapa import mapax_paper as mapax_paper
 from thinwire.methods.mapa import mapo as mapo
 from thinwire.methods.mapa import mapo_paper as mapo_paper
+from thinwire.methods.mask_spaces import fedmrn as fedmrn
+from thinwire.methods.mask_spaces import fedpm as fedpm
 from thinwire.methods.privacy import ddg as ddg
 from thinwire.methods.privacy import dp_fedadam as dp_fedadam
 from thinwire.methods.pruning import adapter_lth as adapter_lth

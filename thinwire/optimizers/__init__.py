@@ -26,4 +26,5 @@ from thinwire.optimizers.penalties import L1L2 as L1L2
 from thinwire.optimizers.penalties import Jacobian as Jacobian
 from thinwire.optimizers.penalties import NoPenalty as NoPenalty
 from thinwire.optimizers.penalties import Penalty as Penalty
+from thinwire.optimizers.posterior import BetaPosterior as BetaPosterior
 from thinwire.optimizers.sgd import SGD as SGD

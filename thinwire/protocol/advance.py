@@ -11,7 +11,7 @@ from thinwire.protocol.state import PublicState
 def apply_step(contract: Contract, public: PublicState, step: ServerStep) -> Tree:
     """All coordinates after one entry, in the basis in which they were trained."""
     change, sketch = step.code, contract.method.sketch
-    if not sketch.is_identity:
+    if not (sketch.is_identity or sketch.recovers):
         planned = contract.coords.restrict(step.names)
         change = sketch.decode(step.code, planned, contract.sketch_key(public.version))
     return {**public.coords, **add(restrict(public.coords, step.names), change)}

@@ -60,7 +60,7 @@ class UploadContext(NamedTuple):
     version: int
     plan: Plan
     shared: Tree  # the public state of the correction, on the CPU
-    trained: Tree  # the mask of the values that clients train; empty means all
+    hints: Tree  # see `Contract.hints`
     secagg: SecAggCohort | None = None
 
 
@@ -140,7 +140,7 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
         contract.basis(version, device),
         public.shared,
         public.buffers,
-        _starts(group),
+        _trained_starts(contract, group),
         to_device(stack([state.correction for state in group.states]), device) if method.correction.active else {},
         work,
         _optimizer_states(contract, group),
@@ -156,13 +156,14 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     Args:
         contract: the contract.
         group: the clients.
-        start: the stacked coordinates that training started from.
+        start: the stacked values that training started from.
         outcome: the outcome of training.
 
     In between, a GPU can be given further work, which does not delay the transfer.
     """
     contract, public, plan = contract.at(group.public.version), group.public, group.plan
     method = contract.method
+    trained, outcome = outcome.coords, outcome._replace(coords=_coordinates(contract, group, start, outcome.coords))
     delta = sub(outcome.coords, public.coords)
     sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
     report: Tree = {}
@@ -172,7 +173,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     if not method.sketch.is_identity or method.privacy.active:
         sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
     unsent = {name: block for name, block in delta.items() if name not in plan.names}
-    moved = restrict(sub(outcome.coords, start), contract.sendable.names) if contract.has_client_correction else {}
+    moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
     names, like = tuple(sent), tuple(block[0] for block in sent.values())
     if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
@@ -204,7 +205,7 @@ def make_uploads(
         secagg: the cohort and its secrets; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
-    context = UploadContext(public.version, group.plan, updates.shared, contract.trained(public), secagg)
+    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
@@ -243,7 +244,7 @@ def make_upload(
         raise Diverged(f"client {client} trained to a value that is not finite; try a smaller learning rate")
     codec_state = _codec_state(contract, client, state, version) if state.codec else state.codec
     payload, codec_state = contract.up(client).encode(
-        update.code, codec_state, contract.peer(version, client, context.trained)
+        update.code, codec_state, contract.peer(version, client, context.hints)
     )
     weight, content = method.client_weight.weight(samples), None
     if method.secure_aggregation:
@@ -278,6 +279,23 @@ def _starts(group: Group) -> Tree:
         unsent = torch.stack([state.unsent.get(name, zero) for state in states])
         start[name] = start[name] + unsent.to(coords[name].device)
     return start
+
+
+def _trained_starts(contract: Contract, group: Group) -> Tree:
+    """What clients train at the start of the round: the coordinates, or the values that stand for them."""
+    space, public, starts = contract.method.space, group.public, _starts(group)
+    if not space.reparametrized:
+        return starts
+    return space.to_trained(public.base, contract.basis(public.version, public.device), starts)
+
+
+def _coordinates(contract: Contract, group: Group, start: Tree, trained: Tree) -> Tree:
+    """The stacked coordinates of trained values; those of values that training did not change stay the same."""
+    space, public = contract.method.space, group.public
+    if not space.reparametrized:
+        return trained
+    made = space.from_trained(public.base, contract.basis(public.version, public.device), trained)
+    return tmap(lambda now, was, new, old: torch.where(now == was, old, new), trained, start, made, _starts(group))
 
 
 def _keeps_optimizer(method: Method, version: int) -> bool:

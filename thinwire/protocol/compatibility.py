@@ -28,6 +28,11 @@ def check_method(method: Method, weights: Spec) -> None:
     _check_aggregator(method)
     _check_lr_schedules(method)
     _check_sketch(method)
+    if method.space.reparametrized and _has_state(method):
+        raise IncompatibleParts(
+            f"{method.correction!r} keeps a state of the coordinates, but with {method.space!r} clients train other "
+            "values, which stand for them. Write correction = 'none', or use one without state, such as 'fedprox'"
+        )
 
 
 def _has_state(method: Method) -> bool:
@@ -135,8 +140,8 @@ def _check_sketch(method: Method) -> None:
         return
     if _depends_on_coordinates(method):
         raise IncompatibleParts(
-            f"{method.server_opt!r} decays coordinates on the server, but under {method.sketch!r} the server moves "
-            "codes. Write weight_decay = 0 for the server, or use the identity sketch"
+            f"the step of {method.server_opt!r} depends on the coordinates, but under {method.sketch!r} the server "
+            "moves codes. Write weight_decay = 0 for the server, server_opt = 'sgd', or use the identity sketch"
         )
     if method.correction.init_server(_PROBE):
         raise IncompatibleParts(
@@ -148,8 +153,8 @@ def _check_sketch(method: Method) -> None:
 def _depends_on_coordinates(method: Method) -> bool:
     """Whether the step of the server optimizer depends on the coordinates, given the same gradient."""
     grads: Tree = {"probe": torch.ones(1)}
-    state = method.server_opt.init(grads)
-    at = ({"probe": torch.full((1,), x)} for x in (0.0, 1.0))
+    at = [{"probe": torch.full((1,), x)} for x in (0.0, 1.0)]
+    _, state = method.server_opt.update(grads, method.server_opt.init(grads), at[0])
     here, there = (method.server_opt.update(grads, state, coords)[0] for coords in at)
     return not torch.equal(here["probe"], there["probe"])
 

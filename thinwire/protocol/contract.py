@@ -101,6 +101,15 @@ class Contract:
         return self.method.sketch.spec(self.sendable)
 
     @cached_property
+    def step(self) -> Spec:
+        """What the server broadcasts when all blocks are synchronized: the code, or coordinates recovered from it."""
+        return self.step_of(self.sendable)
+
+    def step_of(self, planned: Spec) -> Spec:
+        """What the server broadcasts when these blocks are synchronized."""
+        return planned if self.method.sketch.recovers else self.method.sketch.spec(planned)
+
+    @cached_property
     def report(self) -> Spec:
         """What a client's correction reports to the server; often nothing."""
         method, shapes = self.method, self.sendable.shapes()
@@ -137,7 +146,8 @@ class Contract:
     @cached_property
     def max_steps(self) -> int:
         """The largest number of bodies of steps: each costs a client a merge, or the slower draws of a sketch."""
-        return wire.MAX_STEPS if self.method.sketch.is_identity else wire.MAX_STEPS // 4
+        sketch = self.method.sketch
+        return wire.MAX_STEPS if sketch.is_identity or sketch.recovers else wire.MAX_STEPS // 4
 
     # -- parts in a round ----------------------------------------------------------------------------------------------
 
@@ -153,7 +163,7 @@ class Contract:
         A penalty depends on the weights that coordinates expand to, so with one they are merged.
         """
         space = self.method.space
-        return space if self.method.penalty.active else space.unmerged()
+        return space if self.method.penalty.active and not space.reparametrized else space.unmerged()
 
     def client_opt(self, version: int) -> Optimizer:
         """The client optimizer with the learning rate of the round from `version`."""
@@ -167,11 +177,14 @@ class Contract:
 
     def sketch_key(self, version: int) -> Key:
         """The key of the sketch in the round from `version`."""
-        return self.key.fold("sketch", version)
+        return self.key.fold("sketch", 0 if self.method.sketch.recovers else version)
 
-    def peer(self, version: int, client: int, mask: Tree | None = None) -> Peer:
-        """What both ends know about that client in that round, with the mask of the values that it trains."""
-        return Peer(self.key.fold("peer", version, client), self.key.fold("peers", version), mask or {})
+    def peer(self, version: int, client: int, hints: Tree | None = None) -> Peer:
+        """What both ends know about that client in that round; see `hints`."""
+        own, everyone = self.key.fold("peer", version, client), self.key.fold("peers", version)
+        if self.method.mask.active:
+            return Peer(own, everyone, hints or {})
+        return Peer(own, everyone, known=hints or {})
 
     # -- tiers of clients ----------------------------------------------------------------------------------------------
 
@@ -202,6 +215,19 @@ class Contract:
             return self.moving
         received = to_device(restrict(public.coords, self.sendable.names), "cpu")
         return mask.trained(received, public.version)
+
+    @cached_property
+    def has_hints(self) -> bool:
+        """Whether both ends know more about the values of an upload than their shapes."""
+        method = self.method
+        predicted = method.upload == "weights" and any(up.predicts for up in method.ups)
+        return method.mask.active or (predicted and not method.secure_aggregation)
+
+    def hints(self, public: PublicState) -> Tree:
+        """What both ends know about the values of an upload: which are trained, or what they were; often nothing."""
+        if self.method.mask.active or not self.has_hints:
+            return self.trained(public)
+        return to_device(restrict(public.coords, self.sendable.names), "cpu")
 
     @cached_property
     def moving(self) -> Tree:

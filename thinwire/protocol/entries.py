@@ -9,13 +9,12 @@ import torch
 from thinwire.core.tree import Tree, bring
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw
-from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import varint
 
 
 class ServerStep(NamedTuple):
-    """What one version adds: the aggregated code of the synchronized blocks."""
+    """What one version adds: the aggregated code of the synchronized blocks, or what was recovered from it."""
 
     names: frozenset[str]
     code: Tree
@@ -38,7 +37,7 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
     """The entry that leads from `version` to the next one, from a body that is not trusted."""
     names = planned_names(contract, body)
     expect_fields(body, {wire.COORDS})
-    spec = contract.upload_fields(Plan(names))[1]
+    spec = contract.step_of(contract.coords.restrict(names))
     code = contract.method.down.decode(body.fields[wire.COORDS], spec, contract.peer(version, EVERYONE))
     return ServerStep(names, *bring((code,), device))
 

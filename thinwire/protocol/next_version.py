@@ -25,7 +25,7 @@ from thinwire.protocol.entries import (
     read_step,
 )
 from thinwire.protocol.ledger import Ledger
-from thinwire.protocol.setup import initial_server_state
+from thinwire.protocol.setup import UNRECOVERED, initial_optimizer_state, initial_server_state
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import KEPT, adds_up
 from thinwire.schedules.base import Plan
@@ -64,6 +64,8 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
     whole, contract, public = contract, contract.at(server.public.version), server.public
     schedule = _observe(contract, server, plan, total)
     made = _server_step(contract, server, plan, total, fraction)
+    if contract.method.sketch.recovers:
+        made = _recovered(contract, server, plan, made)
     sent = _broadcast(contract, server, ServerStep(plan.names, made.change))
     code, shared, buffers = bring((sent.step.code, made.shared, total.buffers), public.device)
     coords = apply_step(contract, public, ServerStep(sent.step.names, code))
@@ -79,10 +81,7 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
     opt, codec = merge_states(server.opt, made.opt) if server.opt else made.opt, sent.codec
     if contract.method.space.redraw_every and contract.window(after.version) != contract.window(public.version):
         # optimizer and codec states of the old coordinates have no meaning in the new basis
-        opt, codec = (
-            contract.server_opt(public.version).init(contract.code.zeros()),
-            contract.method.down.init(contract.code),
-        )
+        opt, codec = initial_optimizer_state(contract), contract.method.down.init(contract.step)
     exact = contract.method.sends_sums and adds_up(public.coords, code, coords)
     ledger = append_entry(contract, server.ledger, plan, body, end, exact)
     return _checked(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
@@ -107,7 +106,8 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
     if method.correction.active:
         own = {name: block for name, block in server.correction.items() if name not in absent}
         update, shared, own = method.correction.server(update, total.report, fraction, own)
-    state = restrict_state(server.opt, update.keys()) if server.opt else server.opt
+    kept = {slot: tree for slot, tree in server.opt.items() if slot != UNRECOVERED}
+    state = restrict_state(kept, update.keys()) if kept else kept
     change, opt = contract.server_opt(version).update(scale(update, -1.0), state, coords)
     if not all_finite(change):  # before the codec, whose result for a NaN is not defined
         raise Diverged(f"the step to version {version + 1} is not finite; try a smaller learning rate")
@@ -119,6 +119,15 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
             change = tmap(lambda step, moves: torch.where(moves, step, 0), change, moving)  # noise is masked, too
             opt = _masked(opt, moving)
     return Change(change, shared, opt, own)
+
+
+def _recovered(contract: Contract, server: ServerState, plan: Plan, made: Change) -> Change:
+    """The update that the sketch recovers from this step and what earlier ones left; the rest is kept."""
+    planned, key = contract.coords.restrict(plan.names), contract.sketch_key(server.public.version)
+    total = add(restrict(server.opt[UNRECOVERED], made.change.keys()), made.change)
+    update, left = contract.method.sketch.recover(total, planned, key)
+    opt = _masked({**made.opt, UNRECOVERED: total}, left)
+    return made._replace(change=update, opt=opt)
 
 
 def _masked(opt: State, mask: Tree) -> State:

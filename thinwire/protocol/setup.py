@@ -11,6 +11,7 @@ from dataclasses import replace
 from thinwire.codecs.base import check_fits
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
+from thinwire.core.state import State
 from thinwire.core.tree import Tree, restrict, to_device
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol.compatibility import check_method
@@ -23,6 +24,8 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import on_grid
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
+
+UNRECOVERED = "unrecovered"  # the slot of the server optimizer's state for codes that were not broadcast yet
 
 
 def make_contract(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[Contract, PublicState]:
@@ -68,7 +71,7 @@ def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[
     contract = Contract(method, *specs, key, schema)
     for up, down in zip(method.ups, method.downs, strict=True):
         check_fits(up, contract.code)
-        check_fits(down, contract.code if method.download == "incremental" else contract.sendable)
+        check_fits(down, contract.step if method.download == "incremental" else contract.sendable)
     check_fits(method.merge_codec, contract.coords)
     if method.secure_aggregation:
         check_secure_aggregation(contract)
@@ -125,15 +128,21 @@ def _check_bounded(contract: Contract) -> None:
             raise IncompatibleParts(f"{method.privacy!r} bounds each client's update, but not {part}. {instead}")
 
 
+def initial_optimizer_state(contract: Contract) -> State:
+    """The state of the server optimizer before its first step, and what a sketch that recovers has left: nothing."""
+    opt = contract.method.server_opt.init(contract.code.zeros())
+    return {**opt, UNRECOVERED: contract.code.zeros()} if contract.method.sketch.recovers else opt
+
+
 def initial_server_state(contract: Contract, public: PublicState) -> ServerState:
     """The server's state before the first round of a stage."""
     method = contract.method
     server = ServerState(
         public,
-        opt=method.server_opt.init(contract.code.zeros()),
+        opt=initial_optimizer_state(contract),
         correction=to_device(method.correction.init_server(restrict(public.coords, contract.sendable.names)), "cpu"),
         schedule=method.schedule.init(contract.coords),
-        codec=method.down.init(contract.code),
+        codec=method.down.init(contract.step),
         ledger=Ledger(public.version, public.version),
     )
     if not method.schedule.resamples(public.version + 1):  # some blocks are sent later: check now what that breaks

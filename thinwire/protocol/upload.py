@@ -73,18 +73,18 @@ def decode_uploads(
 ) -> dict[int, Upload]:
     """Decode and check the uploads of a round, in the order of client numbers. Raises WireError for a bad message."""
     contract, clients = contract.at(public.version), sorted(messages)
-    masks = trained_by_tier(contract, public, clients) if contract.method.mask.active else {}
+    hints = trained_by_tier(contract, public, clients) if contract.has_hints else {}
 
     def decode(i: int) -> Upload:
-        mask = masks[contract.tier(i)] if masks else None
-        return decode_upload(contract, plan, public.version, i, messages[i], mask)
+        known = hints[contract.tier(i)] if hints else None
+        return decode_upload(contract, plan, public.version, i, messages[i], known)
 
     uploads = each(decode, clients, contract.code.nbytes)
     return dict(zip(clients, uploads, strict=True))
 
 
 def decode_upload(
-    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, mask: Tree | None = None
+    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, hints: Tree | None = None
 ) -> Upload:
     """Decode and check one upload.
 
@@ -94,13 +94,13 @@ def decode_upload(
         version: the version that the client trained from.
         client: its number.
         data: the message, not trusted.
-        mask: the values that the client trained; None for all.
+        hints: what both ends know about the values (`Contract.hints`); None for nothing.
     """
     method, fields = contract.method, _fields(contract, plan, version, client, data)
     _, spec, report = contract.upload_fields(plan)
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
-    code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, mask))
+    code = contract.up(client).decode(fields[wire.COORDS], spec, contract.peer(version, client, hints))
     upload = Upload(
         code,
         decode_weight(fields[wire.WEIGHT]) if method.client_weight.sent else method.client_weight.weight(0),
@@ -145,12 +145,12 @@ def _check_ranges(contract: Contract, client: int, upload: Upload) -> None:
 
 
 def trained_by_tier(contract: Contract, public: PublicState, clients: Iterable[int]) -> dict[int, Tree]:
-    """Which values the clients of each tier train; it depends on the coordinates that they received."""
+    """The hints of uploads of each tier (`Contract.hints`); they depend on the coordinates that clients received."""
     contract = contract.at(public.version)
     downs = {contract.tier(client): contract.down(client) for client in clients}
-    if not contract.method.mask.active:
+    if not contract.has_hints:
         return {tier: {} for tier in downs}
-    return {tier: contract.trained(as_received(contract, public, down)) for tier, down in downs.items()}
+    return {tier: contract.hints(as_received(contract, public, down)) for tier, down in downs.items()}
 
 
 def as_received(contract: Contract, public: PublicState, down: Codec) -> PublicState:

@@ -130,6 +130,7 @@ def is_predictable(contract: Contract, server: ServerState, names: frozenset[str
     return (
         exact
         and method.sketch.is_identity
+        and not method.space.reparametrized
         and method.aggregator.is_weighted_mean
         and not (method.privacy.active or method.mask.active or contract.private)
         and method.schedule.resamples(version + 1)

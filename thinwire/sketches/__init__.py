@@ -2,4 +2,5 @@
 
 from thinwire.sketches.base import Identity as Identity
 from thinwire.sketches.base import Sketch as Sketch
+from thinwire.sketches.count import CountSketch as CountSketch
 from thinwire.sketches.evofed import EvoFed as EvoFed

@@ -2,7 +2,9 @@
 
 from thinwire.spaces.base import Space as Space
 from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
+from thinwire.spaces.fedmrn import FedMRN as FedMRN
 from thinwire.spaces.fedpara import FedPara as FedPara
+from thinwire.spaces.fedpm import FedPM as FedPM
 from thinwire.spaces.frozen import Frozen as Frozen
 from thinwire.spaces.full import Full as Full
 from thinwire.spaces.lora import LoRA as LoRA

@@ -38,6 +38,11 @@ class Space(Protocol):
         """Whether `from_weights` is available: only then can the space be that of a next stage."""
         return False
 
+    @property
+    def reparametrized(self) -> bool:
+        """Whether clients train other values than the coordinates, such as scores instead of probabilities."""
+        return False
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
         return
@@ -69,8 +74,22 @@ class Space(Protocol):
         return self.expand(base, basis, coords)
 
     def unmerged(self) -> Space:
-        """Return the space to train in: one that keeps adapters apart from the weights, or this space itself."""
+        """Return the space to train in: one that keeps adapters apart from the weights, or this space itself.
+
+        Where `reparametrized`, its `expand` takes the values that clients train, and may draw from torch's generator.
+        """
         return self
+
+    def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the values that clients train for these coordinates; by default the coordinates.
+
+        Works value by value: coordinates may have the clients of a cohort on a further first axis.
+        """
+        return coords
+
+    def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
+        """Return the coordinates of trained values. The inverse of `to_trained`."""
+        return trained
 
     def from_weights(self, base: Tree, weights: Tree, key: Key) -> Tree:
         """Return coordinates whose weights are as close as possible to the given ones.

@@ -26,6 +26,7 @@ class Rule:
     space: Space
 
 
+_Function: TypeAlias = Callable[[Space, Tree, Tree, Tree], Tree]
 Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
 
 
@@ -89,6 +90,11 @@ class Route(Space):
         """Rounds after which all spaces merge and draw a new basis; 0 means never."""
         return max(space.redraw_every for space in self._spaces())
 
+    @property
+    def reparametrized(self) -> bool:
+        """Whether clients train other values than the coordinates in one of the spaces."""
+        return any(space.reparametrized for space in self._spaces())
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a block has no rule, a rule no block, or a space cannot be used for its blocks."""
         for space, names in self._assign(spec.names):
@@ -130,13 +136,19 @@ class Route(Space):
         """Return the weights of all spaces, followed by the adapters of spaces that have them."""
         return self._combine(base, basis, coords, lambda space, *trees: space.unmerged().expand(*trees))
 
+    def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the values that clients train in all spaces."""
+        return self._convert(base, basis, coords, lambda space, *trees: space.to_trained(*trees))
+
+    def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
+        """Return the coordinates of values trained in all spaces."""
+        return self._convert(base, basis, trained, lambda space, *trees: space.from_trained(*trees))
+
     def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the evaluation weights of all spaces, in the order of the model."""
         return self._combine(base, basis, coords, lambda space, *trees: space.evaluation_weights(*trees))
 
-    def _combine(
-        self, base: Tree, basis: Tree, coords: Tree, weights_of: Callable[[Space, Tree, Tree, Tree], Tree]
-    ) -> Tree:
+    def _combine(self, base: Tree, basis: Tree, coords: Tree, weights_of: _Function) -> Tree:
         made: Tree = {}
         for i, (space, names) in enumerate(self._assign(tuple(base))):
             if names:
@@ -145,6 +157,16 @@ class Route(Space):
                 made.update(weights_of(space, restrict(base, names), _basis_of(basis, i), part))
         adapters = {name: block for name, block in made.items() if name not in base}
         return {name: made[name] for name in base} | adapters
+
+    def _convert(self, base: Tree, basis: Tree, coords: Tree, change: _Function) -> Tree:
+        made: Tree = {}
+        for i, (space, names) in enumerate(self._assign(tuple(base))):
+            own = frozenset(names)
+            part = {_from_route(name, i): block for name, block in coords.items() if _belongs(name, i, own)}
+            if part:
+                after = change(space, restrict(base, names), _basis_of(basis, i), part)
+                made.update({_to_route(name, i): block for name, block in after.items()})
+        return {name: made[name] for name in coords}
 
     def _spaces(self) -> list[Space]:
         return [rule.space for rule in self.rules if isinstance(rule, Rule)]  # all are, since __post_init__

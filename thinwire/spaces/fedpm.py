@@ -1,0 +1,142 @@
+"""Masks of a random network whose weights are never trained (FedPM).
+
+Paper: Sparse Random Networks for Communication-Efficient Federated Learning (Isik et al., ICLR 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from thinwire.core.key import Device, Key
+from thinwire.core.numbers import check_numbers
+from thinwire.core.registry import register
+from thinwire.core.spec import Spec
+from thinwire.core.tree import Tree, tmap
+from thinwire.errors import ConfigError
+from thinwire.spaces.base import Space
+from thinwire.spaces.unmerged import Unmerged
+
+Weights = Literal["signed", "base"]
+Test = Literal["mean", "sample", "round"]
+
+EPSILON = 0.01  # probabilities closer to 0 or 1 are trained as if they were this far: their scores stay finite
+_P = "/p"
+
+
+@register("space", "fedpm", paper="Isik et al., ICLR 2023")
+@dataclass(frozen=True)
+class FedPM(Space):
+    """Train the probabilities with which the weights of a frozen random network are kept.
+
+        W = W0 * m,    m ~ Bernoulli(p)    in every local step, with the gradient of p (straight-through)
+        trained: scores s,    p = sigmoid(s)
+
+    Coordinates are the probabilities p, one for each weight with two axes or more (`fc.weight/p`); all other weights
+    stay those of the base. To upload sampled masks, which take at most a bit each, send the coordinates themselves
+    through two levels: `upload = "weights"`, `up = { kind = "binary", levels = [0, 1] }`.
+
+    Args:
+        weights: `signed`: W0 has the signs of the initial weights and one size in each layer, sqrt(2 / inputs);
+            `base`: W0 are the initial weights, for example of a pretrained model.
+        gain: factor on the size of signed weights.
+        start: p before the first round.
+        test: the weights of the trained model: the `mean`, W0 p; those of one `sample` of the masks, as in the paper,
+            which a bit for each weight describes; or those with p above one half (`round`).
+
+    >>> space, base = FedPM(), {"fc.weight": torch.tensor([[0.3, -0.1]]), "fc.bias": torch.ones(1)}
+    >>> coords = space.init(base, {}, Key(0))
+    >>> coords, space.expand(base, {}, coords)["fc.weight"].tolist()
+    ({'fc.weight/p': tensor([[0.5000, 0.5000]])}, [[0.5, -0.5]])
+
+    `expand` returns the mean W0 p, and in training a sample. Not a `Mask`, which decides which weights are trained.
+    """
+
+    weights: Weights = "signed"
+    gain: float = 1.0
+    start: float = 0.5
+    test: Test = "mean"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for name, known in (("weights", Weights), ("test", Test)):
+            if (value := getattr(self, name)) not in get_args(known):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {value!r}")
+        if not 0 < self.gain < math.inf:
+            raise ConfigError(f"gain must be above 0, not {self.gain}; write for example gain = 1.0")
+        if not EPSILON <= self.start <= 1 - EPSILON:
+            raise ConfigError(f"start must be a probability from {EPSILON} to {1 - EPSILON}, not {self.start}")
+
+    @property
+    def reparametrized(self) -> bool:
+        """True: clients train scores."""
+        return True
+
+    def check(self, spec: Spec) -> None:
+        """Raise a ConfigError if no weight has two axes."""
+        if not any(len(block.shape) >= 2 for block in spec):
+            raise ConfigError("fedpm masks weights with two axes or more, and this model has none; use another space")
+
+    def note(self, spec: Spec) -> str:
+        """Return how many weights are masked."""
+        masked = sum(block.numel for block in spec if len(block.shape) >= 2)
+        return f"fedpm masks {masked:,} of {spec.size:,} weights; the others are not trained."
+
+    def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
+        """Return the thresholds of the sample that is tested; often nothing."""
+        if self.test != "sample":
+            return {}
+        masked = [block for block in spec if len(block.shape) >= 2]
+        return {block.name: key.fold("sample", block.name).uniform(*block.shape, device=device) for block in masked}
+
+    def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
+        """Return the initial probabilities."""
+        return {name + _P: torch.full_like(w, self.start) for name, w in base.items() if w.dim() >= 2}
+
+    def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the mean of the masked weights."""
+        return self._times(base, lambda name: coords[name + _P])
+
+    def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights of one sample, the mean, or those that are more likely kept than not."""
+        if self.test == "mean":
+            return self.expand(base, basis, coords)
+        limit = dict.fromkeys(base, 0.5) if self.test == "round" else basis
+        return self._times(base, lambda name: (coords[name + _P] > limit[name]).to(base[name].dtype))
+
+    def unmerged(self) -> Space:
+        """Return the space of scores, which samples masks."""
+        return Unmerged(self)
+
+    def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the weights of masks sampled from scores, with the gradient of their probabilities."""
+
+        def sample(name: str) -> Tensor:
+            p = torch.sigmoid(coords[name + _P])
+            kept = (torch.rand_like(p) < p).to(p.dtype)
+            return p + (kept - p).detach()
+
+        return self._times(base, sample)
+
+    def to_trained(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
+        """Return the scores of probabilities."""
+        return tmap(lambda p: torch.logit(p, EPSILON), coords)
+
+    def from_trained(self, base: Tree, basis: Tree, trained: Tree) -> Tree:
+        """Return the probabilities of scores."""
+        return tmap(torch.sigmoid, trained)
+
+    def _times(self, base: Tree, factor: Callable[[str], Tensor]) -> Tree:
+        """The frozen weights times a factor for each of them; others as they are."""
+        return {name: self._frozen(w) * factor(name) if w.dim() >= 2 else w for name, w in base.items()}
+
+    def _frozen(self, weight: Tensor) -> Tensor:
+        if self.weights == "base":
+            return weight
+        size = self.gain * math.sqrt(2 / max(1, weight[0].numel()))
+        return torch.where(weight < 0, -size, size).to(weight.dtype)
