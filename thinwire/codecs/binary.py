@@ -38,11 +38,11 @@ class Binary(Codec):
             Without levels, those of each block are its smallest and its largest value, which are sent.
 
     >>> from thinwire.core.key import Key
-    >>> tree, peer = {"w": torch.full((8000,), 0.1)}, Peer(Key(0))
+    >>> tree, peer = {"w": torch.full((80_000,), 0.1)}, Peer(Key(0))
     >>> data, _ = Binary((0.0, 1.0)).encode(tree, {}, peer)
     >>> back = Binary((0.0, 1.0)).decode(data, Spec.of(tree), peer)["w"]
-    >>> sorted(set(back.tolist())), round(float(back.mean()), 2), round(8 * len(data) / 8000, 2)  # entropy: 0.47 bits
-    ([0.0, 1.0], 0.1, 0.48)
+    >>> sorted(set(back.tolist())), round(float(back.mean()), 2), round(8 * len(data) / 80_000, 2)  # entropy: 0.47
+    ([0.0, 1.0], 0.1, 0.47)
 
     Bits are coded by the share of high values (`wire/biased_bits.py`) of each group of values: n H(share) bits for n
     values, and some bytes. Groups are blocks, or, where both ends know values near the ones that are sent

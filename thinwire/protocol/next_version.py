@@ -64,8 +64,6 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
     whole, contract, public = contract, contract.at(server.public.version), server.public
     schedule = _observe(contract, server, plan, total)
     made = _server_step(contract, server, plan, total, fraction)
-    if contract.method.sketch.recovers:
-        made = _recovered(contract, server, plan, made)
     sent = _broadcast(contract, server, ServerStep(plan.names, made.change))
     code, shared, buffers = bring((sent.step.code, made.shared, total.buffers), public.device)
     coords = apply_step(contract, public, ServerStep(sent.step.names, code))
@@ -118,7 +116,8 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
         if moving := restrict(contract.moving, change.keys()):
             change = tmap(lambda step, moves: torch.where(moves, step, 0), change, moving)  # noise is masked, too
             opt = _masked(opt, moving)
-    return Change(change, shared, opt, own)
+    made = Change(change, shared, opt, own)
+    return _recovered(contract, server, plan, made) if method.sketch.recovers else made
 
 
 def _recovered(contract: Contract, server: ServerState, plan: Plan, made: Change) -> Change:
