@@ -47,6 +47,7 @@ def job_on(experiment: Experiment, task: Task) -> Job:
         experiment.eval.every,
         metrics_by_name(experiment.eval.metrics),
         experiment.eval.objective,
+        experiment.speed,
     )
 
 

@@ -19,6 +19,7 @@ from thinwire.experiments.records import KEEP, Accounting
 from thinwire.experiments.task_files import own_kind, portable, task_label
 from thinwire.experiments.toml import Table, dumps
 from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
+from thinwire.runtime.speed import Speed
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
@@ -173,6 +174,7 @@ class Experiment:
             with which returning clients catch up (`ideal`). It does not change the run.
         imports: modules and files to import before the names of parts are looked up (plugins).
         fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
+        speed: how long simulated clients take.
     """
 
     name: str
@@ -188,6 +190,7 @@ class Experiment:
     accounting: Accounting = "honest"
     imports: tuple[str, ...] = ()
     fingerprint: str = ""
+    speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
         if self.accounting not in get_args(Accounting):
@@ -211,6 +214,7 @@ SECTIONS: dict[str, Any] = {
     "engine": LocalEngine,
     "eval": Evaluation,
     "checkpoint": Checkpointing,
+    "speed": Speed,
 }
 # keys at the top of a file
 TOP = ("name", "seed", "rounds", "accounting")
@@ -238,6 +242,8 @@ def to_table(experiment: Experiment) -> Table:
     sections = {key: plain(getattr(experiment, key)) for key in SECTIONS}
     if not experiment.engine.workers:
         del sections["engine"]["workers"]  # rarely set; without it, digests of older experiments stay the same
+    if experiment.speed == Speed():
+        del sections["speed"]
     if experiment.checkpoint.on_divergence == "stop":
         del sections["checkpoint"]["on_divergence"]
     return {
@@ -285,5 +291,6 @@ def method_table(method: Method, strict: bool = True) -> Table:
     rare |= {"norm_bound": method.norm_bound} if method.norm_bound != NORM_BOUND else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
     rare |= {"opt_lifetime": method.opt_lifetime} if method.opt_lifetime != "window" else {}
+    rare |= {"asynchronous": plain(method.asynchronous)} if method.asynchronous.active else {}
     rare |= {"ema_decay": method.ema_decay} if method.ema_decay != EMA_DECAY else {}
     return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

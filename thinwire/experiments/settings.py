@@ -10,6 +10,7 @@ from thinwire.experiments.experiment import Checkpointing, Cohort, Evaluation
 from thinwire.experiments.load import values_from
 from thinwire.experiments.resolve import stated_settings
 from thinwire.protocol.method import Method
+from thinwire.runtime.speed import Speed
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
@@ -27,6 +28,7 @@ class Settings:
     checkpoint: Checkpointing = Checkpointing()
     seed: int = 0
     rounds: int = 10
+    speed: Speed = Speed()
 
     @classmethod
     def of(cls, method: Method | str | None, recipe: str | None = None) -> Settings:

@@ -43,20 +43,12 @@ from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.schedules.base import Plan
 from thinwire.simulation.backends import Backends
 from thinwire.simulation.client_states import ClientStates
+from thinwire.simulation.clock import Download, SimulatedClock
 from thinwire.simulation.evaluation import evaluated
 from thinwire.simulation.lazy import Lazy
 from thinwire.simulation.pipeline import Pipeline, Trained, is_predictable, predict
 from thinwire.training.inputs import Backend, Workload
 from thinwire.wire.bits import Bytes
-from thinwire.wire.message import Pieces
-
-
-class Download(NamedTuple):
-    """The messages that open a round, by client, and their bytes: ordinary ones, and beyond these for catching up."""
-
-    messages: dict[int, Pieces]
-    ordinary: int
-    catchup: int
 
 
 class OpenRound(NamedTuple):
@@ -118,6 +110,7 @@ class Simulation:
         self.contract, self.device = self.federation.contract, self.federation.device
         self.backends = Backends(engine, job, self.federation)
         self.pipeline = Pipeline(self.device, on=self.device.type == "cuda" and not engine.workers)
+        self.clock = SimulatedClock(job)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -158,8 +151,9 @@ class Simulation:
             clients=ClientStates.of(state.clients).updated(new),
             cohort=cohort,
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
+            clock=self.clock.after_all(state, opened.download, result.messages),
         )
-        record = self._record(opened, closed, loss, sent)
+        record = self._record(opened, closed, loss, sent)._replace(clock=self.clock.shown(after))
         if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
                 after, record = evaluated(self.federation, after, record)
