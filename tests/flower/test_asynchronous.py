@@ -9,6 +9,7 @@ import pytest
 from tests.federation import same_public
 from tests.flower.test_server import experiment, play
 from tests.flower.timed import Timed
+from thinwire.core.key import Key
 from thinwire.errors import CheckpointError, WireError
 from thinwire.experiments.build import build_job
 from thinwire.experiments.cohort_file import CohortFile
@@ -20,7 +21,6 @@ from thinwire.flower.cohorts import CohortLog
 from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.runtime.speed import ClientSpeeds
-from thinwire.core.key import Key
 
 TEN = {"task.clients": 10, "cohort.size": 3, "local.steps": 2, "rounds": 8}
 SLOW = {"speed.slow_fraction": 0.3, "speed.slow_factor": 5.0, "speed.spread": 0.4}
@@ -119,11 +119,9 @@ def test_a_response_that_arrives_twice_counts_once():
 
 
 def test_uploads_that_are_too_stale_are_refused_and_their_clients_go_back():
-    server, transport, lines = federation(
-        "fedbuff+ef+topk", **{"speed.slow_factor": 30.0, "method.asynchronous.most_stale": 1, "rounds": 14}
-    )
-    state, records, _ = play(server, 14)
-    simulated = play(server.federation.engine.prepare(server.job), 14)[0]
+    server, _, lines = federation("fedbuff+ef+topk", **{"method.asynchronous.most_stale": 1, "rounds": 9})
+    state, records, _ = play(server, 9)
+    simulated = play(server.federation.engine.prepare(server.job), 9)[0]
     assert any("versions ago, and at most 1 are used" in line for line in lines)
     assert sum(one.refused for one in records) > 0
     assert same_public(state.server.public, simulated.server.public)
@@ -135,7 +133,9 @@ def test_a_client_that_lost_its_state_while_it_trained_is_sent_the_newest():
     late = sorted(server.collector.training)
     assert late
     for client in late:
-        store = ClientStore.load(transport.stored[client], transport.client.first) if client in transport.stored else None
+        store = (
+            ClientStore.load(transport.stored[client], transport.client.first) if client in transport.stored else None
+        )
         if store is not None:
             del transport.stored[client]
     state, records, _ = play(server, 6, state)

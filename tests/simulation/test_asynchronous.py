@@ -170,13 +170,11 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 
 
 def test_uploads_that_are_too_stale_are_not_used():
-    runner = simulation("fedbuff", **{**SLOW, "speed.slow_factor": 30.0, "method.asynchronous.most_stale": 1})
-    states, records = play(runner, 14)
+    records = play(simulation("fedbuff", **SLOW, **{"method.asynchronous.most_stale": 1}), 9)[1]
     assert max(one.staleness for one in records) <= 1
     assert sum(one.refused for one in records) > 0
     assert all(one.clients == 3 for one in records), "others take their place"
-    left = play(simulation("fedbuff", **{**SLOW, "speed.slow_factor": 30.0}), 14)[1]
-    assert max(one.staleness for one in left) > 1
+    assert max(one.bytes_up for one in records) > 3.5 * min(one.bytes_up for one in records) / 3, "their bytes count"
 
 
 def test_fedbuff_needs_less_simulated_time_than_synchronous_rounds_with_a_tenth_of_slow_clients():
@@ -207,7 +205,7 @@ def test_fedbuff_needs_less_simulated_time_than_synchronous_rounds_with_a_tenth_
         ({"speed.slow_factor": 0.1}, "slow_factor must be 1 or more"),
         ({"speed.step_seconds": -1.0}, "step_seconds must be 0 or more"),
         ({"speed.spread": 9.0}, "at most 5"),
-        ({"speed.steps": 1.0}, "speed.steps"),
+        ({"speed.steps": 1.0}, "unknown key in speed 'steps'"),
         ({"method.secure_aggregation": True}, "masks cancel"),
         ({"method.upload": "weights"}, "upload = 'delta'"),
         ({"method.space": "mapo"}, "redraw_every = 0"),

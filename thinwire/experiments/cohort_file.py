@@ -75,7 +75,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     if "based" in value:
         lists.append(value["based"])
     valid = all(isinstance(one, list) and all(map(_count, one)) for one in lists)
-    return value if valid and len(value.get("based", value.get("accepted", []))) == len(value.get("accepted", [])) else None
+    return (
+        value
+        if valid and len(value.get("based", value.get("accepted", []))) == len(value.get("accepted", []))
+        else None
+    )
 
 
 def _count(value: object) -> bool:

@@ -101,6 +101,7 @@ class Turn(NamedTuple):
         kept: the cohort that the schedule keeps within its window; empty at the start of one.
         size: the number of uploads that the round is for.
         concurrent: of an asynchronous round, the number of clients that train at the same time; 0 otherwise.
+        training: the clients that were asked in earlier rounds, and whose uploads this one can use.
     """
 
     number: int
@@ -108,6 +109,7 @@ class Turn(NamedTuple):
     kept: tuple[int, ...]
     size: int
     concurrent: int = 0
+    training: Set[int] = frozenset()
 
 
 class CohortSampler:
@@ -187,7 +189,8 @@ class CohortSampler:
         """The first clients that are there and idle; those that still work only if there are too few others."""
         needed, idle = self.policy.needed(turn.size), here - self.working()
         if turn.concurrent:
-            return tuple([i for i in turn.order if i in idle][: max(0, turn.concurrent - len(self.working()))])
+            places = turn.concurrent - len(turn.training & self.working())
+            return tuple([i for i in turn.order if i in idle][: max(0, places)])
         ready = [i for i in turn.kept if i in idle]
         if len(ready) < needed or not turn.kept:
             ready += [i for i in turn.order if i in idle and i not in turn.kept]

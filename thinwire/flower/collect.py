@@ -29,6 +29,7 @@ from thinwire.protocol.state import ServerState
 from thinwire.protocol.upload import Upload, trained_by_tier
 from thinwire.runtime.job import RunState
 from thinwire.schedules.base import Plan
+from thinwire.wire import message as wire
 
 
 class OpenRound(NamedTuple):
@@ -114,10 +115,6 @@ class Collector:
             turn: how its cohort is taken.
         """
         number, got, needed = opened.number, Collected(turn.size), self.policy.needed(turn.size)
-        if not self.asynchronous.active:
-            self.training = {}
-        # a run that went back makes the same versions a second time
-        self.training = {i: one for i, one in self.training.items() if one.version < opened.version}
         for attempt in range(self.policy.tries):
             got.cohort = (
                 self.cohorts.again(turn, got.cohort, got.uploads.keys()) if attempt else self.cohorts.draw(turn)
@@ -180,8 +177,12 @@ class Collector:
         self.training |= {i: one for i in asked if (one := self._asked(opened, got, i, began))}
         for client, response in self._responses(asked, lost, deadline):
             got.bytes_up += len(response.data)
+            before = self.training.get(client) or self._asked(opened, got, client, began)
+            if before is not None and self._is_older(client, response, before):
+                self._unused(opened.number, client)
+                continue
             self.cohorts.responded(client)
-            before = self.training.pop(client, None) or self._asked(opened, got, client, began)
+            self.training.pop(client, None)
             if before is None:
                 self._unused(opened.number, client)
                 continue
@@ -244,6 +245,29 @@ class Collector:
         if client not in got.requests:
             return None
         return Asked(opened.version, opened.plan, opened.trained, got.requests[client].accepted, since)
+
+    def _is_older(self, client: int, response: Response, asked: Asked) -> bool:
+        """Whether a response is an upload of an earlier version than the client was asked to train: it came twice."""
+        if not self.asynchronous.active or not response.data:
+            return False
+        contract = self.contract.at(asked.version)
+        try:
+            found = wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up)
+        except WireError:
+            return False
+        return found.kind == wire.UP and found.version < asked.version
+
+    def still_training(self, version: int, left_out: Set[int]) -> Set[int]:
+        """The clients whose uploads later rounds can use; the others are forgotten.
+
+        Args:
+            version: the current one. A run that went back makes later versions a second time.
+            left_out: clients whose uploads are not wanted.
+        """
+        active = self.asynchronous.active
+        kept = {i: one for i, one in self.training.items() if active and one.version < version and i not in left_out}
+        self.training = kept
+        return kept.keys()
 
     def _unused(self, number: int, client: int) -> None:
         """Log an upload to a round that is closed, which is not used; the next request tells its client."""

@@ -162,7 +162,8 @@ class FlowerServer:
         kept = () if plan.resample else tuple(i for i in state.cohort if i in order)
         size, asynchronous = min(sampler.size, len(order)), self.job.method.asynchronous
         concurrent = asynchronous.clients(size, len(order)) if asynchronous.active else 0
-        return Turn(state.round + 1, order, kept, size, concurrent)
+        training = self.collector.still_training(state.server.public.version, out)
+        return Turn(state.round + 1, order, kept, size, concurrent, training)
 
     def _record(self, state: RunState, got: Collected, closed: ClosedRound) -> RoundRecord:
         """The record of a round, without evaluation."""

@@ -11,7 +11,7 @@ from thinwire.protocol.method import Method
 def fedbuff(concurrency: float = 2.0, exponent: float = 0.5, most_stale: int = 0) -> Method:
     """FedBuff: a version is made of the first uploads that arrive, also of clients with an older version.
 
-        w <- w + sum_i (n_i / n) (1 + tau_i)^-exponent (update of client i)        over the `cohort` uploads that came first
+        w <- w + sum_i (n_i / n) (1 + tau_i)^-exponent (update of client i)     over the uploads that came first
 
     with tau_i the number of versions since the one that client i trained from, n_i its examples and n those of all i.
 
