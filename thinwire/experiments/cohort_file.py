@@ -70,16 +70,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not _count(value.get("round")):
         return None
-    names = ("available", "cohort") if "cohort" in value else ("accepted", "late")
+    names: tuple[str, ...] = ("available", "cohort") if "cohort" in value else ("accepted", "late")
+    names += ("based",) if "based" in value else ()
     lists = [value.get(name) for name in names]
-    if "based" in value:
-        lists.append(value["based"])
-    valid = all(isinstance(one, list) and all(map(_count, one)) for one in lists)
-    return (
-        value
-        if valid and len(value.get("based", value.get("accepted", []))) == len(value.get("accepted", []))
-        else None
-    )
+    if not all(isinstance(one, list) and all(map(_count, one)) for one in lists):
+        return None
+    return value if len(value.get("based", ())) in (0, len(value.get("accepted", ()))) else None
 
 
 def _count(value: object) -> bool:

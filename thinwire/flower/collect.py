@@ -161,7 +161,10 @@ class Collector:
         if len(got.uploads) < needed or self.policy.grace is None:
             deadline = Deadline(self.policy.seconds, self.clock)
         got.drifted += len(lost)
-        if lost and deadline.left():
+        full = (
+            self.asynchronous.active and len(got.uploads) >= got.size
+        )  # then lost clients are sent it in a later round
+        if lost and deadline.left() and not full:
             for i, request in lost.items():
                 got.bytes_catchup += len(request.data)
                 got.traffic.sent(i, len(request.data))
