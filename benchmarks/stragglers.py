@@ -2,9 +2,9 @@
 
     python benchmarks/stragglers.py --seeds 1 2 3 --docs docs
 
-A share of the clients takes ten times as long for a local step as the others. Both methods have the same clients,
-batches, learning rate and cohort size; a run ends in the first evaluated round that reaches the target. Time is that of
-the simulated clock (`thinwire/runtime/speed.py`), in units of one local epoch of an ordinary client on average.
+A share of the clients takes ten times as long for a local step as the others. All methods have the same clients,
+batches and learning rate; a run ends in the first evaluated round that reaches the target. Time is that of the
+simulated clock (`thinwire/runtime/speed.py`), in units of the local training of an ordinary client in a round.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from benchmarks.page import write_part
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 
-METHODS = ("fedavg", "fedbuff")
+METHODS: dict[str, tuple[str, float]] = {  # a method, and its cohort in units of that of the task
+    "fedavg": ("fedavg", 1.0),
+    "fedavg with twice the cohort": ("fedavg", 2.0),  # as many clients train at the same time as with FedBuff
+    "fedbuff": ("fedbuff", 1.0),
+}
 SHARES = (0.0, 0.1)  # of slow clients
+STEP = 0.1  # seconds of a local step
 TASKS: dict[str, tuple[float, dict[str, Any]]] = {  # target accuracy, settings
     "digits": (0.9, {"task.clients": 50, "cohort.size": 10, "rounds": 200}),
-    "fashion-mnist": (0.75, {"rounds": 200, "local.steps": 5}),
+    "fashion-mnist": (
+        0.75,
+        {"task.model": "mlp", "task.model.inputs": 784, "cohort.size": 10, "rounds": 300, "local.steps": 5},
+    ),
 }
 
 
@@ -40,10 +48,12 @@ class Reached(NamedTuple):
     staleness: float
 
 
-def reach(method: str, task: str, share: float, seed: int, data: Path | None = None) -> Reached | None:
+def reach(name: str, task: str, share: float, seed: int, data: Path | None = None) -> Reached | None:
     """Train until the target; None if the rounds end before."""
-    target, settings = TASKS[task]
-    chosen = resolve(method, task, {**settings, "seed": seed, "speed.slow_fraction": share, "speed.slow_factor": 10.0})
+    (method, cohort), (target, settings) = METHODS[name], TASKS[task]
+    settings = {**settings, "cohort.size": round(cohort * settings["cohort.size"])}
+    speed = {"speed.step_seconds": STEP, "speed.slow_fraction": share, "speed.slow_factor": 10.0}
+    chosen = resolve(method, task, {**settings, **speed, "seed": seed})
     runner = chosen.engine.prepare(build_job(chosen, data))
     steps = statistics.fmean(runner.clock.speeds.steps(i) for i in range(len(runner.job.task.clients)))
     state, sent, stale = runner.start(), 0, []
@@ -52,7 +62,7 @@ def reach(method: str, task: str, share: float, seed: int, data: Path | None = N
         sent += record.bytes_up + record.bytes_down + record.bytes_catchup
         stale.append(record.staleness or 0.0)
         if record.accuracy is not None and record.accuracy >= target:
-            return Reached(state.clock / steps, record.round, sent, statistics.fmean(stale))
+            return Reached(state.clock / (STEP * steps), record.round, sent, statistics.fmean(stale))
     return None
 
 
@@ -64,7 +74,7 @@ def table(found: Mapping[str, Sequence[Reached | None]]) -> str:
     ]
     for name, runs in found.items():
         task, share, method = name.split(", ")
-        head = f"| {task}, {100 * TASKS[task][0]:.0f} % | {100 * float(share):.0f} % | `{method}` |"
+        head = f"| {task}, {100 * TASKS[task][0]:.0f} % | {100 * float(share):.0f} % | {method} |"
         done = [run for run in runs if run is not None]
         if len(done) < len(runs):
             lines.append(f"{head} reached by {len(done)} of {len(runs)} seeds | | | |")

@@ -101,8 +101,8 @@ def test_stragglers_reach_their_target_or_are_reported(monkeypatch):
     found = stragglers.reach("fedbuff", "digits", 0.1, seed=1)
     assert found.rounds <= 8
     text = stragglers.table({"digits, 0.1, fedbuff": [found], "digits, 0.1, fedavg": [found, None]})
-    assert f"| digits, 30 % | 10 % | `fedbuff` | {found.seconds:.1f} (" in text
-    assert "`fedavg` | reached by 1 of 2 seeds |" in text
+    assert f"| digits, 30 % | 10 % | fedbuff | {found.seconds:.1f} (" in text
+    assert "fedavg | reached by 1 of 2 seeds |" in text
 
 
 def test_writing_a_section_leaves_the_rest_of_the_page_unchanged(tmp_path):

@@ -22,7 +22,7 @@ from thinwire.flower.policy import RoundPolicy
 from thinwire.flower.server import FlowerServer
 from thinwire.runtime.speed import ClientSpeeds
 
-TEN = {"task.clients": 10, "cohort.size": 3, "local.steps": 2, "rounds": 8}
+TEN = {"task.clients": 10, "cohort.size": 3, "local.steps": 1, "rounds": 8}
 SLOW = {"speed.slow_fraction": 0.3, "speed.slow_factor": 5.0, "speed.spread": 0.4}
 
 
@@ -44,7 +44,7 @@ def federation(method="fedbuff", record=None, policy=None, **overrides):
     return server, transport, lines
 
 
-@pytest.mark.parametrize("method", ["fedbuff", "fedbuff+ef+topk+int4", "fedbuff+fedper", "fedbuff+fedprox+eden"])
+@pytest.mark.parametrize("method", ["fedbuff", "fedbuff+ef+topk+int4", "fedbuff+hetlora"])
 def test_a_deployment_with_the_speeds_of_a_simulation_has_its_bits(method):
     server, transport, lines = federation(method)
     ours, records, messages = play(server, 8)
