@@ -175,6 +175,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "lora": tw.Stage(1, tw.LoRA(rank=2), mask=tw.NoMask()),
         "full": tw.Stage(2, tw.Full()),
     },
+    "asynchronous": {"none": tw.Asynchronous(), "fedbuff": tw.Asynchronous(2.0)},
     "secure_aggregation": {"no": False, "yes": True},
     "drift_check": {"on": True, "off": False},
     "evaluate": {"server": "server", "client": "client", "average": "average"},

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import attackers, attacks, codecs, faults, frameworks, fuzz_wire, page, peers, precision
+from benchmarks import attackers, attacks, codecs, faults, frameworks, fuzz_wire, page, peers, precision, stragglers
 from thinwire.codecs import Peer, Quantize, Threshold, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
@@ -113,6 +113,15 @@ def test_the_table_of_attacks_names_the_rules_that_hold():
     assert text.endswith("within 3 points of the weighted mean without attack: median.\n")
     del found["fedavg", "median", "none"], found["fedavg", "median", "sign-flip"]
     assert "without attack: no rule." in attacks.table(found, ["fedavg"])
+
+
+def test_stragglers_reach_their_target_or_are_reported(monkeypatch):
+    monkeypatch.setitem(stragglers.TASKS, "digits", (0.3, {"task.clients": 12, "cohort.size": 3, "rounds": 8}))
+    found = stragglers.reach("fedbuff", "digits", 0.1, seed=1)
+    assert found.rounds <= 8
+    text = stragglers.table({"digits, 0.1, fedbuff": [found], "digits, 0.1, fedavg": [found, None]})
+    assert f"| digits, 30 % | 10 % | fedbuff | {found.seconds:.1f} (" in text
+    assert "fedavg | reached by 1 of 2 seeds |" in text
 
 
 def test_writing_a_section_leaves_the_rest_of_the_page_unchanged(tmp_path):

@@ -37,13 +37,13 @@ _COMMON = {
     "thinwire.reports.comparison": ("Comparison", "compare"),
     "thinwire.reports.report": ("report",),
     "thinwire.reports.sweep": ("Sweep", "sweep"),
-    "thinwire.runtime": ("Job", "RoundRecord"),
+    "thinwire.runtime": ("Job", "RoundRecord", "Speed"),
     "thinwire.simulation.engine": ("LocalEngine",),
     "thinwire.core.registry": ("register",),
     "thinwire.experiments.plugins": ("load_plugins",),
     "thinwire.data.task": ("Task",),
     "thinwire.training": ("Local",),
-    "thinwire.protocol": ("Budget", "Method", "Stage", "Tier"),
+    "thinwire.protocol": ("Asynchronous", "Budget", "Method", "Stage", "Tier"),
     "thinwire.spaces": ("FedPara", "LoRA", "MAPA", "MAPO"),
     "thinwire.schedules": ("FedLAMA",),
     "thinwire.codecs": ("Chain", "ErrorFeedback", "Quantize", "TopK"),
@@ -224,6 +224,7 @@ if TYPE_CHECKING:
     from thinwire.privacy import DP as DP
     from thinwire.privacy import NoPrivacy as NoPrivacy
     from thinwire.privacy import Privacy as Privacy
+    from thinwire.protocol import Asynchronous as Asynchronous
     from thinwire.protocol import Budget as Budget
     from thinwire.protocol import Method as Method
     from thinwire.protocol import Stage as Stage
@@ -235,6 +236,7 @@ if TYPE_CHECKING:
     from thinwire.reports.sweep import sweep as sweep
     from thinwire.runtime import Job as Job
     from thinwire.runtime import RoundRecord as RoundRecord
+    from thinwire.runtime import Speed as Speed
     from thinwire.schedules import AllBlocks as AllBlocks
     from thinwire.schedules import FedLAMA as FedLAMA
     from thinwire.schedules import Plan as Plan

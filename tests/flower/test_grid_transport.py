@@ -143,3 +143,13 @@ def test_responses_that_arrive_together_are_kept_when_the_round_is_closed_betwee
     first = next(iter(exchange)).client
     exchange.close()
     assert exchanged(transport, {2}, 9) == [1 - first, 2]
+
+
+def test_remaining_responses_are_waited_for_without_new_requests(identity):
+    grid = Grid({0}, set(), {1}, {2})
+    transport = GridTransport(grid, lambda: "run", Software(b"", "1", 3), 3, poll=0.0)
+    transport.admission.serves = {10 + i: frozenset({i}) for i in range(3)}
+    assert exchanged(transport, {0, 1, 2}, 1) == [0]
+    assert [one.client for one in transport.remaining(60.0)] == [1, 2]
+    assert not transport.late
+    assert list(transport.remaining(60.0)) == []

@@ -58,15 +58,24 @@ class Timed(InMemory):
         for number in requests.keys() - self.offline():
             free = max([self.clock.now, *(at for at, one, _ in self.pending if one == number)])
             self.pending.append((free + self.seconds.get(number, 1.0), number, requests[number]))
+        yield from self._until(deadline, requests, waiting)
+
+    def remaining(self, seconds: float | Deadline) -> Iterator[ClientResponse]:
+        yield from self._until(Deadline.of(seconds), {}, None)
+
+    def _until(
+        self, deadline: Deadline, requests: Mapping[int, Request], waiting: set[int] | None
+    ) -> Iterator[ClientResponse]:
+        """Responses until none is awaited; without `waiting`, until none is pending."""
         try:
-            while waiting:
+            while self.pending if waiting is None else waiting:
                 next_one = min(self.pending, key=lambda one: one[:2], default=None)
                 if next_one is None or next_one[0] > deadline.end:
                     self.clock.now = max(self.clock.now, deadline.end)
                     return
                 self.pending.remove(next_one)
                 self.clock.now, number, request = max(self.clock.now, next_one[0]), *next_one[1:]
-                if requests.get(number) is request:
+                if waiting is not None and requests.get(number) is request:
                     waiting.discard(number)
                     self.arrivals.append((self.clock.now, number))
                 yield ClientResponse(number, self.respond(number, request))

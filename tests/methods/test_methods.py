@@ -15,7 +15,7 @@ from thinwire.methods.base import arguments_on_tasks, on
 
 NAMES = [
     *("adapter-lth", "ddg", "dp-fedadam", "drive", "eden", "ef", "evofed", "fa-lora", "factorized-fl"),
-    *("factorized-fl-sparse", "factorized-fl-u", "fedadagrad", "fedadam", "fedavg", "fedavgm"),
+    *("factorized-fl-sparse", "factorized-fl-u", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbuff"),
     *("feddyn", "federated-select", "fedlama", "fedlama-accelerated", "fedlama-public"),
     *("fedloru", "fedmrn", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedpm"),
     *("fedprox", "fedsa-lora", "fedsgd", "fedsparsify", "fedyogi", "fetchsgd", "ffa-lora", "flasc", "flora"),

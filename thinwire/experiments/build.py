@@ -48,6 +48,7 @@ def job_on(experiment: Experiment, task: Task) -> Job:
         metrics_by_name(experiment.eval.metrics),
         experiment.eval.objective,
         experiment.attack,
+        experiment.speed,
     )
 
 

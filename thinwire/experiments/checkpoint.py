@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -30,7 +31,7 @@ from thinwire.protocol.ledger import Ledger, Window
 from thinwire.protocol.recent import Recent
 from thinwire.protocol.state import ClientState, PublicState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
-from thinwire.runtime.job import RunState
+from thinwire.runtime.job import Flight, RunState
 from thinwire.training.inputs import Backend
 
 FORMAT = 2
@@ -90,6 +91,8 @@ def save_checkpoint(
         "sha256": hashlib.sha256(data).hexdigest(),
         "metrics": metrics,
         **({"retries": retries} if retries else {}),
+        **({"clock": state.clock} if state.clock else {}),
+        **({"flights": [[one.client, *one[1:3], one.loss] for one in state.flights]} if state.flights else {}),
         **({"recent": recent} if (recent := state.recent.as_json()) else {}),
     }
     write_atomically(file, with_checksum(meta))
@@ -147,6 +150,10 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
     seen = [ledger["version"], ledger["opened"], *ledger["synced"].values(), *meta["clients"].values()]
     seen += [ledger.get("adds_since", 0), *(edge for window in ledger["past"] for edge in window[:2])]
     syncs = [*meta["sync_counts"]["syncs"].values()]
+    flights = meta.get("flights", [])
+    if any(len(one) != 4 for one in flights) or len({str(one[0]) for one in flights}) < len(flights):
+        return "a client that trains is in it twice, or without its version"
+    clients, seen = [*clients, *(one[0] for one in flights)], [*seen, *(one[1] for one in flights)]
     ranges: tuple[tuple[str, Iterable[Any], int], ...] = (
         ("round", [meta["round"]], bounds.rounds),
         ("version", [version], meta["round"]),
@@ -160,6 +167,9 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
         for value in values:
             if type(value) is not int or not 0 <= value <= most:
                 return f"it holds the {what} {visible(repr(value), 40)}, expected 0 to {most:,}"
+    for value in (meta.get("clock", 0.0), *(number for one in flights for number in one[2:])):
+        if type(value) is not float or not math.isfinite(value):
+            return f"it holds the number {visible(repr(value), 40)}, expected a finite one"
     if meta["backend"] not in get_args(Backend) or meta.get("onednn") not in (True, False, None):
         return f"its backend is {visible(repr(meta['backend']), 40)}"
     return ""
@@ -172,11 +182,13 @@ def _tensors(state: RunState) -> Tree:
         out |= {f"public/{part}/{name}": block for name, block in getattr(state.server.public, part).items()}
     out |= {f"average/{name}": block for name, block in state.average.items()}
     clients = ((f"client/{i}", _CLIENT, own) for i, own in state.clients.items())
-    owners: list[tuple[str, tuple[str, ...], Any]] = [("server", _SERVER, state.server), *clients]
+    flights = ((f"flight/{one.client}", _CLIENT, one.state) for one in state.flights)
+    owners: list[tuple[str, tuple[str, ...], Any]] = [("server", _SERVER, state.server), *clients, *flights]
     for owner, parts, one in owners:
         trees = {part: getattr(one, part) for part in parts}
         trees |= {f"opt/{slot}": tree for slot, tree in one.opt.items()}
         out |= {f"{owner}/{part}/{name}": block for part, tree in trees.items() for name, block in tree.items()}
+    out |= {f"upload/{f.client}": torch.frombuffer(bytearray(f.message), dtype=torch.uint8) for f in state.flights}
     ledger = state.server.ledger
     data = b"".join((*ledger.entries, *(part for w in ledger.past for part in (*w.entries, w.end))))
     if data:
@@ -198,23 +210,37 @@ def _state(meta: dict[str, Any], tensors: Tree) -> RunState:
     ledger = _ledger(meta["ledger"], io.BytesIO(data))
     own = {part: tree(f"server/{part}/") for part in _SERVER}
     server = ServerState(public, opt=_slots(tree("server/opt/")), ledger=ledger, **own)
-    by_client: dict[str, Tree] = {}
-    for name, block in tensors.items():
-        if name.startswith("client/"):
-            _, i, rest = name.split("/", 2)
-            by_client.setdefault(i, {})[rest] = block
-    clients = {}
-    for i, version in meta["clients"].items():
-        mine = by_client.get(i, {})
-        given = {
-            p: {n.removeprefix(f"{p}/"): b for n, b in mine.items() if n.startswith(f"{p}/")} for p in (*_CLIENT, "opt")
-        }
-        clients[int(i)] = ClientState(version, opt=_slots(given.pop("opt")), **given)
+    kept = _kept(tensors)
+    clients = {int(i): _client_state(version, kept.get(("client", i), {})) for i, version in meta["clients"].items()}
+    flights = tuple(
+        Flight(i, version, arrives, message, _client_state(version, kept.get(("flight", str(i)), {})), loss)
+        for i, version, arrives, loss in meta.get("flights", ())
+        for message in [bytes(tensors[f"upload/{i}"].numpy())]
+    )
     sync_counts = SyncCounts(**meta["sync_counts"])
     backend = meta["backend"], meta["backend_reason"]
     limits = meta.get("chunk", 0), meta.get("onednn")
     cohort, average = tuple(meta["cohort"]), tree("average/")
-    return RunState(meta["round"], server, clients, cohort, *backend, sync_counts, *limits, average)
+    waiting = {"clock": meta.get("clock", 0.0), "flights": flights}
+    return RunState(meta["round"], server, clients, cohort, *backend, sync_counts, *limits, average, **waiting)
+
+
+def _kept(tensors: Tree) -> dict[tuple[str, str], Tree]:
+    """What clients keep, by `client` or `flight` and the number of the client."""
+    found: dict[tuple[str, str], Tree] = {}
+    for name, block in tensors.items():
+        if name.startswith(("client/", "flight/")):
+            owner, i, rest = name.split("/", 2)
+            found.setdefault((owner, i), {})[rest] = block
+    return found
+
+
+def _client_state(version: int, mine: Tree) -> ClientState:
+    """What a client keeps, from its tensors."""
+    given = {
+        p: {n.removeprefix(f"{p}/"): b for n, b in mine.items() if n.startswith(f"{p}/")} for p in (*_CLIENT, "opt")
+    }
+    return ClientState(version, opt=_slots(given.pop("opt")), **given)
 
 
 def _slots(tree: Tree) -> State:

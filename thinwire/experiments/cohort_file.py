@@ -3,6 +3,7 @@
     {"round": 5, "available": [0, 1, 4, 7], "cohort": [4, 0, 7]}     before the requests are sent
     {"round": 5, "accepted": [0, 4], "late": [7]}                    after the round
 
+In asynchronous rounds the second line also has the versions that the accepted uploads were trained from (`based`).
 A round that was resumed may have several lines of the first kind: the last counts. An incomplete last line of a killed
 process is removed. `thinwire replay` simulates a run with these cohorts.
 """
@@ -69,9 +70,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not _count(value.get("round")):
         return None
-    names = ("available", "cohort") if "cohort" in value else ("accepted", "late")
+    names: tuple[str, ...] = ("available", "cohort") if "cohort" in value else ("accepted", "late")
+    names += ("based",) if "based" in value else ()
     lists = [value.get(name) for name in names]
-    return value if all(isinstance(one, list) and all(map(_count, one)) for one in lists) else None
+    if not all(isinstance(one, list) and all(map(_count, one)) for one in lists):
+        return None
+    return value if len(value.get("based", ())) in (0, len(value.get("accepted", ()))) else None
 
 
 def _count(value: object) -> bool:

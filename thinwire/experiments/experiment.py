@@ -21,6 +21,7 @@ from thinwire.experiments.task_files import own_kind, portable, task_label
 from thinwire.experiments.toml import Table, dumps
 from thinwire.protocol.method import EMA_DECAY, NORM_BOUND, Method
 from thinwire.runtime.attacks import Attack
+from thinwire.runtime.speed import Speed
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
@@ -176,6 +177,7 @@ class Experiment:
         imports: modules and files to import before the names of parts are looked up (plugins).
         fingerprint: of a task of one's own, when its run starts (`task_record.py`); "" before that.
         attack: what malicious clients do, in a simulation; None if there are none.
+        speed: how long simulated clients take.
     """
 
     name: str
@@ -192,6 +194,7 @@ class Experiment:
     imports: tuple[str, ...] = ()
     fingerprint: str = ""
     attack: Attack | None = None
+    speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
         if self.accounting not in get_args(Accounting):
@@ -219,6 +222,7 @@ SECTIONS: dict[str, Any] = {
     "engine": LocalEngine,
     "eval": Evaluation,
     "checkpoint": Checkpointing,
+    "speed": Speed,
 }
 # keys at the top of a file
 TOP = ("name", "seed", "rounds", "accounting")
@@ -246,6 +250,8 @@ def to_table(experiment: Experiment) -> Table:
     sections = {key: plain(getattr(experiment, key)) for key in SECTIONS}
     if not experiment.engine.workers:
         del sections["engine"]["workers"]  # rarely set; without it, digests of older experiments stay the same
+    if experiment.speed == Speed():
+        del sections["speed"]
     if experiment.checkpoint.on_divergence == "stop":
         del sections["checkpoint"]["on_divergence"]
     return {
@@ -294,5 +300,6 @@ def method_table(method: Method, strict: bool = True) -> Table:
     rare |= {"norm_bound": method.norm_bound} if method.norm_bound != NORM_BOUND else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
     rare |= {"opt_lifetime": method.opt_lifetime} if method.opt_lifetime != "window" else {}
+    rare |= {"asynchronous": plain(method.asynchronous)} if method.asynchronous.active else {}
     rare |= {"ema_decay": method.ema_decay} if method.ema_decay != EMA_DECAY else {}
     return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

@@ -16,6 +16,7 @@ from thinwire.experiments.plugins import read_imports
 from thinwire.experiments.renamed import check_value, unknown_key
 from thinwire.experiments.task_files import own_kind
 from thinwire.experiments.toml import Table
+from thinwire.protocol.asynchronous import Asynchronous
 from thinwire.protocol.budget import Budget
 from thinwire.protocol.method import Method
 from thinwire.protocol.stage import Stage
@@ -34,6 +35,7 @@ PLAIN_FIELDS: dict[str, Any] = {
     "opt_lifetime": str,
     "secure_aggregation": bool,
     "next_stage": Stage,
+    "asynchronous": Asynchronous,
 }
 _TASK_KEYS = (
     *("kind", "clients", "partition", "model"),

@@ -102,7 +102,8 @@ class RunningTotals:
             self.quality = " ".join(found)
         epsilon = "" if record.epsilon is None else f"  epsilon {record.epsilon:.4g}"
         sent = f"{human_bytes(self.bytes)} {self.accounting}"
-        return f"loss {record.loss:.4f}  {self.quality}  {sent}{epsilon}"
+        clock = "" if record.clock is None else f"  clock {record.clock:.5g} s"
+        return f"loss {record.loss:.4f}  {self.quality}  {sent}{clock}{epsilon}"
 
 
 def _lines(label: str, rounds: int, totals: RunningTotals, console: Console) -> Show:

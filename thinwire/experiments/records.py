@@ -159,8 +159,14 @@ def totals(
         **_final("metrics", records),
         **_final("clients_eval", records),
         **byte_totals(up, down, catchup, accounting, abandoned),
+        **({"clock": clock} if (clock := _clock(records)) is not None else {}),
         "seconds": round(sum(record["seconds"] for record in records), 3),
     }
+
+
+def _clock(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """The simulated seconds of a run; None where no speed is set."""
+    return records[-1].get("clock") if records else None
 
 
 def _final(field: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

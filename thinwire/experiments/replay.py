@@ -8,6 +8,7 @@ needs (error feedback, SCAFFOLD), or computes on another kind of machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +64,10 @@ def replay(path: Path, data_dir: Path | None = None) -> Replay:
     cohorts = _accepted(path, len(records))
     job = _job(experiment, data_dir)
     simulation = experiment.engine.prepare(job)
-    simulation.federation.recorded = cohorts
+    if job.method.asynchronous.active:
+        simulation.federation.arrivals = _arrivals(path, cohorts)
+    else:
+        simulation.federation.recorded = cohorts
     weights, replayed = _simulated(simulation, len(records))
     deployed = load_file(path / "model.safetensors")
     differ = tuple(name for name, one in deployed.items() if name not in weights or not one.equal(weights[name]))
@@ -82,6 +86,15 @@ def _accepted(path: Path, rounds: int) -> dict[int, tuple[int, ...]]:
         if number not in known or not known[number].accepted:
             raise CheckpointError(f"{path / COHORTS} lacks the accepted clients of round {number}")
     return {number: known[number].accepted or () for number in range(1, rounds + 1)}
+
+
+def _arrivals(path: Path, accepted: Mapping[int, tuple[int, ...]]) -> dict[int, dict[int, int]]:
+    """The accepted clients of each asynchronous round, and the version that each of them had trained."""
+    known = CohortFile(path).rounds
+    for number, clients in accepted.items():
+        if len(known[number].based) != len(clients) or not all(base < number for base in known[number].based):
+            raise CheckpointError(f"{path / COHORTS} lacks the versions of the accepted clients of round {number}")
+    return {number: dict(zip(clients, known[number].based, strict=True)) for number, clients in accepted.items()}
 
 
 def _job(experiment: Experiment, data_dir: Path | None) -> Job:

@@ -11,6 +11,7 @@ from thinwire.experiments.load import values_from
 from thinwire.experiments.resolve import stated_settings
 from thinwire.protocol.method import Method
 from thinwire.runtime.attacks import Attack
+from thinwire.runtime.speed import Speed
 from thinwire.simulation.engine import LocalEngine
 from thinwire.training.batches import Local
 
@@ -29,6 +30,7 @@ class Settings:
     seed: int = 0
     rounds: int = 10
     attack: Attack | None = None
+    speed: Speed = Speed()
 
     @classmethod
     def of(cls, method: Method | str | None, recipe: str | None = None) -> Settings:

@@ -36,6 +36,7 @@ from thinwire.runtime.engine import Mode
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord
 from thinwire.runtime.runner import Runner
+from thinwire.runtime.speed import Speed
 from thinwire.training.batches import Local
 from thinwire.training.precision import Precision
 
@@ -56,6 +57,7 @@ def simulate(
     objective: str | None = None,
     validation_fraction: float = 0.0,
     local: Local | None = None,
+    speed: Speed | None = None,
     device: str | None = None,
     backend: Mode | None = None,
     chunk: int | None = None,
@@ -97,6 +99,7 @@ def simulate(
         validation_fraction: fraction of each client's examples that is kept from training; `patience` and the best
             model then go by the accuracy or loss on these, and the test set has no part in the choice.
         local: local training of a client in a round; one epoch with batches of 32.
+        speed: how long simulated clients take, for the simulated clock of the records (docs/methods/fedavg.md).
         device: `cpu` or `cuda`; `cpu`.
         backend: `auto`, `graph`, `threads`, `vmap` or `loop`; `auto`.
         chunk: clients trained together; 0 for the whole cohort.
@@ -120,7 +123,7 @@ def simulate(
         name: the label of this run in reports; by default the name of the method, or of the directory.
         recipe: training settings that a method by name or a file does not state (docs/recipe.md); `paper` for none.
     """
-    settings = Settings.of(method, recipe).changed(rounds=rounds, seed=seed, local=local)
+    settings = Settings.of(method, recipe).changed(rounds=rounds, seed=seed, local=local, speed=speed)
     settings = settings.changed("engine", device=device, backend=backend, chunk=chunk, precision=precision)
     settings = settings.changed(cohort=None if cohort is None else Cohort(cohort))
     settings = settings.changed("checkpoint", on_divergence=on_divergence, every=checkpoint_every, best=True)
@@ -168,7 +171,7 @@ def _check_early(settings: Settings, task: Task) -> None:
 def _job(task: Task, settings: Settings, metrics: Mapping[str, Metric]) -> Job:
     """The job of a task and the settings."""
     cohort = settings.cohort.size if settings.cohort else len(task.clients)
-    early = settings.eval.every, metrics, settings.eval.objective, settings.attack
+    early = settings.eval.every, metrics, settings.eval.objective, settings.attack, settings.speed
     return Job(task, settings.method, settings.rounds, cohort, settings.local, settings.seed, *early)
 
 
@@ -203,6 +206,7 @@ def _described(name: str, simulation: Runner, settings: Settings, fraction: floa
         },
         "cohort": {"size": job.cohort},
         "local": plain(job.local),
+        **({"speed": plain(job.speed)} if job.speed != Speed() else {}),
         "engine": plain(simulation.federation.engine),
         "eval": plain(settings.eval),
         "checkpoint": plain(replace(settings.checkpoint, best=False)),

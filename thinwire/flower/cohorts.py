@@ -24,12 +24,14 @@ class RecordedRound(NamedTuple):
         cohort: the clients that were asked.
         accepted: those whose upload is in the next version; None while the round is open.
         late: those that had not responded when the round was closed.
+        based: of asynchronous rounds, the version that each accepted upload was trained from.
     """
 
     available: tuple[int, ...]
     cohort: tuple[int, ...]
     accepted: tuple[int, ...] | None = None
     late: tuple[int, ...] = ()
+    based: tuple[int, ...] = ()
 
 
 class CohortLog:
@@ -42,7 +44,7 @@ class CohortLog:
     >>> log.drawn(1, [0, 2, 3], [3, 0])
     >>> log.closed(1, [0], [3])
     >>> log.rounds[1]
-    RecordedRound(available=(0, 2, 3), cohort=(3, 0), accepted=(0,), late=(3,))
+    RecordedRound(available=(0, 2, 3), cohort=(3, 0), accepted=(0,), late=(3,), based=())
     """
 
     def __init__(self) -> None:
@@ -57,9 +59,12 @@ class CohortLog:
         """Record a cohort before it is asked."""
         self._add({"round": number, "available": [*available], "cohort": [*cohort]})
 
-    def closed(self, number: int, accepted: Sequence[int], late: Sequence[int]) -> None:
-        """Record whose uploads are in the next version."""
-        self._add({"round": number, "accepted": [*accepted], "late": [*late]})
+    def closed(
+        self, number: int, accepted: Sequence[int], late: Sequence[int], based: Sequence[int] | None = None
+    ) -> None:
+        """Record whose uploads are in the next version, and in asynchronous rounds the versions they are based on."""
+        versions = {} if based is None else {"based": [*based]}
+        self._add({"round": number, "accepted": [*accepted], "late": [*late], **versions})
 
     def extremes(self) -> tuple[int, int]:
         """The most clients that were asked in a round, and the fewest that a cohort was drawn from; 0 if unknown."""
@@ -80,7 +85,7 @@ class CohortLog:
                 del self._rounds[later]
             self._rounds[number] = RecordedRound(tuple(line["available"]), tuple(line["cohort"]))
         elif number in self._rounds:
-            result = {"accepted": tuple(line["accepted"]), "late": tuple(line["late"])}
+            result = {name: tuple(line.get(name, ())) for name in ("accepted", "late", "based")}
             self._rounds[number] = self._rounds[number]._replace(**result)
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -95,12 +100,16 @@ class Turn(NamedTuple):
         order: all eligible clients, in the order in which it takes them.
         kept: the cohort that the schedule keeps within its window; empty at the start of one.
         size: the number of uploads that the round is for.
+        concurrent: of an asynchronous round, the number of clients that train at the same time; 0 otherwise.
+        training: the clients that were asked in earlier rounds, and whose uploads this one can use.
     """
 
     number: int
     order: tuple[int, ...]
     kept: tuple[int, ...]
     size: int
+    concurrent: int = 0
+    training: Set[int] = frozenset()
 
 
 class CohortSampler:
@@ -152,7 +161,7 @@ class CohortSampler:
         """The cohort of a round with too few uploads: others take the places of those that did not respond."""
         here = self._wait(frozenset(turn.order), frozenset(), self.policy.needed(turn.size), responded)
         missing = max(len(cohort), self.policy.asked(turn.size)) - len(responded)
-        free = [i for i in turn.order if i in here - self._working() and i not in cohort]
+        free = [i for i in turn.order if i in here - self.working() and i not in cohort]
         if others := free[:missing]:
             names = ", ".join(map(self.transport.name, others))
             self.log(f"round {turn.number}: {names} take part in place of clients that did not respond")
@@ -172,12 +181,16 @@ class CohortSampler:
         """Note that a client has responded, whether its upload was used or not."""
         self.busy.pop(client, None)
 
-    def _working(self) -> Set[int]:
+    def working(self) -> Set[int]:
+        """The clients that work on an earlier request."""
         return frozenset(client for client, until in self.busy.items() if until.left())
 
     def _chosen(self, turn: Turn, here: Set[int]) -> tuple[int, ...]:
         """The first clients that are there and idle; those that still work only if there are too few others."""
-        needed, idle = self.policy.needed(turn.size), here - self._working()
+        needed, idle = self.policy.needed(turn.size), here - self.working()
+        if turn.concurrent:
+            places = turn.concurrent - len(turn.training & self.working())
+            return tuple([i for i in turn.order if i in idle][: max(0, places)])
         ready = [i for i in turn.kept if i in idle]
         if len(ready) < needed or not turn.kept:
             ready += [i for i in turn.order if i in idle and i not in turn.kept]

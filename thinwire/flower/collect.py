@@ -5,11 +5,14 @@ while fewer than `quorum` have sent an upload that can be used, at most `tries` 
     send the requests, and read what arrives         until all responded, `seconds` end, `grace` seconds after the
                                                      quorum, or when as many responded as the cohort has places
     send the whole state to clients that request it
+
+An asynchronous round (`Asynchronous`) ends when as many uploads have arrived as the cohort has places, also of clients
+that were asked in earlier rounds. Their uploads are decoded as of the version that they were asked to train from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,12 +22,14 @@ from thinwire.flower.client_store import Request, Response
 from thinwire.flower.cohorts import CohortSampler, Turn
 from thinwire.flower.deadline import Deadline
 from thinwire.flower.site_stats import Traffic
+from thinwire.flower.transport import ClientResponse, Transport
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.server import open_round, split_download
 from thinwire.protocol.state import ServerState
 from thinwire.protocol.upload import Upload, trained_by_tier
 from thinwire.runtime.job import RunState
 from thinwire.schedules.base import Plan
+from thinwire.wire import message as wire
 
 
 class OpenRound(NamedTuple):
@@ -34,6 +39,22 @@ class OpenRound(NamedTuple):
     server: ServerState
     plan: Plan
     trained: Mapping[int, Tree] = {}  # the values that clients of each tier train
+    base: int | None = None  # the version that clients train from; None for that of the server
+
+    @property
+    def version(self) -> int:
+        """The version that clients train from."""
+        return self.server.public.version if self.base is None else self.base
+
+
+class Asked(NamedTuple):
+    """What a client was asked, and when."""
+
+    version: int
+    plan: Plan
+    trained: Mapping[int, Tree]
+    accepted: int  # the version of its last accepted upload
+    since: float  # on the clock of the server
 
 
 @dataclass
@@ -52,6 +73,7 @@ class Collected:
     bytes_down: int = 0
     bytes_catchup: int = 0
     drifted: int = 0
+    based: dict[int, int] = field(default_factory=dict)  # the version that each upload was trained from
     traffic: Traffic = field(default_factory=Traffic)  # by client
 
 
@@ -74,6 +96,9 @@ class Collector:
         refuse: Callable[[int, Collected], None],
     ) -> None:
         self.contract, self.cohorts, self.read, self.refuse = contract, cohorts, read, refuse
+        self.asynchronous = contract.method.asynchronous
+        self.training: dict[int, Asked] = {}  # the clients that were asked and have not responded
+        self.inbox: list[ClientResponse] = []  # responses that arrived between two rounds
         self.transport, self.policy, self.log, self.clock = (
             cohorts.transport,
             cohorts.policy,
@@ -99,7 +124,9 @@ class Collector:
             self.refuse(number, got)
             if len(got.uploads) >= needed:
                 got.late -= got.uploads.keys() | got.refused.keys()
-                if got.late:
+                if self.asynchronous.active:
+                    got.cohort += tuple(i for i in (*got.uploads, *got.refused) if i not in got.cohort)
+                elif got.late:
                     late = ", ".join(map(self.transport.name, sorted(got.late)))
                     self.log(
                         f"round {number}: closed with {len(got.uploads)} of {len(got.cohort)} clients; late: {late}"
@@ -134,7 +161,10 @@ class Collector:
         if len(got.uploads) < needed or self.policy.grace is None:
             deadline = Deadline(self.policy.seconds, self.clock)
         got.drifted += len(lost)
-        if lost and deadline.left():
+        full = (
+            self.asynchronous.active and len(got.uploads) >= got.size
+        )  # then lost clients are sent it in a later round
+        if lost and deadline.left() and not full:
             for i, request in lost.items():
                 got.bytes_catchup += len(request.data)
                 got.traffic.sent(i, len(request.data))
@@ -147,28 +177,36 @@ class Collector:
         """Collect the uploads that can be used; returns what clients need that requested the whole state."""
         lost: dict[int, Request] = {}
         needed, enough, began = self.policy.needed(got.size), False, self.clock.monotonic()
-        for client, response in self.transport.exchange(asked, deadline) if asked else ():
+        self.training |= {i: one for i in asked if (one := self._asked(opened, got, i, began))}
+        for client, response in self._responses(asked, lost, deadline):
             got.bytes_up += len(response.data)
+            before = self.training.get(client) or self._asked(opened, got, client, began)
+            if before is not None and self._is_older(client, response, before):
+                self._unused(opened.number, client)
+                continue
             self.cohorts.responded(client)
-            if client not in got.requests:
-                self._late(opened.number, client)
-            else:
-                got.traffic.received(client, len(response.data), self.clock.monotonic() - began)
-            if client not in got.requests or client in got.uploads or client in lost:
+            self.training.pop(client, None)
+            if before is None:
+                self._unused(opened.number, client)
+                continue
+            got.traffic.received(client, len(response.data), self.clock.monotonic() - before.since)
+            if client in got.uploads or client in lost:
                 continue
             try:
-                result = self.read(opened, client, response)
+                result = self._result(opened, before, client, response)
             except (WireError, Diverged) as error:
                 got.refused[client] = str(error)
                 continue
             if isinstance(result, bytes):
-                lost[client] = Request(result, got.requests[client].accepted)
+                lost[client] = Request(result, before.accepted)
+                got.requests.setdefault(client, lost[client])
                 continue
-            got.uploads[client], got.responses[client] = result, response
+            got.uploads[client], got.responses[client], got.based[client] = result, response, before.version
             if self.policy.grace is not None and len(got.uploads) >= needed:
                 deadline.at_most(self.policy.grace)
                 enough = True
-            if len(got.uploads) >= got.size and not asked.keys() <= got.uploads.keys() | lost.keys():
+            everyone = not self.asynchronous.active and asked.keys() <= got.uploads.keys() | lost.keys()
+            if len(got.uploads) >= got.size and not everyone:
                 deadline.at_most(0.0)
                 enough = True
                 break
@@ -176,9 +214,92 @@ class Collector:
             got.late |= asked.keys() - got.uploads.keys() - lost.keys() - got.refused.keys()
         return lost
 
-    def _late(self, number: int, client: int) -> None:
-        """Handle an upload to a round that is closed: it is not used, which the next request tells its client.
+    def _responses(
+        self, asked: Mapping[int, Request], lost: Mapping[int, Request], deadline: Deadline
+    ) -> Iterator[ClientResponse]:
+        """The responses to requests; in an asynchronous round also those of clients that were asked before.
 
-        A server that aggregates by version, as FedBuff does, would use it here.
+        It does not wait for these while clients are lost, which are sent the whole state first.
         """
+        while self.inbox:
+            yield self.inbox.pop(0)
+        if asked:
+            yield from self.transport.exchange(asked, deadline)
+        for one in self.transport.remaining(deadline) if self.asynchronous.active and not lost else ():
+            yield one
+            if lost:
+                return
+
+    def _result(self, opened: OpenRound, asked: Asked, client: int, response: Response) -> Upload | bytes:
+        """The upload of a response with its staleness, or the whole state that a lost client needs."""
+        then = opened._replace(plan=asked.plan, trained=asked.trained, base=asked.version)
+        result, staleness = self.read(then, client, response), opened.version - asked.version
+        if isinstance(result, bytes):
+            return result
+        if self.asynchronous.is_too_stale(staleness):
+            raise WireError(
+                f"it trained version {asked.version}, {staleness} versions ago, and at most "
+                f"{self.asynchronous.most_stale} are used"
+            )
+        return result._replace(staleness=staleness)
+
+    def _asked(self, opened: OpenRound, got: Collected, client: int, since: float) -> Asked | None:
+        """What a client was asked in this round; None if it was not."""
+        if client not in got.requests:
+            return None
+        return Asked(opened.version, opened.plan, opened.trained, got.requests[client].accepted, since)
+
+    def _is_older(self, client: int, response: Response, asked: Asked) -> bool:
+        """Whether a response is an upload of an earlier version than the client was asked to train: it came twice."""
+        if not self.asynchronous.active or not response.data:
+            return False
+        contract = self.contract.at(asked.version)
+        try:
+            found = wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up)
+        except WireError:
+            return False
+        return found.kind == wire.UP and found.version < asked.version
+
+    def still_training(self, version: int, left_out: Set[int]) -> Set[int]:
+        """The clients whose uploads later rounds can use; the others are forgotten.
+
+        Args:
+            version: the current one. A run that went back makes later versions a second time.
+            left_out: clients whose uploads are not wanted.
+        """
+        active = self.asynchronous.active
+        kept = {i: one for i, one in self.training.items() if active and one.version < version and i not in left_out}
+        self.training = kept
+        return kept.keys()
+
+    def _unused(self, number: int, client: int) -> None:
+        """Log an upload to a round that is closed, which is not used; the next request tells its client."""
         self.log(f"round {number}: {self.transport.name(client)} responded to a round that is closed; it is not used")
+
+    def idle(self) -> Transport:
+        """The transport for requests between two rounds: to clients that do not train, which are not interrupted."""
+        return IdleClients(self) if self.asynchronous.active else self.transport
+
+
+class IdleClients:
+    """A transport to the clients that do not train; responses of the others are kept for the next round.
+
+    Args:
+        collector: collects the uploads of rounds.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector, self.transport = collector, collector.transport
+        self.name, self.sites, self.remaining = self.transport.name, self.transport.sites, self.transport.remaining
+
+    def clients(self) -> Set[int]:
+        """The clients that are there and do not train."""
+        return self.transport.clients() - self.collector.cohorts.working()
+
+    def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterator[ClientResponse]:
+        """The responses to these requests."""
+        for one in self.transport.exchange(requests, seconds):
+            if one.client in requests:
+                yield one
+            else:
+                self.collector.inbox.append(one)

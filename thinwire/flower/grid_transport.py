@@ -177,7 +177,15 @@ class GridTransport:
             if i in node_of
         }
         names = {i: self.name(i) for i in requests}  # as they were when the requests were sent
-        for client, reply in self._exchange(sent, Deadline.of(seconds), node_of):
+        yield from self._responses(self._exchange(sent, Deadline.of(seconds), node_of), names)
+
+    def remaining(self, seconds: float | Deadline) -> Iterator[ClientResponse]:
+        """Yield the responses to earlier requests as they arrive, until all are there or the time is over."""
+        yield from self._responses(self._exchange({}, Deadline.of(seconds), {}, also_late=True), {})
+
+    def _responses(self, replies: Iterator[tuple[int, Message]], names: Mapping[int, str]) -> Iterator[ClientResponse]:
+        """The responses in replies; those that are not from the node of their client are ignored."""
+        for client, reply in replies:
             if reply.has_error() and TOO_LONG in (reason := str(reply.error.reason)):
                 yield ClientResponse(client, Response(b"", error=reason[reason.index(TOO_LONG) :][:200]))
                 continue
@@ -238,7 +246,11 @@ class GridTransport:
         return next(iter(self.grid.push_messages([message])), None) or ""
 
     def _exchange(
-        self, contents: Mapping[int, RecordDict], deadline: Deadline, node_of: Mapping[int, int]
+        self,
+        contents: Mapping[int, RecordDict],
+        deadline: Deadline,
+        node_of: Mapping[int, int],
+        also_late: bool = False,
     ) -> Iterator[tuple[int, Message]]:
         """Push one message to each client, and pull the replies until all have arrived or the time is over."""
         seconds, waiting = deadline.left(), dict[str, int]()
@@ -249,7 +261,7 @@ class GridTransport:
                 waiting[name] = client
         expires = Deadline(seconds + 60)
         try:
-            while waiting and deadline.left():
+            while (waiting or (also_late and (self.late or self.arrived))) and deadline.left():
                 began = time.monotonic()
                 for reply in self._pull([*waiting, *self.late]):
                     if (of := reply.metadata.reply_to_message_id) in waiting:
@@ -258,7 +270,7 @@ class GridTransport:
                         self.arrived.append((client, reply))
                 while self.arrived:
                     yield self.arrived.pop(0)
-                if waiting:  # a poll that takes long, on a busy machine, is not repeated at once
+                if waiting or (also_late and self.late):  # a slow poll, on a busy machine, is not repeated at once
                     wait = min(max(self.poll, 5 * (time.monotonic() - began)), 5 * self.poll)
                     time.sleep(min(wait, deadline.left()))
         finally:  # the caller may close the round before the end

@@ -13,6 +13,7 @@ What can go wrong, and what then happens:
                                                (`norm_bound.py`); outvoted, if the method has a robust aggregator
     the next state is not fit                  the run goes back without the clients that were far off (`recent.py`)
     a response arrives twice                   the first counts
+    a client is too late for its round         in asynchronous rounds its upload counts in a later one
     a client was absent, or lost its state     the shortest download from its version; or the whole state, on request
     a response was lost                        the client returns to its state before it (`client_store.py`)
     the server is killed                       it resumes at its checkpoint; clients repeat their last upload
@@ -119,11 +120,14 @@ class FlowerServer:
             got = self.collector.collect(state, opened, turn)
         closed = self.guard.close(state, plan, got, got.cohort)
         up = {i: got.responses[i].data for i in got.cohort if i in got.uploads}
-        self.cohorts.record.closed(number, sorted(up), sorted(got.late))
+        asynchronous = self.job.method.asynchronous.active
+        based = [got.based[i] for i in sorted(up)] if asynchronous else None
+        self.cohorts.record.closed(number, sorted(up), sorted(got.late), based)
         if on_message:
             show_messages(on_message, number, {i: request.data for i, request in got.requests.items()}, up)
         # the server knows only the version of a client's last accepted upload
-        clients = {**state.clients, **{i: ClientState(server.public.version) for i in up}}
+        versions = {i: got.based.get(i, server.public.version) for i in up}
+        clients = {**state.clients, **{i: ClientState(version) for i, version in versions.items()}}
         contract = self.contract.at(server.public.version)
         after = state._replace(round=number, server=closed.server, clients=clients, cohort=got.cohort)
         after = after._replace(
@@ -134,7 +138,9 @@ class FlowerServer:
             after = self.federation.with_average(after)
             if self.federation.is_evaluated(number):
                 record = self.federation.evaluated(after, record)
-        record = evaluated_at_sites(self.federation, self.transport, self.policy, after, record, self.log)
+        if asynchronous:
+            record = record._replace(staleness=sum(server.public.version - v for v in versions.values()) / len(up))
+        record = evaluated_at_sites(self.federation, self.collector.idle(), self.policy, after, record, self.log)
         return after, record._replace(seconds=time.perf_counter() - began)
 
     def leave_out(self, until: Mapping[int, int], attempt: int) -> None:
@@ -154,7 +160,10 @@ class FlowerServer:
         sampler, out = self.federation.sampler, self.guard.out(state.round + 1)
         order = tuple(i for i in sampler.order(state.round) if i not in out) or sampler.order(state.round)
         kept = () if plan.resample else tuple(i for i in state.cohort if i in order)
-        return Turn(state.round + 1, order, kept, min(sampler.size, len(order)))
+        size, asynchronous = min(sampler.size, len(order)), self.job.method.asynchronous
+        concurrent = asynchronous.clients(size, len(order)) if asynchronous.active else 0
+        training = self.collector.still_training(state.server.public.version, out)
+        return Turn(state.round + 1, order, kept, size, concurrent, training)
 
     def _record(self, state: RunState, got: Collected, closed: ClosedRound) -> RoundRecord:
         """The record of a round, without evaluation."""
@@ -213,7 +222,7 @@ class FlowerServer:
         if response.error:
             words = "" if response.error.startswith(TOO_LONG) else "it could not respond: "
             raise WireError(f"{words}{visible(response.error, 300)}")
-        version = opened.server.public.version
+        version = opened.version
         contract = self.contract.at(version)
         if wire.unpack(response.data, contract.schema.sent_by(client), contract.longest_up).kind == wire.LOST:
             return full_state_message(self.contract, opened.server, response.data, client)

@@ -49,6 +49,10 @@ class Transport(Protocol):
         """
         ...
 
+    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+        """The responses to earlier requests, in the order of arrival, until all are there or the time is over."""
+        ...
+
 
 class InMemory:
     """Clients in the same process. What each stores is serialized, as on a disk."""
@@ -56,6 +60,7 @@ class InMemory:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.stored: dict[int, bytes] = {}
+        self.waiting: dict[int, Request] = {}  # requests of exchanges that were ended before their last response
 
     def clients(self) -> Set[int]:
         """All clients of the task."""
@@ -71,8 +76,16 @@ class InMemory:
 
     def exchange(self, requests: Mapping[int, Request], seconds: float | Deadline) -> Iterable[ClientResponse]:
         """Let one client after the other respond."""
+        self.waiting |= requests
         for number, request in requests.items():
+            del self.waiting[number]
             yield ClientResponse(number, self.respond(number, request))
+
+    def remaining(self, seconds: float | Deadline) -> Iterable[ClientResponse]:
+        """Let the clients respond whose exchange was ended before."""
+        while self.waiting:
+            number = next(iter(self.waiting))
+            yield ClientResponse(number, self.respond(number, self.waiting.pop(number)))
 
     def respond(self, number: int, request: Request) -> Response:
         """The response of one client."""

@@ -1,6 +1,6 @@
 """Published methods as functions that return a `Method`; `register("method", name)` adds others.
 
-    fedavg               fedavg, fedsgd, local, fedper
+    fedavg, fedbuff      fedavg, fedsgd, local, fedper | fedbuff
     server_optimizers    fedavgm, fedadam, fedyogi, fedadagrad
     corrections          fedprox, scaffold, feddyn, fednova
     compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
@@ -53,6 +53,7 @@ from thinwire.methods.fedavg import fedavg as fedavg
 from thinwire.methods.fedavg import fedper as fedper
 from thinwire.methods.fedavg import fedsgd as fedsgd
 from thinwire.methods.fedavg import local as local
+from thinwire.methods.fedbuff import fedbuff as fedbuff
 from thinwire.methods.fedlama import fedlama as fedlama
 from thinwire.methods.fedlama import fedlama_accelerated as fedlama_accelerated
 from thinwire.methods.fedlama import fedlama_public as fedlama_public

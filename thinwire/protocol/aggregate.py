@@ -29,7 +29,7 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
 
     Args:
         contract: the contract at this version.
-        public: the public state that clients trained from.
+        public: the public state that clients trained from; in asynchronous rounds the current one.
         plan: the plan of the round.
         uploads: the uploads that count.
         noise: the source of noise for differential privacy.
@@ -42,6 +42,9 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
     codes, weights = [one.code for one in uploads], [one.weight for one in uploads]
     if method.correction.active:
         factors = [method.correction.factor(one.report) for one in uploads]
+        codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+    if method.asynchronous.active:
+        factors = [method.asynchronous.factor(one.staleness) for one in uploads]
         codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
     if not method.aggregator.is_weighted_mean:
         codes, weights = method.aggregator.admit(codes, weights)

@@ -25,6 +25,8 @@ def check_method(method: Method, weights: Spec) -> None:
         _check_mask(method)
     if method.next_stage is not None:
         _check_stages(method)
+    if method.asynchronous.active:
+        _check_asynchronous(method)
     _check_aggregator(method)
     _check_lr_schedules(method)
     _check_sketch(method)
@@ -213,6 +215,54 @@ def _check_stages(method: Method) -> None:
                 "space = 'lora' with freeze_a = false",
             ),
             (later.mask.fixed, later.mask, "clients do not know the values that it fixes", "mask = 'none'"),
+        ),
+    )
+
+
+def _check_asynchronous(method: Method) -> None:
+    """An upload is used some versions after the one that it is based on: what it says must still be valid."""
+    _refuse(
+        "asynchronous rounds use uploads of older versions, but with {part!s} {why}. Write {instead}",
+        (
+            (
+                method.secure_aggregation,
+                "secure_aggregation = true",
+                "masks cancel only in a sum of one round",
+                "secure_aggregation = false, or asynchronous.concurrency = 0",
+            ),
+            (
+                method.privacy.active,
+                method.privacy,
+                "epsilon is not known: who takes part depends on speed",
+                "privacy = 'none', or asynchronous.concurrency = 0",
+            ),
+            (method.upload == "weights", "upload = 'weights'", "they replace newer weights", "upload = 'delta'"),
+            (
+                method.space.redraw_every,
+                method.space,
+                "coordinates of an older basis cannot be added to new ones",
+                "redraw_every = 0",
+            ),
+            (
+                not method.sketch.is_identity,
+                method.sketch,
+                "codes of two versions cannot be averaged",
+                "the identity sketch",
+            ),
+            (
+                not method.schedule.resamples(1),
+                method.schedule,
+                "a cohort stays together for several rounds",
+                "schedule = 'all-blocks'",
+            ),
+            (_has_state(method), method.correction, "its states belong to one version", "correction = 'none'"),
+            (
+                method.mask.active and not method.mask.fixed,
+                method.mask,
+                "each version has another mask",
+                "mask = 'none', or a mask that is fixed",
+            ),
+            (method.next_stage is not None, "next_stage", "the coordinates are replaced", "no next_stage"),
         ),
     )
 

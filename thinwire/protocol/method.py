@@ -26,6 +26,7 @@ from thinwire.optimizers.lr_schedules import ConstantLR, LRSchedule, at_lr_sched
 from thinwire.optimizers.penalties import NoPenalty, Penalty
 from thinwire.optimizers.sgd import SGD
 from thinwire.privacy.base import NoPrivacy, Privacy
+from thinwire.protocol.asynchronous import Asynchronous
 from thinwire.protocol.budget import Budget
 from thinwire.protocol.stage import Stage
 from thinwire.schedules.base import AllBlocks, Schedule
@@ -82,6 +83,7 @@ class Method:
         ema_decay: the weight of the earlier average: avg_t = m avg_{t-1} + (1 - m) w_t, m = min(ema_decay, 1 - 1/t).
         secure_aggregation: sum uploads under masks that cancel, so that the server learns only the sum.
         next_stage: what changes after some rounds (full downloads only).
+        asynchronous: whether rounds go on without slow clients, whose uploads count later (FedBuff).
     """
 
     space: Space = Full()
@@ -110,6 +112,7 @@ class Method:
     ema_decay: float = field(default=EMA_DECAY, repr=False)  # no message depends on it
     secure_aggregation: bool = False
     next_stage: Stage | None = field(default=None, repr=False)  # part of the schema where there is one
+    asynchronous: Asynchronous = field(default=Asynchronous(), repr=False)  # no message depends on it
 
     def __post_init__(self) -> None:
         choices = {"download": Download, "upload": UploadKind, "evaluate": Evaluate, "opt_lifetime": OptLifetime}

@@ -37,6 +37,7 @@ class Upload(NamedTuple):
     norm: float = 0.0  # of the code, as received
     masked: Bytes = b""  # under secure aggregation: the payload, which says nothing by itself; all else is empty
     began: tuple[int, int] = (0, 0)  # the clients that began a masked sum, and those that had to remain; 0: those in it
+    staleness: int = 0  # versions since the one that it is based on
 
 
 class UploadContent(NamedTuple):

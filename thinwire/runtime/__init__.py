@@ -2,3 +2,4 @@
 
 from thinwire.runtime.job import Job as Job
 from thinwire.runtime.job import RoundRecord as RoundRecord
+from thinwire.runtime.speed import Speed as Speed

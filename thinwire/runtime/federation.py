@@ -68,6 +68,7 @@ class Federation:
         data = (self.train, job.task.clients, self.device)
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
         self.recorded: Mapping[int, tuple[int, ...]] = {}  # cohorts by round that replace those of the seed
+        self.arrivals: Mapping[int, Mapping[int, int]] = {}  # of asynchronous rounds: client -> version trained
 
     def try_model(self) -> None:
         """Check data, model and loss, so that a mismatch is found before anything is trained or written."""

@@ -21,10 +21,12 @@ from thinwire.protocol.recent import Recent
 from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.attacks import Attack
+from thinwire.runtime.speed import Speed
 from thinwire.training.batches import Local
 from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
+from thinwire.wire.bits import Bytes
 
 
 class RoundRecord(NamedTuple):
@@ -58,6 +60,8 @@ class RoundRecord(NamedTuple):
     layers: Mapping[
         str, Mapping[str, float]
     ] = {}  # by layer, where the schedule measures them: of FedLAMA at the end of a window
+    clock: float | None = None  # simulated seconds since the start, by `Speed`; None where no speed is set
+    staleness: float | None = None  # mean number of versions since those of the uploads; None in synchronous rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +79,7 @@ class Job:
         metrics: further metrics of the test set, besides those of the task, by name.
         objective: what rounds and runs are ranked by; by default the task's.
         attack: what malicious clients do, in a simulation; None if there are none.
+        speed: how long clients take; for a simulation.
     """
 
     task: Task
@@ -87,6 +92,7 @@ class Job:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     objective: str = ""
     attack: Attack | None = None
+    speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -103,6 +109,11 @@ class Job:
         self.method.over(self.rounds)  # raises if a learning-rate schedule is longer than the run
         self.method.budget.check(clients)
         self.method.aggregator.check(self.cohort)
+        if self.method.asynchronous.active and self.cohort >= clients:
+            raise ConfigError(
+                f"asynchronous rounds need a cohort below the number of clients, {clients}, not {self.cohort}: others "
+                f"train meanwhile; write cohort.size = {max(1, clients // 2)}, or asynchronous.concurrency = 0"
+            )
         if self.local.logit_adjustment and self.task.loss is not cross_entropy:
             raise ConfigError("local.logit_adjustment needs class labels and the loss cross-entropy; leave it at 0")
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:
@@ -148,6 +159,17 @@ class Job:
         return bool(correct_and_labels(task.loss, outputs, targets)[1])
 
 
+class Flight(NamedTuple):
+    """A client that trains while rounds are closed: what it is going to send, and when."""
+
+    client: int
+    version: int  # that it trains from
+    arrives: float  # on the simulated clock
+    message: Bytes  # its upload
+    state: ClientState  # after it
+    loss: float
+
+
 class RunState(NamedTuple):
     """Everything that a run needs to continue after any round."""
 
@@ -162,3 +184,5 @@ class RunState(NamedTuple):
     onednn: bool | None = None  # whether CPU kernels are oneDNN's; None: see `prefers_onednn`
     average: Mapping[str, Tensor] = {}  # the averaged model, weights and buffers; empty unless it is evaluated
     recent: Recent = Recent()  # medians of the latest rounds; empty in a simulation
+    clock: float = 0.0  # simulated seconds since the start
+    flights: tuple[Flight, ...] = ()  # clients that train, in the order in which they were asked

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from thinwire.errors import ConfigError
 from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.federation import OnMessage
 from thinwire.runtime.job import Job, RoundRecord
+from thinwire.simulation.asynchronous import AsynchronousSimulation
 from thinwire.simulation.simulation import Simulation
 
 
@@ -18,10 +20,14 @@ class LocalEngine(EngineSettings):
     def prepare(self, job: Job) -> Simulation:
         """The simulation of a job: model and data on the device, the contract made, the model tried on one example."""
         self.check_device()
+        if self.workers and job.method.asynchronous.active:
+            raise ConfigError("asynchronous rounds are simulated in one process; write engine.workers = 0")
         if self.workers:
             from thinwire.simulation.ray_workers import RaySimulation
 
             simulation: Simulation = RaySimulation(self, job)
+        elif job.method.asynchronous.active:
+            simulation = AsynchronousSimulation(self, job)
         else:
             simulation = Simulation(self, job)
         simulation.federation.try_model()

@@ -44,20 +44,12 @@ from thinwire.schedules.base import Plan
 from thinwire.simulation.attacked import Attackers
 from thinwire.simulation.backends import Backends
 from thinwire.simulation.client_states import ClientStates
+from thinwire.simulation.clock import Download, SimulatedClock
 from thinwire.simulation.evaluation import evaluated
 from thinwire.simulation.lazy import Lazy
 from thinwire.simulation.pipeline import Pipeline, Trained, is_predictable, predict
 from thinwire.training.inputs import Backend, Workload
 from thinwire.wire.bits import Bytes
-from thinwire.wire.message import Pieces
-
-
-class Download(NamedTuple):
-    """The messages that open a round, by client, and their bytes: ordinary ones, and beyond these for catching up."""
-
-    messages: dict[int, Pieces]
-    ordinary: int
-    catchup: int
 
 
 class OpenRound(NamedTuple):
@@ -121,6 +113,7 @@ class Simulation:
         self.attackers = Attackers(job, engine)
         ahead = self.device.type == "cuda" and not engine.workers and not job.attack  # an attack cannot be predicted
         self.pipeline = Pipeline(self.device, on=ahead)
+        self.clock = SimulatedClock(job)
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -161,8 +154,9 @@ class Simulation:
             clients=ClientStates.of(state.clients).updated(new),
             cohort=cohort,
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
+            clock=self.clock.after_all(state, opened.download, result.messages),
         )
-        record = self._record(opened, closed, loss, sent)
+        record = self._record(opened, closed, loss, sent)._replace(clock=self.clock.shown(after))
         if self.federation.averages or self.federation.is_evaluated(number):
             with self.federation.compute(state.onednn), self.pipeline.in_parallel():
                 after, record = evaluated(self.federation, after, record)
