@@ -57,9 +57,7 @@ class RoundRecord(NamedTuple):
     alarm: str | None = None  # a change of status in this round: accuracy fell to chance, or is above it again
     bytes_abandoned: int = 0  # of all rounds that were trained before from the same state, and given up
     late: int = 0  # clients of the cohort that had not responded when the round was closed
-    layers: Mapping[
-        str, Mapping[str, float]
-    ] = {}  # by layer, where the schedule measures them: of FedLAMA at the end of a window
+    layers: Mapping[str, Mapping[str, float]] = {}  # what a schedule measures, as FedLAMA does at the end of a window
     clock: float | None = None  # simulated seconds since the start, by `Speed`; None where no speed is set
     staleness: float | None = None  # mean number of versions since those of the uploads; None in synchronous rounds
 
