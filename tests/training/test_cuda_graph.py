@@ -10,7 +10,7 @@ from tests.federation import SIZES, digits_task, same_public, workload
 from tests.simulation.test_engine import METHODS, job, play
 from thinwire.core.key import Key
 from thinwire.errors import ConfigError
-from thinwire.optimizers import SGD, Adam
+from thinwire.optimizers import SGD, Adam, ExponentialLR, Jacobian
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group, initial_client_state, training_inputs
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
@@ -28,6 +28,9 @@ MORE = {
     "mapo": Method(space=MAPO(k=32)),
     "mapo for 2 rounds": Method(space=MAPO(k=32, redraw_every=2)),
     "fedpara": Method(space=FedPara()),
+    "a penalty with a learning rate that changes": Method(
+        space=FedPara(), penalty=Jacobian(10.0), lr_schedule=ExponentialLR(0.5)
+    ),
 }
 
 

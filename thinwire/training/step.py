@@ -51,7 +51,6 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         optimizer = replace(optimizer, lr=optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
     gradients = _autograd_gradients if autograd else _functional_gradients
     correction, penalty = inputs.correction, inputs.penalty
-    lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
 
     def expand(coords: Tree) -> Tree:
         return inputs.space.expand(inputs.base, inputs.basis, coords)
@@ -62,6 +61,8 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         batch = (buffers, x, y, mask)
         grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, penalty.active)
         if penalty.active:
+            # in the step, not before: the factor is a tensor that later rounds overwrite
+            lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
             grads = add(grads, penalty.gradient(expand, coords, by_weights, lr))
         if correction.active:
             g, w, w0 = ({n: b for n, b in tree.items() if n not in inputs.private} for tree in (grads, coords, start))
