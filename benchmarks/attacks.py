@@ -142,7 +142,7 @@ def main() -> None:
         ):
             words += [name, *(f"'{one}'" if " " in one else one for one in given)] if given != usual else []
         command = f"python benchmarks/attacks.py {' '.join(words)} --docs docs"
-        write_part(options.docs / "attacks.md", options.task, text, command)
+        write_part(options.docs / "attacks.md", options.task.split("-")[0], text, command)
 
 
 if __name__ == "__main__":
