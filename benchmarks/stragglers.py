@@ -109,7 +109,8 @@ def main() -> None:
     print(text)
     if given.docs:
         words = " ".join(map(str, given.seeds))
-        command = f"python benchmarks/stragglers.py --seeds {words} --docs docs"
+        tasks = "" if given.tasks == list(TASKS) else f" --tasks {' '.join(given.tasks)}"
+        command = f"python benchmarks/stragglers.py --seeds {words}{tasks} --docs docs"
         write_part(given.docs / "methods/fedavg.md", "stragglers", text, command)
     slow = {method: [runs for name, runs in found.items() if name.endswith(f"0.1, {method}")] for method in METHODS}
     for ours, theirs in zip(slow["fedbuff"], slow["fedavg"], strict=True):
