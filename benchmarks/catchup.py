@@ -1,18 +1,21 @@
 """Measure what returning clients download: every missed broadcast, or one sum of them.
 
-    python benchmarks/catchup.py fashion-mnist --rounds 60 --steps 4
+    python benchmarks/catchup.py fashion-mnist --rounds 60 --steps 1 --json docs/results/catchup.jsonl
+    python benchmarks/catchup.py --table docs/results/catchup.jsonl --docs docs
 
 Every row is one run with ten of a hundred clients a round, in which the downloads of each round are encoded twice: with
 sums (`merge_codec = "lattice-sum"`), as they are sent, and without. The first row is top-k with int4 as it is without a
-lattice; the last column compares the catch-up of the others with that of this row. Bytes are lengths of messages.
+lattice; the last column compares the others with it. Bytes are lengths of messages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
+from benchmarks.page import write_part
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.protocol.download import RoundOpening
@@ -21,6 +24,7 @@ from thinwire.wire import message as wire
 
 EF, INT4 = {"kind": "error-feedback"}, {"kind": "quantize", "bits": 4}
 ON_LATTICE, TOPK = {"kind": "on-lattice", "step": 0.5}, {"kind": "topk", "density": 0.05}
+COMMAND = "python benchmarks/catchup.py --table docs/results/catchup.jsonl --docs docs"
 SUMS = {"method.merge_codec": {"kind": "lattice-sum"}}
 
 
@@ -71,31 +75,50 @@ def measure(task: str, row: str, rounds: int, steps: int, seed: int) -> dict[str
     return {**out, "accuracy": record.accuracy, "rounded": state.server.ledger.adds_since > 0}
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line for each row; the last column compares it with the first row of the same number of local steps."""
+    heads = ("row", "local steps", "accuracy %", "up", "down", "catch-up by entries", "catch-up by sums")
+    lines = [(*heads, "sums, % of entries", "% of the first row's entries"), ("---",) * (len(heads) + 2)]
+    for one in rows:
+        accuracy = "-" if one["accuracy"] is None else f"{100 * one['accuracy']:.2f}"
+        sizes = [f"{one[key]:,}" for key in ("up", "down", "without", "catchup")]
+        first = [
+            other["without"] for other in rows if (other["row"], other["steps"]) == (next(iter(ROWS)), one["steps"])
+        ]
+        shares = [f"{100 * one['catchup'] / max(1, one['without']):.1f}"]
+        shares += [f"{100 * one['catchup'] / max(1, size):.1f}" for size in first[:1]] or ["-"]
+        lines.append((one["row"], str(one["steps"]), accuracy, *sizes, *shares))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def saved(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file that `--json` wrote."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def main() -> None:
-    """Print a table."""
+    """Measure and print, or write the table of saved rows to the page on codecs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="fashion-mnist")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=4, help="local steps of a client in a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--json", help="also write the values to this file, one line a row")
+    parser.add_argument("--json", type=Path, help="append the values of each row to this file")
+    parser.add_argument("--table", type=Path, help="measure nothing: print the rows of this file")
+    parser.add_argument("--docs", type=Path, help="write the table into methods/codecs.md of this folder")
     args = parser.parse_args()
-    print("| row | accuracy % | up | down | catch-up by entries | catch-up by sums | sums, % of entries | % of row 1 |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    first = None
-    for row in args.rows:
-        found = measure(args.task, row, args.rounds, args.steps, args.seed)
-        if row == next(iter(ROWS)):
-            first = found["without"]
-        share = "-" if first is None else f"{100 * found['catchup'] / first:.1f}"
-        figures = (f"{found[key]:,}" for key in ("up", "down", "without", "catchup"))
-        percent = f"{100 * found['catchup'] / max(1, found['without']):.1f}"
-        accuracy = "-" if found["accuracy"] is None else f"{100 * found['accuracy']:.2f}"
-        print("|", " | ".join((row, accuracy, *figures, percent, share)), "|", flush=True)
+    rows = [] if args.table is None else saved(args.table)
+    for row in () if args.table else args.rows:
+        about = {"task": args.task, "rounds": args.rounds, "steps": args.steps, "seed": args.seed}
+        rows.append({**about, **measure(args.task, row, args.rounds, args.steps, args.seed)})
+        print(rows[-1], flush=True)
         if args.json:
-            with open(args.json, "a") as file:
-                file.write(json.dumps({**found, **vars(args), "rows": None}) + "\n")
+            with args.json.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    print(table(rows))
+    if args.docs:
+        write_part(args.docs / "methods/codecs.md", "catchup", table(rows), COMMAND)
 
 
 if __name__ == "__main__":

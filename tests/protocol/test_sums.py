@@ -1,8 +1,11 @@
 """Sums of missed entries: the same bits for clients that replay every entry and for those that add one sum."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from benchmarks import catchup
 from tests.federation import Federation, digits_task, perceptron, same_public
 from tests.protocol.messages import bodies_of
 from thinwire.codecs import Chain, Eden, ErrorFeedback, Lattice, LatticeSum, OnLattice, Quantize, Raw, TopK
@@ -140,3 +143,15 @@ def test_a_negative_zero_does_not_add_up():
     zero, minus = {"w": torch.zeros(1)}, {"w": torch.tensor([-0.0])}
     assert adds_up(zero, minus, zero)
     assert not adds_up(minus, minus, minus)
+
+
+def test_sums_halve_the_catch_up_of_top_k():
+    """The measured rows: at most 55 % of the catch-up of ef+topk+int4, and the page has their table."""
+    root = Path(__file__).parents[2]
+    rows = catchup.saved(root / "docs/results/catchup.jsonl")
+    assert catchup.table(rows) in (root / "docs/methods/codecs.md").read_text()
+    today, sums = ({r["row"]: r for r in rows if r["steps"] == 1}[row] for row in ("top-k 5 %, int4", "lattice-topk"))
+    assert (today["rounds"], today["seed"], today["task"]) == (sums["rounds"], sums["seed"], sums["task"])
+    assert sums["catchup"] <= 0.55 * today["catchup"]
+    assert sums["accuracy"] > today["accuracy"] - 0.01
+    assert not any(row["rounded"] for row in rows if row["row"] != "top-k 5 %, int4")
