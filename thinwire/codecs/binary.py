@@ -6,8 +6,8 @@ Papers: Suresh et al., ICML 2017 (levels of each vector); with the levels 0 and 
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,7 +86,8 @@ class Binary(Codec):
             end = position + len(x)
             up[position:end] = draw[position:end] * (high - low) < x - low
             position = end
-        groups = [up[at] for at in self._groups(Spec.of(tree), peer)]
+        spec = Spec.of(tree)
+        groups = [up[at] for at in _groups(spec, self._classes(spec, peer))]
         ends = b"" if self.levels else np.array(levels, "<f4").tobytes()
         counts = b"".join(varint(int(np.count_nonzero(bits))) for bits in groups)
         return ends + counts + biased_bits.encode(groups), state
@@ -96,12 +97,12 @@ class Binary(Codec):
         common_type(spec)
         position = 0 if self.levels else 8 * len(spec.blocks)
         levels = [self.levels] * len(spec.blocks) if self.levels else _read_ends(data, len(spec.blocks))
-        groups, counts = self._groups(spec, peer), []
-        for at in groups:
+        classes, up, counts = self._classes(spec, peer), np.zeros(spec.size, np.bool_), []
+        for at in _groups(spec, classes):
             ones, position = read_varint(data, position)
-            counts.append((len(at), ones))
-        up = np.zeros(spec.size, np.bool_)
-        for at, bits in zip(groups, biased_bits.decode(memoryview(data)[position:], counts), strict=True):
+            counts.append((len(up[at]), ones))
+        groups = biased_bits.decode(memoryview(data)[position:], counts)
+        for at, bits in zip(_groups(spec, classes), groups, strict=True):
             up[at] = bits
         out, position = dict[str, torch.Tensor](), 0
         for block, (low, high) in zip(spec, levels, strict=True):
@@ -113,18 +114,32 @@ class Binary(Codec):
             position += block.numel
         return out
 
-    def _groups(self, spec: Spec, peer: Peer) -> list[np.ndarray]:
-        """The positions of the values of each group that is not empty."""
-        known = [peer.known.get(block.name) for block in spec] if self.levels else []
-        if known and all(x is not None and x.shape == b.shape for x, b in zip(known, spec, strict=True)):
-            vector = np.concatenate([x.double().numpy().reshape(-1) for x in known if x is not None])
-            low, high = self.levels
-            near = ((vector - low) * (CLASSES / (high - low))).clip(0, CLASSES - 1).astype(np.int64)
-            groups = [np.flatnonzero(near == one) for one in range(CLASSES)]
-        else:
-            starts = np.cumsum([0, *(block.numel for block in spec)])
-            groups = [np.arange(a, b) for a, b in itertools.pairwise(starts.tolist())]
-        return [at for at in groups if len(at)]
+    def _classes(self, spec: Spec, peer: Peer) -> np.ndarray | None:
+        """The class of each value, by the value that both ends know; None if they do not know all of them."""
+        if not (self.levels and spec.blocks and peer.known):
+            return None
+        low, high = self.levels
+        out = []
+        for block in spec:
+            known = peer.known.get(block.name)
+            if known is None or known.shape != block.shape:
+                return None
+            scaled = (known.double().numpy().reshape(-1) - low) * (CLASSES / (high - low))
+            out.append(scaled.clip(0, CLASSES - 1).astype(np.uint8))
+        return np.concatenate(out)
+
+
+def _groups(spec: Spec, classes: np.ndarray | None) -> Iterator[slice | np.ndarray]:
+    """The positions of the values of each group that is not empty; masks are made one at a time, to save memory."""
+    if classes is not None:
+        for one in np.unique(classes):
+            yield classes == one
+        return
+    start = 0
+    for block in spec:
+        if block.numel:
+            yield slice(start, start + block.numel)
+        start += block.numel
 
 
 def _ends(x: np.ndarray) -> tuple[float, float]:
