@@ -84,6 +84,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "quantize/fp16": tw.Quantize(scheme="fp16"),
         "lattice": tw.Lattice(0.1),
         "lattice-sum": tw.LatticeSum(),
+        "on-lattice": tw.OnLattice(tw.Quantize(4), 0.1),
         "eden": tw.Eden(4),
         "eden/half": tw.Eden(0.5),
         "power-sgd": tw.PowerSGD(2),

@@ -66,8 +66,8 @@ def read_message(data, digest, blocks, client=0):
         if bits & 1:
             bitmap = c.take(-(-len(blocks) // 8))
             plan = [name for i, name in enumerate(blocks) if bitmap[i // 8] >> i % 8 & 1]
-        assert bits < 1 << 9, "an unknown field"
-        bodies.append((plan, {i: read_field(c, i) for i in range(1, 9) if bits >> i & 1}))
+        assert bits < 1 << 10, "an unknown field"
+        bodies.append((plan, {i: read_field(c, i) for i in range(1, 10) if bits >> i & 1}))
     return kind, version, behind, bodies
 
 
@@ -418,7 +418,27 @@ def _read_lattice(codec, data, blocks, key):
 
 
 def _read_lattice_sum(codec, data, blocks, key):
-    return (_read_raw, _read_lattice)[data[0]](codec, data[1:], blocks, key)
+    return (_read_raw, _read_lattice, _read_sparse_lattice)[data[0]](codec, data[1:], blocks, key)
+
+
+def _read_sparse_lattice(codec, data, blocks, key):
+    c, n = Cursor(data), count_of(blocks)
+    exponents, k = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks))), c.v()
+    at, levels = read_positions(c.take(c.v()), n, k), [0] * n
+    for i, level in zip(at, read_integers(c.take(), k), strict=True):
+        levels[i] = level + 1 if level >= 0 else level
+    steps = [2.0**x for (_, shape, _), x in zip(blocks, exponents, strict=True) for _ in range(math.prod(shape))]
+    return _split([level * step for level, step in zip(levels, steps, strict=True)], blocks)
+
+
+def _read_on_lattice(codec, data, blocks, key):
+    c = Cursor(data)
+    exponents = struct.unpack(f"<{len(blocks)}b", c.take(len(blocks)))
+    inner, out = read_codec(codec.get("inner", "raw"), c.take(), blocks, key), {}
+    for (name, _, kind), exponent in zip(blocks, exponents, strict=True):
+        assert -126 <= exponent <= 100
+        out[name] = [_as(kind, round(value / 2.0**exponent) * 2.0**exponent) for value in inner[name]]
+    return out
 
 
 def _read_eden(codec, data, blocks, key):

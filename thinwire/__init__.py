@@ -80,8 +80,8 @@ _ALIASES = {
     "thinwire.sketches": ("EvoFed", "Identity"),
     "thinwire.schedules": ("AllBlocks",),
     "thinwire.codecs": (
-        *("ByBlock", "Eden", "Lattice", "LatticeSum", "Masked", "PowerSGD", "RandomK", "RankSlice", "Raw"),
-        *("Threshold",),
+        *("ByBlock", "Eden", "Lattice", "LatticeSum", "Masked", "OnLattice", "PowerSGD", "RandomK", "RankSlice"),
+        *("Raw", "Threshold"),
     ),
     "thinwire.optimizers": (
         *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
@@ -152,6 +152,7 @@ if TYPE_CHECKING:
     from thinwire.codecs import Lattice as Lattice
     from thinwire.codecs import LatticeSum as LatticeSum
     from thinwire.codecs import Masked as Masked
+    from thinwire.codecs import OnLattice as OnLattice
     from thinwire.codecs import Peer as Peer
     from thinwire.codecs import PowerSGD as PowerSGD
     from thinwire.codecs import Quantize as Quantize

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.codecs import ErrorFeedback, Lattice, LatticeSum, Peer
+from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, OnLattice, Peer, Quantize, Raw, TopK
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.errors import ConfigError, WireError
@@ -20,7 +20,10 @@ def sent(codec, tree, peer=PEER):
 
 @pytest.mark.parametrize(
     "codec",
-    [Lattice(), Lattice(0.1), Lattice(4.0), Lattice(1.0, stochastic=True), ErrorFeedback(Lattice(2.0)), LatticeSum()],
+    [
+        *(Lattice(), Lattice(0.1), Lattice(4.0), Lattice(1.0, stochastic=True), ErrorFeedback(Lattice(2.0))),
+        *(LatticeSum(), OnLattice(), OnLattice(TopK(0.3, inner=Quantize(4)), 0.2), OnLattice(Eden(1.5))),
+    ],
     ids=repr,
 )
 def test_satisfies_the_codec_contract(codec):
@@ -94,7 +97,7 @@ def test_sums_keep_the_bits_of_any_values(x):
     assert torch.equal(back["x"].view(torch.uint8), x.view(torch.uint8))
 
 
-@pytest.mark.parametrize("data", [b"", b"\2", b"\1", b"\1\x7f\0", b"\0abc"])
+@pytest.mark.parametrize("data", [b"", b"\2", b"\3", b"\1", b"\1\x7f\0", b"\0abc", b"\2\0\3\0", b"\2\0\1\2\0"])
 def test_damaged_sums_are_refused(data):
     with pytest.raises(WireError):
         LatticeSum().decode(data, Spec.of({"x": torch.zeros(2)}), PEER)
@@ -104,3 +107,41 @@ def test_damaged_sums_are_refused(data):
 def test_a_step_must_be_a_number_above_zero(step):
     with pytest.raises(ConfigError, match="step must be above 0"):
         Lattice(step)
+
+
+def test_sums_of_few_large_values_are_short():
+    """Positions and values of what is not 0: within a tenth of the entropy of single values."""
+    total = torch.zeros(20_000)
+    for i in range(10):
+        tree = {"x": Key(i).normal(20_000) * torch.exp(Key(99).normal(20_000))}
+        total += sent(TopK(0.02, inner=Lattice(1.0)), tree)[1]["x"]
+    data, back = sent(LatticeSum(), {"x": total})
+    assert torch.equal(back["x"], total)
+    counts = np.unique(total.numpy(), return_counts=True)[1]
+    assert data[0] == 2
+    assert len(data) < 1.1 * float(counts @ np.log2(len(total) / counts)) / 8
+
+
+@pytest.mark.parametrize("codec", [Quantize(4), TopK(0.2, inner=Quantize(4)), Eden(2), Raw()], ids=repr)
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_values_of_any_codec_can_be_rounded_to_a_lattice(codec, step):
+    tree = {"a": Key(1).normal(500) * 3, "b": Key(2).normal(30, 5)}
+    _, inner = sent(codec, tree)
+    _, back = sent(OnLattice(codec, step), tree)
+    for name, block in inner.items():
+        if not block.any():
+            continue
+        some = block[block != 0].double()
+        unit = 2.0 ** round(np.log2(step * float(some.square().mean().sqrt())))
+        whole = back[name].double() / unit
+        assert torch.equal(whole, torch.round(block.double() / unit))
+        assert not (back[name][back[name] == 0]).signbit().any()
+
+
+def test_rounding_to_a_lattice_refuses_what_cannot_work():
+    with pytest.raises(ConfigError, match="step must be above 0"):
+        OnLattice(step=0.0)
+    with pytest.raises(ConfigError, match="would keep state"):
+        OnLattice(ErrorFeedback(TopK(0.1)))
+    with pytest.raises(ConfigError, match="to be unbiased, so its error would grow"):
+        ErrorFeedback(OnLattice(Eden(2)))

@@ -185,7 +185,7 @@ def test_a_checkpoint_restores_every_part_of_the_state(tmp_path):
 
     public = PublicState(7, tree("base"), tree("coords"), tree("shared"), tree("buffers"))
     past = (Window(1, 3, (), b"end of the window"), Window(3, 5, (b"x", b"yz"), b""))
-    ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7})
+    ledger = Ledger(7, 5, (b"abc", b""), past, {"coords.1": 7}, adds_since=6)
     server = ServerState(
         public, {"momentum": tree("opt"), "second": tree("opt")}, tree("corr"), tree("sched"), tree("codec"), ledger
     )

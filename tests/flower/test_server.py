@@ -33,7 +33,7 @@ def play(runner, rounds: int, state=None):
     return state, records, messages
 
 
-METHODS = ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "fedper"]
+METHODS = ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "lattice-topk", "fedper"]
 METHODS += ["flasc", "hetlora", "highest-tier", "sparse-adapter", "federated-select"]  # masks, tiers
 METHODS += ["flora", "slora"]  # two stages
 

@@ -22,6 +22,7 @@ from thinwire.codecs import (
     Lattice,
     LatticeSum,
     Masked,
+    OnLattice,
     Peer,
     PowerSGD,
     Quantize,
@@ -32,7 +33,7 @@ from thinwire.codecs import (
     TopK,
 )
 from thinwire.core.key import Key
-from thinwire.core.spec import DTYPES, Spec
+from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.core.tree import Tree
 from thinwire.experiments.parts import describe
 from thinwire.optimizers.corrections import Scaffold
@@ -45,6 +46,7 @@ from thinwire.protocol.receive import receive, request_full_state
 from thinwire.protocol.server import close_round, full_state_message, open_round
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.sums import read_sum
 from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO
@@ -135,8 +137,10 @@ CODECS = {
     "lattice": Lattice(0.7),
     "lattice-stochastic": Lattice(1.0, stochastic=True),
     "lattice-fine": Lattice(0.01),
+    "on-lattice": OnLattice(TopK(0.3, inner=Quantize(4)), 0.5),
     "lattice-sum": LatticeSum(),
     "lattice-sum-raw": LatticeSum(),
+    "lattice-sum-sparse": LatticeSum(),
     "eden-1": Eden(1),
     "eden-3": Eden(3, unbiased=False),
     "eden-fraction": Eden(1.25),
@@ -155,6 +159,9 @@ def codecs() -> Iterator[tuple[str, dict]]:
         if name == "lattice-sum":  # of float32 alone, on a lattice
             spec = Spec.of({block: TREE[block].float() for block in TREE})
             tree = eighths(spec, KEY.fold("lattice"))
+        if name == "lattice-sum-sparse":  # many values, most of them 0
+            drawn = eighths(Spec((Block("w", (5000,)),)), KEY.fold("sparse"))["w"]
+            tree = {"w": torch.where(torch.arange(5000) % 9 == 4, drawn, 0), "v": torch.zeros(3)}
         mask = MASK if isinstance(codec, Masked) else {}
         spec, peer = Spec.of(tree), Peer(KEY, EVERYONE, mask)
         data, _ = codec.encode(tree, codec.init(spec), peer)
@@ -195,6 +202,7 @@ METHODS = {
         Method(space=MAPO(k=4, layout="contiguous", redraw_every=2), down=Quantize(8), merge_codec=Quantize(4)),
         {},
     ),
+    "sums": (Method(down=TopK(0.3, inner=Lattice(0.5)), merge_codec=LatticeSum()), {}),
     "mapo": (Method(space=MAPO(k=4, layout="contiguous"), up=Quantize(scheme="fp16")), {}),
 }
 
@@ -284,14 +292,18 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
         at = version
         for one in message.bodies[:-1]:
             body = wire.unpack_body(one, contract.schema)
-            if wire.VALUES in body.fields:
+            kind = "entry"
+            if wire.SUM in body.fields:
+                names, values = read_sum(contract, body, torch.device("cpu"))
+                kind, until = "sum", message.version
+            elif wire.VALUES in body.fields:
+                kind = "snapshot"
                 end = contract.window_end(at)
                 until = min(message.version, end or message.version)
                 names, values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
             else:
                 names, values = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
-            kind = "snapshot" if wire.VALUES in body.fields else "entry"
             step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
             out["steps"].append(step | {"values": as_hex(values)})
             at = until

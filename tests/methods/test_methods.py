@@ -19,8 +19,8 @@ NAMES = [
     *("feddyn", "federated-select", "fedlama", "fedlama-accelerated", "fedlama-public"),
     *("fedloru", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedprox", "fedsa-lora"),
     *("fedsgd", "fedsparsify", "fedyogi", "ffa-lora", "flasc", "flora", "fp16", "full", "hetlora"),
-    *("highest-tier", "int4", "int8", "local", "lora", "lowest-tier", "lowrank", "mapa", "mapa-paper", "mapax"),
-    *("mapax-paper", "mapo", "mapo-paper"),
+    *("highest-tier", "int4", "int8", "lattice-topk", "local", "lora", "lowest-tier", "lowrank", "mapa"),
+    *("mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper"),
     *("pfedpara", "powersgd", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
     *("sparse-adapter", "spdst", "stc", "thin", "topk"),
 ]

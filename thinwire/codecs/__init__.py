@@ -10,6 +10,7 @@ from thinwire.codecs.error_feedback import ErrorFeedback as ErrorFeedback
 from thinwire.codecs.lattice import Lattice as Lattice
 from thinwire.codecs.lattice import LatticeSum as LatticeSum
 from thinwire.codecs.masked import Masked as Masked
+from thinwire.codecs.on_lattice import OnLattice as OnLattice
 from thinwire.codecs.power_sgd import PowerSGD as PowerSGD
 from thinwire.codecs.quantize import Quantize as Quantize
 from thinwire.codecs.random_k import RandomK as RandomK

@@ -76,6 +76,14 @@ class Codec(Protocol):
         return False
 
     @property
+    def encodes_sums(self) -> bool:
+        """Whether sums of many messages are short in this codec: as `merge_codec`, it encodes what a client missed.
+
+        Such a codec is exact.
+        """
+        return False
+
+    @property
     def unbiased(self) -> bool:
         """Whether decoded values are scaled up so that their expectation is x.
 

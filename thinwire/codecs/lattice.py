@@ -7,7 +7,7 @@ rounds of a basis downloads little more than one round (`LatticeSum`), and nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,12 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import common_type
 from thinwire.errors import ConfigError, WireError
-from thinwire.wire import integers
-from thinwire.wire.bits import Bytes
+from thinwire.wire import indices, integers
+from thinwire.wire.bits import Bytes, read_varint, varint
 
 _EXACT = 1 << 23  # integers up to this size, and their sums, are exact in float32
+_DENSE, _SPARSE = 1, 2  # forms of a sum
+_MANY = 4096  # levels of which zeros can be left out; fewer are coded near their entropy with them
 _LOWEST, _HIGHEST = -126, 100  # exponents of steps: no value underflows or overflows float32
 
 
@@ -65,7 +67,7 @@ class Lattice(Codec):
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Exponents, then levels."""
         blocks = [_numbers(block) for block in tree.values()]
-        exponents = [self._exponent(x) for x in blocks]
+        exponents = [exponent_of(x, self.step) for x in blocks]
         scaled = [np.ldexp(x, -e) for x, e in zip(blocks, exponents, strict=True)]
         levels = self._round(np.concatenate(scaled) if scaled else np.zeros(0), peer.key)
         return _pack(exponents, levels), state
@@ -73,15 +75,6 @@ class Lattice(Codec):
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The levels times their steps."""
         return _unpack(data, spec)
-
-    def _exponent(self, x: np.ndarray) -> int:
-        """The exponent of the step of a block."""
-        largest = float(np.abs(x).max(initial=0.0))
-        if largest == 0:
-            return 0
-        wanted = self.step * largest * math.sqrt(float(np.square(x / largest).mean()))
-        least = largest / _EXACT  # levels stay exact
-        return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         up = key.fold("quantise").uniform(len(x)).double().numpy() if self.stochastic else None
@@ -102,8 +95,9 @@ class LatticeSum(Codec):
     >>> len(data), bool((LatticeSum().decode(data, Spec.of(tree), peer)["w"] == tree["w"]).all())
     (81, True)
 
-    For sums of values that `Lattice` rounded, as `merge_codec`: the coordinates at the end of a basis. Values that are
-    not on a lattice are sent raw.
+    For sums of values that `Lattice` or `OnLattice` rounded, as `merge_codec`: coordinates at the end of a basis, or
+    what a client missed. Of many values with zeros among them, the positions and the values of the others are sent.
+    Values that are not on a lattice are sent raw.
     """
 
     @property
@@ -116,27 +110,52 @@ class LatticeSum(Codec):
         """True, as for every exact codec."""
         return True
 
+    @property
+    def encodes_sums(self) -> bool:
+        """True: sums of multiples of powers of two are such multiples."""
+        return True
+
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
-        """A zero byte and the raw values, or a one, exponents and levels."""
+        """A byte for the form: 0 and raw values, 1 with exponents and levels, or 2 with the levels that are not 0."""
         raw = Raw().encode(tree, {}, peer)[0]
         found = [_divisor(_numbers(block)) for block in tree.values()] if _are_short(tree.values()) else [None]
         known = [one for one in found if one is not None]
         if len(known) == len(found):
-            packed = _pack(
-                [one[0] for one in known], np.concatenate([np.zeros(0, np.int64), *(one[1] for one in known)])
-            )
-            if len(packed) < len(raw):
-                return b"\1" + packed, state
+            exponents, levels = [one[0] for one in known], [np.zeros(0, np.int64), *(one[1] for one in known)]
+            packed = _shortest(exponents, np.concatenate(levels))
+            if len(packed) <= len(raw):
+                return packed, state
         return b"\0" + bytes(raw), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values, bit for bit."""
-        if not len(data) or data[0] > 1:
-            raise WireError("expected a form of 0 (raw) or 1 (lattice)")
+        if not len(data) or data[0] > _SPARSE:
+            raise WireError("expected a form of 0 (raw), 1 (lattice) or 2 (lattice, without zeros)")
         rest = memoryview(data)[1:]
         if data[0] == 0:
             return Raw().decode(rest, spec, peer)
-        return _unpack(rest, spec)
+        return _unpack(rest, spec, _read_sparse if data[0] == _SPARSE else integers.decode)
+
+
+def exponent_of(x: np.ndarray, step: float) -> int:
+    """The exponent of the power of two nearest to `step` times the root mean square of these values; 0 without any."""
+    largest = float(np.abs(x).max(initial=0.0))
+    if largest == 0:
+        return 0
+    wanted = step * largest * math.sqrt(float(np.square(x / largest).mean()))
+    least = largest / _EXACT  # levels stay exact
+    return min(_HIGHEST, max(_LOWEST, round(math.log2(max(wanted, least)))))
+
+
+def read_exponents(data: Bytes, spec: Spec) -> list[int]:
+    """The exponents of the steps of all blocks: one signed byte each, at the beginning of a payload."""
+    if len(data) < len(spec.blocks):
+        raise WireError(f"expected {len(spec.blocks)} exponents, got {len(data)} bytes")
+    exponents: list[int] = np.frombuffer(data[: len(spec.blocks)], np.int8).tolist()
+    for exponent in exponents:
+        if not _LOWEST <= exponent <= _HIGHEST:
+            raise WireError(f"a step of 2^{exponent} is not possible, expected {_LOWEST} to {_HIGHEST}")
+    return exponents
 
 
 def _are_short(blocks: Iterable[Tensor]) -> bool:
@@ -172,21 +191,55 @@ def _pack(exponents: list[int], levels: np.ndarray) -> bytes:
     return np.array(exponents, np.int8).tobytes() + integers.encode(levels)
 
 
-def _unpack(data: Bytes, spec: Spec) -> Tree:
-    """Blocks from exponents and levels."""
-    if len(data) < len(spec.blocks):
-        raise WireError(f"expected {len(spec.blocks)} exponents, got {len(data)} bytes")
-    exponents = np.frombuffer(data[: len(spec.blocks)], np.int8).tolist()
-    levels = integers.decode(data[len(spec.blocks) :], spec.size)
-    if len(levels) and int(np.abs(levels).max()) > 2 * _EXACT:
+def _shortest(exponents: list[int], levels: np.ndarray) -> bytes:
+    """The shorter form of a sum."""
+    dense = bytes([_DENSE]) + _pack(exponents, levels)
+    if len(levels) <= _MANY or 4 * np.count_nonzero(levels) > 3 * len(levels):
+        return dense
+    sparse = bytes([_SPARSE]) + np.array(exponents, np.int8).tobytes() + _sparse(levels)
+    return min(dense, sparse, key=len)
+
+
+def _sparse(levels: np.ndarray) -> bytes:
+    """The number of levels that are not 0, their positions, and their values, positive ones less 1."""
+    at = np.flatnonzero(levels)
+    where, values = indices.encode(at, len(levels)), levels[at]
+    return varint(len(at)) + varint(len(where)) + where + integers.encode(values - (values > 0))
+
+
+def _read_sparse(data: Bytes, count: int) -> np.ndarray:
+    """The inverse of `_sparse`."""
+    k, position = read_varint(data)
+    length, position = read_varint(data, position)
+    if 4 * k > 3 * count or length > len(data) - position:  # before memory is allocated: more are sent with zeros
+        raise WireError(f"{k} of {count} levels with positions of {length} bytes, {len(data) - position} are left")
+    values = _bounded(integers.decode(data[position + length :], k)).astype(np.int32)
+    values += values >= 0
+    levels = np.zeros(count, np.int32)
+    levels[indices.decode(data[position : position + length], count, k)] = values
+    return levels
+
+
+def _bounded(levels: np.ndarray) -> np.ndarray:
+    """The same levels; raises WireError if one is so large that a sum of it would not be exact."""
+    if len(levels) and max(int(levels.max()), -int(levels.min())) > 2 * _EXACT:
         raise WireError(f"a level is larger than {2 * _EXACT}")
+    return levels
+
+
+def _unpack(data: Bytes, spec: Spec, read: Callable[[Bytes, int], np.ndarray] = integers.decode) -> Tree:
+    """Blocks from exponents and levels."""
+    exponents = read_exponents(data, spec)
+    levels = _bounded(read(data[len(spec.blocks) :], spec.size))
     out: Tree = {}
     position = 0
     for block, exponent in zip(spec, exponents, strict=True):
-        if not _LOWEST <= exponent <= _HIGHEST:
-            raise WireError(f"a step of 2^{exponent} is not possible, expected {_LOWEST} to {_HIGHEST}")
-        x = torch.from_numpy(np.ldexp(levels[position : position + block.numel].astype(np.float64), exponent))
-        limit = torch.finfo(block.dtype).max
-        out[block.name] = x.clamp(-limit, limit).to(block.dtype).reshape(block.shape)
+        # a level has 24 bits, and no exponent leaves the range of float32: both types are exact
+        real = np.float32 if block.dtype is torch.float32 else np.float64
+        x = levels[position : position + block.numel].astype(real)
+        values, limit = torch.from_numpy(np.ldexp(x, exponent, out=x)), torch.finfo(block.dtype).max
+        if block.dtype is not torch.float32:
+            values = values.clamp(-limit, limit).to(block.dtype)
+        out[block.name] = values.reshape(block.shape)
         position += block.numel
     return out

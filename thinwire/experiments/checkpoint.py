@@ -83,6 +83,7 @@ def save_checkpoint(
             "lengths": [len(entry) for entry in ledger.entries],
             "past": [[w.since, w.until, *(len(part) for part in (*w.entries, w.end))] for w in ledger.past],
             "synced": dict(ledger.synced),
+            "adds_since": ledger.adds_since,
         },
         "clients": {str(i): client.version for i, client in state.clients.items()},
         "bytes": len(data),
@@ -144,7 +145,7 @@ def _out_of_range(meta: dict[str, Any], bounds: Bounds) -> str:
     version, clients = meta["version"], [*map(int, meta["clients"]), *meta["cohort"]]
     lengths = [*ledger["lengths"], *(length for window in ledger["past"] for length in window[2:])]
     seen = [ledger["version"], ledger["opened"], *ledger["synced"].values(), *meta["clients"].values()]
-    seen += [edge for window in ledger["past"] for edge in window[:2]]
+    seen += [ledger.get("adds_since", 0), *(edge for window in ledger["past"] for edge in window[:2])]
     syncs = [*meta["sync_counts"]["syncs"].values()]
     ranges: tuple[tuple[str, Iterable[Any], int], ...] = (
         ("round", [meta["round"]], bounds.rounds),
@@ -232,4 +233,5 @@ def _ledger(meta: dict[str, Any], data: io.BytesIO) -> Ledger:
     for since, until, *lengths in meta["past"]:
         *window, end = (data.read(length) for length in lengths)
         past.append(Window(since, until, tuple(window), end))
-    return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"])
+    adds_since = meta.get("adds_since", meta["version"])  # older checkpoints do not have it
+    return Ledger(meta["version"], meta["opened"], entries, tuple(past), meta["synced"], adds_since)

@@ -183,11 +183,18 @@ class ForecastOpening(RoundOpening):
         return (wire.pack(kind, self.server.public.version, (), self.contract.schema, behind), blank(size))
 
     def _snapshot(self, touched: frozenset[str]) -> bytes:
-        exact, ledger = self.contract.method.merge_codec.exact, self.server.ledger
+        method, ledger = self.contract.method, self.server.ledger
         size = self.contract.coords.restrict(touched).nbytes
-        if exact:
+        if method.merge_codec.exact and not method.sends_sums:  # with sums, the start is part of a snapshot
             size = self.lengths.snapshot(touched, ledger.version - ledger.opened)
         return cast("bytes", blank(self.lengths.body(touched, {wire.VALUES: size})))
+
+    def _sum(self, start: int) -> bytes | None:
+        ledger, touched = self.server.ledger, self.server.ledger.synced_since(start)
+        missed = ledger.version - start
+        if not self.contract.method.sends_sums or ledger.since(start) is None or not 1 < missed <= wire.MAX_STEPS:
+            return None
+        return cast("bytes", blank(self.lengths.body(touched, {wire.SUM: self.lengths.snapshot(touched, missed)})))
 
     def _request(self, news: bool) -> bytes:
         contract = self.contract

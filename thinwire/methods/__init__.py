@@ -4,7 +4,7 @@
     server_optimizers    fedavgm, fedadam, fedyogi, fedadagrad
     corrections          fedprox, scaffold, feddyn, fednova
     compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
-                         eden, drive, stc, powersgd
+                         eden, drive, stc, lattice_topk, powersgd
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
     evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
@@ -32,6 +32,7 @@ from thinwire.methods.compression import fedpaq_fp16 as fedpaq_fp16
 from thinwire.methods.compression import fp16 as fp16
 from thinwire.methods.compression import int4 as int4
 from thinwire.methods.compression import int8 as int8
+from thinwire.methods.compression import lattice_topk as lattice_topk
 from thinwire.methods.compression import powersgd as powersgd
 from thinwire.methods.compression import quantize as quantize
 from thinwire.methods.compression import signsgd as signsgd

@@ -5,7 +5,7 @@ Most of these fill one slot, so that they combine with other methods: `mapo+int8
 
 from __future__ import annotations
 
-from thinwire.codecs import Eden, ErrorFeedback, PowerSGD, Quantize, TopK
+from thinwire.codecs import Eden, ErrorFeedback, Lattice, LatticeSum, PowerSGD, Quantize, TopK
 from thinwire.core.registry import register
 from thinwire.protocol.method import Method
 
@@ -218,6 +218,28 @@ def stc(density: float = 0.01) -> Method:
     """
     codec = ErrorFeedback(TopK(density, inner=Quantize(scheme="sign", per="tree")))
     return Method(up=codec, down=codec)
+
+
+@register("method", "lattice-topk", paper="composed here: top-k, updates on a lattice, error feedback")
+def lattice_topk(density: float = 0.05, step: float = 1.0) -> Method:
+    """Top-k with error feedback in both directions, on a lattice: what a client missed is one short sum.
+
+        C(x) = s round(x_j / s) for the floor(density n) largest |x_j|,    s = 2^round(log2(step rms)) of these values
+        send C(x + e)          e <- x + e - C(x + e)
+
+    Multiples of powers of two add up exactly, so a client that missed rounds is sent the sum of their broadcasts.
+
+    Args:
+        density: share of the values that are sent.
+        step: distance of the levels, in root mean squares of the values that are sent.
+
+    Not from a paper: a composition of top-k, rounding to a lattice and error feedback.
+
+    >>> lattice_topk().sends_sums
+    True
+    """
+    codec = ErrorFeedback(TopK(density, inner=Lattice(step)))
+    return Method(up=codec, down=codec, merge_codec=LatticeSum())
 
 
 @register("method", "powersgd", paper="Vogels et al., NeurIPS 2019")

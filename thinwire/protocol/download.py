@@ -21,6 +21,7 @@ from thinwire.protocol.entries import WindowSnapshot, least_snapshot, pack_snaps
 from thinwire.protocol.fields import raw
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.sums import Sums
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
 
@@ -39,6 +40,7 @@ class RoundOpening:
         self.names = plan_round(self.contract, server).names if names is None else names
         self._full: dict[int, Bytes] = {}  # coordinates by tier
         self._snapshots: dict[frozenset[str], bytes] = {}  # by the blocks in them
+        self._sums = Sums(self.contract, server.ledger)
         self._requests: dict[bool, bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
         self._crcs: dict[
@@ -49,12 +51,12 @@ class RoundOpening:
         """One message to each client, in pieces; see `open_round`."""
         full, out = self.contract.method.download == "full", {}
         made: dict[tuple[int, int], wire.Pieces] = {}
-        for client, version in versions.items():
+        for client, version in sorted(versions.items(), key=lambda item: -item[1]):  # sums go back step by step
             like = (version, self.contract.tier(client) if full else 0)
             if like not in made:
                 made[like] = self.shortest(version, client)
             out[client] = made[like]
-        return out
+        return {client: out[client] for client in versions}
 
     def split(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Bytes of the ordinary broadcast, and bytes beyond it because clients had missed rounds.
@@ -105,10 +107,17 @@ class RoundOpening:
         entries, touched = ledger.since(start), ledger.synced_since(start)
         if entries is not None and len(entries) > most:
             entries = None
-        if entries is not None and sum(map(len, entries)) <= least_snapshot(contract, touched):
-            return entries
-        snapshot = self._snapshot(touched)
-        return (snapshot,) if entries is None or len(snapshot) < sum(map(len, entries)) else entries
+        ways = [] if entries is None else [entries]
+        ways += [] if (total := self._sum(start)) is None else [(total,)]
+        best = min(ways, key=wire.length, default=None)
+        if best is not None and wire.length(best) <= least_snapshot(contract, touched):
+            return best
+        snapshot = (self._snapshot(touched),)
+        return snapshot if best is None or wire.length(snapshot) < wire.length(best) else best
+
+    def _sum(self, start: int) -> bytes | None:
+        """The sum of the entries since a version of the open window; None where there is none."""
+        return self._sums.body(start)
 
     def _snapshot(self, names: frozenset[str]) -> bytes:
         """The current values of these blocks."""

@@ -58,6 +58,7 @@ class Ledger:
         entries: the newest bodies of the open window, the last one to `version`.
         past: the windows before it, the oldest first, without gaps.
         synced: the version after the last synchronization of a block; absent means never.
+        adds_since: the version since which every entry was added without rounding (`sums.py`).
     """
 
     version: int = 0
@@ -65,6 +66,7 @@ class Ledger:
     entries: tuple[bytes, ...] = ()
     past: tuple[Window, ...] = ()
     synced: Mapping[str, int] = field(default_factory=dict)
+    adds_since: int = 0
 
     @property
     def first(self) -> int:
@@ -72,7 +74,14 @@ class Ledger:
         return self.past[0].first if self.past else self.opened
 
     def append(
-        self, body: bytes, names: frozenset[str], *, limit: int, longest: int, end: bytes | None = None
+        self,
+        body: bytes,
+        names: frozenset[str],
+        *,
+        limit: int,
+        longest: int,
+        end: bytes | None = None,
+        adds_up: bool = False,
     ) -> Ledger:
         """A ledger with one more entry.
 
@@ -82,6 +91,7 @@ class Ledger:
             limit: the number of bytes that may be kept in all; the oldest windows are dropped first.
             longest: the total length of entries of the open window above which its coordinates are shorter.
             end: closes the window: the body with the coordinates at its end, or its only entry.
+            adds_up: whether the entry was added without rounding.
         """
         version = self.version + 1
         synced = {**self.synced, **dict.fromkeys(sorted(names), version)}
@@ -103,7 +113,13 @@ class Ledger:
                 break
             keep += 1
         return replace(
-            self, version=version, opened=opened, entries=entries, past=past[len(past) - keep :], synced=synced
+            self,
+            version=version,
+            opened=opened,
+            entries=entries,
+            past=past[len(past) - keep :],
+            synced=synced,
+            adds_since=self.adds_since if adds_up else version,
         )
 
     def since(self, version: int) -> tuple[bytes, ...] | None:

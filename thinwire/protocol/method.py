@@ -52,7 +52,8 @@ class Method:
         up: the codec of uploads.
         down: the codec of downloads.
         merge_codec: encodes the coordinates when their basis is redrawn. Its loss is the same for everyone, and a
-            client that missed the window downloads the short form.
+            client that missed the window downloads the short form. In a space that keeps its basis, `lattice-sum`
+            encodes the sum of the entries that a client missed (`protocol/sums.py`).
         download: `incremental`: clients keep the public state and receive what was added since their version; `full`:
             clients keep nothing and receive all coordinates, encoded by `down`, in every round.
         upload: whether clients send the change of the coordinates (`delta`) or the coordinates (`weights`).
@@ -146,6 +147,12 @@ class Method:
     def server_opt_at(self, version: int) -> Optimizer:
         """The server optimizer with the learning rate of the round from `version`."""
         return at_lr_schedule(self.server_opt, self.server_lr_schedule, version)
+
+    @property
+    def sends_sums(self) -> bool:
+        """Whether clients that missed rounds can be sent the sum of the missed entries (`protocol/sums.py`)."""
+        kept = self.download == "incremental" and not self.space.redraw_every
+        return kept and self.sketch.is_identity and self.merge_codec.encodes_sums
 
     @property
     def later(self) -> Method:

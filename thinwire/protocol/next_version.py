@@ -27,6 +27,7 @@ from thinwire.protocol.entries import (
 from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.setup import initial_server_state
 from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.sums import KEPT, adds_up
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
@@ -82,7 +83,8 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
             contract.server_opt(public.version).init(contract.code.zeros()),
             contract.method.down.init(contract.code),
         )
-    ledger = append_entry(contract, server.ledger, plan, body, end)
+    exact = contract.method.sends_sums and adds_up(public.coords, code, coords)
+    ledger = append_entry(contract, server.ledger, plan, body, end, exact)
     return _checked(ServerState(after, opt, {**server.correction, **made.correction}, schedule, codec, ledger))
 
 
@@ -153,7 +155,9 @@ def _end_window(
     return coords, body, body if method.space.redraw_every == 1 else end  # of a window of one round one entry is enough
 
 
-def append_entry(contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None) -> Ledger:
+def append_entry(
+    contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None, adds_up: bool = False
+) -> Ledger:
     """The ledger with one more entry, and with a snapshot of the window's end if it ended."""
     if contract.method.download == "full":  # entries are not replayed: only the version of each block is needed
         return ledger.append(b"", plan.names, limit=-1, longest=-1)
@@ -162,8 +166,10 @@ def append_entry(contract: Contract, ledger: Ledger, plan: Plan, body: bytes, en
         body,
         plan.names,
         limit=contract.coords.nbytes + contract.weights.nbytes,
-        longest=contract.coords.nbytes + 16,  # the coordinates, and at least what a body adds to them
+        # the coordinates, and at least what a body adds to them
+        longest=contract.coords.nbytes * (KEPT if contract.method.sends_sums else 1) + 16,
         end=end,
+        adds_up=adds_up,
     )
 
 

@@ -18,6 +18,7 @@ from thinwire.protocol.drift_check import check_drift
 from thinwire.protocol.entries import read_snapshot, read_step
 from thinwire.protocol.fields import expect_fields, planned_names, unraw
 from thinwire.protocol.state import PublicState
+from thinwire.protocol.sums import read_sum
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
@@ -91,7 +92,7 @@ def _read_request(contract: Contract, message: wire.Message) -> wire.Body:
 def _take_steps(
     contract: Contract, public: PublicState, message: wire.Message, client: int
 ) -> tuple[PublicState, frozenset[str]]:
-    """Replay entries and snapshots."""
+    """Replay entries, sums and snapshots."""
     synced: frozenset[str] = frozenset()
     for data in islice(message.bodies, len(message.bodies) - 1):  # the last one is the request
         if public.version == message.version:
@@ -108,7 +109,10 @@ def _take_steps(
 
 
 def _take_body(contract: Contract, public: PublicState, body: wire.Body, last: int) -> tuple[frozenset[str], Tree, int]:
-    """The blocks of one entry or snapshot, the coordinates after it, and their version."""
+    """The blocks of one entry, sum or snapshot, the coordinates after it, and their version."""
+    if wire.SUM in body.fields:
+        total = read_sum(contract, body, public.device)
+        return total.names, apply_step(contract, public, total), last
     if wire.VALUES not in body.fields:
         step = read_step(contract, body, public.version, public.device)
         return step.names, apply_step(contract, public, step), public.version + 1

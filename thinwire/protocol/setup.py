@@ -20,6 +20,7 @@ from thinwire.protocol.ledger import Ledger
 from thinwire.protocol.method import Method
 from thinwire.protocol.secagg import check_secure_aggregation
 from thinwire.protocol.state import PublicState, ServerState
+from thinwire.protocol.sums import on_grid
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 
@@ -56,6 +57,8 @@ def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[
     coords = method.space.init(weights, basis, key.fold("init", 0))
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; at least one must be trained")
+    if method.sends_sums:
+        coords = on_grid(coords)
     method.penalty.check(spec, Spec.of(coords))
     private = method.schedule.never(Spec.of(coords))  # a selector that matches nothing is found now
     _check_unsent(method, private, frozenset(coords))

@@ -39,6 +39,7 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
     >>> check_codec(Raw(), lossless=True)
     """
     check_part(codec)
+    assert codec.exact or not codec.encodes_sums, "a codec of sums must be exact"
     accepted = []
     for dtype in DTYPES:
         tree = {name: typed(block, dtype) for name, block in random_tree(COORDS, KEY.fold("tree")).items()}

@@ -62,7 +62,9 @@ def decode(data: Bytes, count: int) -> np.ndarray:
     if count > _FEW:
         if not 2 <= data[0] <= 32:
             raise WireError(f"values of {data[0]} bits are not possible, expected 2 to 32")
-        return symbols.decode(data[1:], count, data[0]).astype(np.int64) - (1 << data[0] - 1)
+        levels = symbols.decode(data[1:], count, data[0]).astype(np.int64)
+        levels -= 1 << data[0] - 1  # in place, to save memory
+        return levels
     model, shift = data[0] & 31, data[0] >> 5 & 3
     position = 1 + _bits.width(count, shift)
     low = _bits.unpack(data[1:position], count, shift)

@@ -23,7 +23,8 @@ the *request* for an upload; the bodies before it are the download.
 
 - steps: each body continues from the version that the body before it ends at; the last one ends at `version`. With
   field 1 it is a *ledger entry*: the update of one version. With field 3 it is a *window snapshot*: the blocks of its
-  plan at the end of the window in which it begins, or at `version`, whichever comes first, before any merge. A window
+  plan at the end of the window in which it begins, or at `version`, whichever comes first, before any merge. With field
+  9 it is the *sum* of all entries up to `version`, in a method that never merges and adds without rounding. A window
   is the rounds of one basis: from a multiple of `redraw_every` up to the next, or all rounds if that is 0. The receiver
   merges at the end of a window. A client that is up to date (behind = 0) receives no such body. There are at most 512,
   because each body can cost the receiver one pass over the model, however short it is; a longer download is sent as
@@ -47,6 +48,7 @@ the *request* for an upload; the bodies before it are the download.
                     request           its shared state at `version`, raw, if it has one; in a state or if behind > 0
     7  report       up                what the schedule measures on the client, raw, if anything
     8  base         state             the base, raw, if it was ever merged into (`version` is in a later window than 0)
+    9  sum          sum               the plan's blocks, encoded by `merge_codec`
 
 Each length is checked against the available bytes before memory is allocated, and the kind and length of the message
 before its bodies are read. Each message has exactly one encoding. All other bytes are refused with a WireError.
@@ -70,6 +72,7 @@ from thinwire.wire.body import COORDS as COORDS
 from thinwire.wire.body import DRIFT_CHECK as DRIFT_CHECK
 from thinwire.wire.body import REPORT as REPORT
 from thinwire.wire.body import SHARED as SHARED
+from thinwire.wire.body import SUM as SUM
 from thinwire.wire.body import VALUES as VALUES
 from thinwire.wire.body import WEIGHT as WEIGHT
 from thinwire.wire.body import Body as Body
