@@ -12,7 +12,7 @@ from thinwire.spaces import FedMRN, FedPM
 
 
 @register("method", "fedpm", paper="Isik et al., ICLR 2023")
-# Of 0.03, 0.1, 0.3 and 1 this rate had the best accuracy in 40 rounds, and a gain of 1.4 was better than 1.
+# Chosen on digits and one seed, by the highest test accuracy within 40 rounds, of 0.03, 0.1, 0.3 and 1; so was the gain.
 @on("digits", lr=0.3, reset_every=2, gain=1.4)
 def fedpm(lr: float = 0.1, reset_every: int = 10, gain: float = 1.0) -> Method:
     """FedPM: weights stay random; clients train the probability that each is kept, and upload sampled masks.
@@ -44,7 +44,7 @@ def fedpm(lr: float = 0.1, reset_every: int = 10, gain: float = 1.0) -> Method:
 
 
 @register("method", "fedmrn", paper="Li et al., ACM Multimedia 2024")
-@on("digits", noise=0.1)  # of 0.01, 0.03 and 0.1 the one with the best accuracy in 60 rounds
+@on("digits", noise=0.1)  # of 0.01, 0.03, 0.1; one seed, by the highest accuracy within 60 rounds
 def fedmrn(noise: float = 0.01, signed: bool = True) -> Method:
     """FedMRN: clients train updates that are masks of shared random noise, and upload the masks.
 
