@@ -99,14 +99,13 @@ def inject_faults(job: MakeJob, seed: int, logs: Path, seconds: float) -> Callab
             _kill_self()
         if fault == "late":
             time.sleep(seconds + 2)
-        types = {"client": int, "loss": float, "examples": int, "error": str, "accuracy": float}
+        types = {"client": int, "loss": float, "examples": int, "error": str}
         (who, *values), upload = unpack(reply.content, **types)
         response = Response(upload, *values)
         if fault in (CORRUPTIONS | FORGERIES) and response.data and upload[3] == wire.UP:
             response = (CORRUPTIONS | FORGERIES)[fault](client, number, response)
         _first(logs / "sent" / f"{version}-{number}-{digest(response.data)}-{fault or 'valid'}", "")
-        fields = {"client": who, **{key: value for key, value in response._asdict().items() if key != "data"}}
-        return Message(pack(fields, response.data), reply_to=message)
+        return Message(pack(response_fields(who, response), response.data), reply_to=message)
 
     return mod
 

@@ -95,9 +95,9 @@ def hostile_mod(job: MakeJob) -> Callable[..., Any]:
             return reply
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        from thinwire.flower.grid_transport import pack, unpack
+        from thinwire.flower.grid_transport import pack, response_fields, unpack
 
-        types = {"client": int, "loss": float, "examples": int, "error": str, "accuracy": float}
+        types = {"client": int, "loss": float, "examples": int, "error": str}
         (number, *values), upload = unpack(reply.content, **types)
         response = Response(upload, *values)
         client = Client(LocalEngine(), job(dict(context.node_config)))
@@ -105,7 +105,7 @@ def hostile_mod(job: MakeJob) -> Callable[..., Any]:
         if number not in ATTACKS or (number == 10 and version not in (1, 2)):
             return reply
         response = ATTACKS[number](client, number, response)
-        fields = {"client": number, **{key: value for key, value in response._asdict().items() if key != "data"}}
+        fields = response_fields(number, response)
         if number == 10 and version == 2:  # in one object, not in chunks
             return Message(RecordDict({"thinwire": ConfigRecord({**fields, "data": response.data})}), reply_to=message)
         return Message(pack(fields, response.data), reply_to=message)
