@@ -37,7 +37,7 @@ from thinwire.experiments.execute import execute
 from thinwire.flower.client import Client
 from thinwire.flower.client_store import Request, Response
 from thinwire.flower.deadline import Deadline
-from thinwire.flower.grid_transport import pack, response_fields, unpack
+from thinwire.flower.grid_transport import GridTransport, pack, response_fields, unpack
 from thinwire.flower.transport import ClientResponse
 from thinwire.protocol.round import close_round, decode_uploads, initial_server_state, plan_round
 from thinwire.runtime.job import RoundRecord
