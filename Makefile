@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(BIN)/thinwire compare --html demo.html
 
 test: $(VENV)/installed-dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # minutes, not seconds: many real kills, long runs on real data
 test-slow: $(VENV)/installed-dev

@@ -46,7 +46,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "mapax": tw.MAPAX(segment=64, budget=32),
         "fedpara": tw.FedPara(rank=2, activation="tanh"),
         "fedpara/personal": tw.FedPara(rank=2, personal=True),
-        "fedpara/gammas": tw.FedPara(gamma=0.0, gammas=(("0.*", 0.5),)),
+        "fedpara/gammas": tw.FedPara(gamma=0.0, gammas=(("1.*", 0.5),)),
         "fedpm": tw.FedPM(),
         "fedpm/base": tw.FedPM(weights="base", test="sample"),
         "fedmrn": tw.FedMRN(noise=0.05),

@@ -9,6 +9,7 @@ import pytest
 from tests import combinations as law
 
 SHARDS = 4
+pytestmark = pytest.mark.xdist_group("combinations")  # finding the pairs takes long: in one process
 
 
 @cache

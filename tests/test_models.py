@@ -301,7 +301,7 @@ def test_models_with_group_norm_have_no_buffers() -> None:
 
 def test_all_models_are_registered_with_a_one_line_summary() -> None:
     table = entries("model")
-    assert set(table) == {name for name, _, _ in COUNTS} | {"roberta-large", "pretrained"}
+    assert set(table) == {name for name, _, _ in COUNTS} | {"roberta-large", "pretrained", "causal-lm"}
     for entry in table.values():
         assert entry.doc.endswith(".")
         assert "\n" not in entry.doc
@@ -318,7 +318,11 @@ FOR_REGRESSION = ("auto", "mlp", "two-fc", "cnn", "cnn2", "cnn-cifar", "cnn-cifa
 @pytest.mark.parametrize("name", entries("model"))
 @pytest.mark.parametrize("classes", [1, 0, -3, 2.5, "10", True])
 def test_fewer_than_two_classes_are_refused(name: str, classes: Any) -> None:
-    """One output is a regression, which the models for images and tables can do."""
+    """One output is a regression, which the models for images and tables can do; a language model has a vocabulary."""
+    if name == "causal-lm":
+        with pytest.raises(ConfigError, match="'classes'"):
+            build(name, classes=classes)
+        return
     if name in FOR_REGRESSION and type(classes) is int and classes == 1:
         assert build(name, classes=1).head.bias.numel() == 1
         return

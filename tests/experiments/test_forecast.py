@@ -48,9 +48,10 @@ def test_the_forecast_is_exact_for_long_runs_and_redrawn_bases():
 
 @pytest.mark.parametrize("method", ["thin", "sparse", "topk"])
 def test_the_forecast_is_within_5_percent_for_codecs_of_variable_length(method):
-    experiment = resolve(method, "digits", QUICK)
-    facts = check(experiment)
-    assert sum(forecast(facts)) == pytest.approx(sum(sent(experiment)), rel=0.05)
+    first, second = (resolve(method, "digits", {**QUICK, "seed": seed}) for seed in (0, 1))
+    facts = check(first)
+    mean = (sum(sent(first)) + sum(sent(second))) / 2  # the length of levels that are rounded at random varies
+    assert sum(forecast(facts)) == pytest.approx(mean, rel=0.05)
     assert facts["bytes_up_per_client"] is None or facts["bytes_down_per_client"] is None
     assert "Gaussian values" in facts["note"]
 

@@ -81,7 +81,8 @@ def test_no_preset_refuses_a_model_and_all_of_them_train_it(name):
         torch.manual_seed(0)
         model = make()
         before = {key: block.clone() for key, block in model.state_dict().items()}
-        run = tw.simulate(model, clients, method, rounds=1, test=clients[0], backend="loop")
+        rounds = 4 if method == "thin" else 1  # it rounds few and small values at random, in one round perhaps all to 0
+        run = tw.simulate(model, clients, method, rounds=rounds, test=clients[0], backend="loop")
         assert all(torch.isfinite(block).all() for block in run.weights.values()), method
         assert any(not torch.equal(run.weights[key], before[key]) for key in run.weights), method
 
