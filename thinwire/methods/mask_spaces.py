@@ -12,7 +12,7 @@ from thinwire.spaces import FedMRN, FedPM
 
 
 @register("method", "fedpm", paper="Isik et al., ICLR 2023")
-# Chosen on digits and one seed, by the highest test accuracy within 40 rounds, of 0.03, 0.1, 0.3 and 1; so was the gain.
+# Chosen on digits and one seed by the highest test accuracy within 40 rounds, of 0.03, 0.1, 0.3 and 1; as was the gain.
 @on("digits", lr=0.3, reset_every=2, gain=1.4)
 def fedpm(lr: float = 0.1, reset_every: int = 10, gain: float = 1.0) -> Method:
     """FedPM: weights stay random; clients train the probability that each is kept, and upload sampled masks.
