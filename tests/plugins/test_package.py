@@ -62,6 +62,7 @@ def test_parts_of_the_plugin_are_listed(site, tmp_path):
         assert name in found[what], what
 
 
+@pytest.mark.slow
 def test_a_run_uses_the_codec_and_the_dataset_of_the_plugin(site, tmp_path):
     (tmp_path / "my.toml").write_text(
         '[task]\nkind = "stripes"\n[method]\nup = { kind = "ternary", threshold = 0.4 }\n'
@@ -148,6 +149,7 @@ def test_import_on_the_command_line_is_recorded_for_resume(module, tmp_path):
     assert "unknown method 'ternary'" in done.stderr
 
 
+@pytest.mark.slow
 def test_import_in_a_file_is_used_by_run_and_simulate(module, tmp_path):
     text = 'import = ["my_parts"]\n[task]\nkind = "stripes"\n[method]\nup = "ternary"\n'
     (tmp_path / "my.toml").write_text(text)
