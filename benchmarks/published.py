@@ -7,7 +7,7 @@ The JSON file of a page has the values and the curve of each of its runs. This p
 chance level of its test set (`thinwire/experiments/collapse.py`), writes task and status to the JSON, and adds the
 final accuracy and the failed runs to the tables. The text above tables is that of the grids and of the presets. Cells
 that need more than the JSON (bytes until an accuracy) are kept as they were written from run directories. The page of
-reproduced tables is written anew, as by `thinwire repro --md`.
+reproduced tables is written again, as by `thinwire repro --md`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_a_wait_ends_when_the_other_process_has_something_to_do():
     assert not has_come.wait(0.0)  # one call ends one wait
     supernode.sleep(0.01)
     assert not has_come.wait(0.0)  # there was no more work
-    for _ in range(100_000):  # a full pipe blocks nobody
+    for _ in range(100_000):  # a full pipe does not block
         has_come.ring()
 
 

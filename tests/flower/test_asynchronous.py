@@ -150,7 +150,7 @@ def test_a_resumed_server_asks_again_and_clients_return_to_their_last_accepted_s
     again = FlowerServer(
         server.federation.engine, server.job, lambda *_: transport, server.policy, clock=transport.clock
     )
-    transport.pending.clear()  # what was asked before the restart is answered to nobody
+    transport.pending.clear()  # requests from before the restart get no response
     state, records, _ = play(again, 6, state)
     assert state.round == 10
     assert all(one.clients == 3 and one.refused == 0 for one in records)

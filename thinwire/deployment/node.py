@@ -50,7 +50,7 @@ class Bell:
 
     def ring(self) -> None:
         """End the wait of the other process, or its next one."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is full of earlier calls; nobody reads it
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is full of earlier calls; no process reads it
             os.write(self.write, b".")
 
     def wait(self, seconds: float) -> bool:
