@@ -613,8 +613,14 @@ def ready(names: tuple[str, ...] = tuple(METHODS)) -> tuple[list[Target], dict[i
     return through, _kin(through)
 
 
-def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...] = tuple(METHODS)) -> Outcomes:
-    """Send the messages with these indices."""
+def fuzz(
+    numbers: range,
+    seed: int,
+    trace_every: int = 8,
+    names: tuple[str, ...] = tuple(METHODS),
+    seconds: float = SECONDS,
+) -> Outcomes:
+    """Send the messages with these indices; `seconds` is the most CPU time that one of them may take."""
     through, kin = ready(names)
     outcomes = Outcomes()
     try:
@@ -622,7 +628,7 @@ def fuzz(numbers: range, seed: int, trace_every: int = 8, names: tuple[str, ...]
             for done, i in enumerate(numbers):
                 if done % 1000 == 0:
                     faulthandler.dump_traceback_later(300, exit=True)  # a hang ends here with a traceback
-                _send(i, seed, through, kin, outcomes, i % trace_every == 0)
+                _send(i, seed, through, kin, outcomes, i % trace_every == 0, seconds)
     finally:
         faulthandler.cancel_dump_traceback_later()
     return outcomes
@@ -637,7 +643,13 @@ def _kin(through: list[Target]) -> dict[int, list[bytes]]:
 
 
 def _send(
-    i: int, seed: int, through: list[Target], kin: dict[int, list[bytes]], outcomes: Outcomes, traced: bool
+    i: int,
+    seed: int,
+    through: list[Target],
+    kin: dict[int, list[bytes]],
+    outcomes: Outcomes,
+    traced: bool,
+    limit: float = SECONDS,
 ) -> None:
     target, level, data = message(i, seed, through, kin)
     if traced:
@@ -661,9 +673,9 @@ def _send(
     peak = live.look() if live else tracemalloc.get_traced_memory()[1]
     if traced:
         tracemalloc.stop()
-    if seconds > SECONDS:  # wall-clock time; repeated by CPU time below
+    if seconds > limit:  # wall-clock time; repeated by CPU time below
         seconds = _processor_seconds(target, data)
-        wrong = wrong or (f"took {seconds:.2f} s" if seconds > SECONDS else "")
+        wrong = wrong or (f"took {seconds:.2f} s" if seconds > limit else "")
     if peak > TIMES * target.model + target.draws + SMALL:
         wrong = wrong or f"{peak:,} bytes of memory for a model of {target.model:,}"
     outcomes.counts[level, outcome] += 1
