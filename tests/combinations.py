@@ -283,8 +283,13 @@ def reason(error: str) -> str:
     return re.sub(r"'[^']*[/*\d][^']*'", "BLOCK", error)
 
 
-def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], ...], str]]:
-    """Rows that together contain every pair of choices that can train; and the pairs that cannot, with the reason."""
+def all_pairs(seed: int = 0, one_in: int = 1) -> tuple[list[Choice], dict[tuple[tuple[str, str], ...], str]]:
+    """Rows that together contain every pair of choices that can train; and the pairs that cannot, with the reason.
+
+    Args:
+        seed: of the rows, and of the pairs if not all are taken.
+        one_in: 40 for a random fortieth of the pairs; every choice still occurs in a row.
+    """
     draw = random.Random(seed)
     known = choices()
     levels = [(slot, name) for slot, names in known.items() for name in names]
@@ -292,7 +297,7 @@ def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], 
     no: dict[tuple[tuple[str, str], ...], str] = {}
     open_pairs = set()
     for a, b in itertools.combinations(levels, 2):
-        if a[0] != b[0]:
+        if a[0] != b[0] and draw.randrange(one_in) == 0:
             if why := refused({**base, **dict((a, b))}):
                 no[a, b] = why
             else:
@@ -315,7 +320,15 @@ def all_pairs(seed: int = 0) -> tuple[list[Choice], dict[tuple[tuple[str, str], 
         rows.append(row)
         done = set(itertools.combinations(row.items(), 2))
         open_pairs -= done | {pair[::-1] for pair in done}
+    used = {item for row in rows for item in row.items()}
+    rows += [_row_with(level, levels) for level in levels if level not in used]  # none if all pairs are taken
     return rows, no
+
+
+def _row_with(level: tuple[str, str], levels: list[tuple[str, str]]) -> Choice:
+    """A row of FedAvg's choices but this one, and one more if it needs another."""
+    rows = ({**plain(), **dict((other, level))} for other in (level, *levels))
+    return next(row for row in rows if row[level[0]] == level[1] and refused(row) is None)
 
 
 def _gain(open_pairs: set[Any], row: Choice, item: tuple[str, str]) -> int:
