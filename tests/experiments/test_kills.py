@@ -124,7 +124,7 @@ def test_a_round_that_changes_the_chunk_is_saved_at_once(tmp_path, monkeypatch):
 # -- real kills ------------------------------------------------------------------------------------------------------
 
 # a model large enough that writing a checkpoint takes a while, and a checkpoint after every round
-KILL = ["--rounds", "12", "--set", "checkpoint.every=1", "--set", "task.model.hidden=2000", "--set", "local.epochs=1"]
+KILL = ["--rounds", "7", "--set", "checkpoint.every=1", "--set", "task.model.hidden=2000", "--set", "local.epochs=1"]
 
 
 def command(*words: str) -> list[str]:
@@ -157,6 +157,7 @@ def kill_once(process: subprocess.Popen, folder: Path, rng: random.Random) -> st
                 break
             if list(folder.glob("checkpoints/.*.tmp")):
                 break
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return "while a checkpoint was written" if list(folder.glob("checkpoints/.*.tmp")) else "between"
@@ -247,6 +248,7 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
         while rounds_done(tmp_path / "run") < 1:
             assert process.poll() is None
             time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)  # it keeps its lock, and leaves the processor to the second
         second = subprocess.run(command("resume", str(tmp_path / "run")), capture_output=True, text=True)
         assert second.returncode == 2
         assert "another process" in second.stderr
