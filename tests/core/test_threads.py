@@ -24,7 +24,7 @@ def test_nested_calls_do_not_deadlock(three_cores):
 def test_on_one_core_restricts_torch_but_not_each(three_cores):
     with on_one_core(), on_one_core():
         assert torch.get_num_threads() == 1
-        together = threading.Barrier(3, timeout=60)  # passed only if three calls run at the same time
+        together = threading.Barrier(3, timeout=600)  # passed only if three calls run at the same time
         assert len({*each(lambda _: (together.wait(), threading.get_ident())[1], range(3), LEAST)}) == 3
     assert torch.get_num_threads() == 3
     with pytest.raises(ZeroDivisionError), on_one_core():

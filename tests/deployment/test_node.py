@@ -89,7 +89,7 @@ def test_worker_process_ends_with_its_parent():
         "if os.fork() == 0:\n    _exit_with(os.getppid())\n    print(os.getpid(), flush=True)\n    time.sleep(3600)\n"
         "time.sleep(0.5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=1200)
     assert done.stdout  # it ran, and its end of the pipe is closed, so it has ended
 
 
@@ -135,7 +135,7 @@ def test_another_version_of_flower_runs_its_own_node(monkeypatch, tmp_path):
         "from thinwire.deployment import flower_adapter\nfrom thinwire.deployment.node import node\n"
         "flower_adapter.KNOWN = ('0.1',)\nnode(['--version'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=1200)
     assert done.stdout.startswith("Flower version:")
     assert "is not a version known to work (0.1); running flower-supernode instead" in done.stderr.splitlines()[0]
     monkeypatch.setattr(

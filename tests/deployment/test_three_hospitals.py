@@ -42,7 +42,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
     with Processes(home, None) as processes:
 
         def thinwire(*words: str) -> None:
-            subprocess.run([*THINWIRE, *words], cwd=tmp_path, env=processes.env, check=True, timeout=300)
+            subprocess.run([*THINWIRE, *words], cwd=tmp_path, env=processes.env, check=True, timeout=1200)
 
         template = ("--template", "own-data", "--kind", "table", "--clients", "3", "--cohort", "3", "--rounds", "3")
         thinwire("flower-app", "fedavg", "trial", *template)
@@ -81,7 +81,7 @@ def test_three_hospitals_train_a_model_that_equals_the_simulation(tmp_path):
         logs = {site: processes.log(f"node-{site}") for site in SITES}
     thinwire_env = {**processes.env, "FLWR_HOME": str(tmp_path)}
     command = ["run", "trial/federated/experiment.toml", "--data-dir", "data", "--out", "simulated", "--quiet"]
-    subprocess.run([*THINWIRE, *command], cwd=tmp_path, env=thinwire_env, check=True, timeout=300)
+    subprocess.run([*THINWIRE, *command], cwd=tmp_path, env=thinwire_env, check=True, timeout=1200)
     models = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("deployed", "simulated")]
     assert models[0] == models[1]
     rounds = [json.loads(line) for line in (tmp_path / "deployed/metrics.jsonl").read_text().splitlines()]

@@ -185,7 +185,10 @@ def attacked(name: str, aggregator: str) -> int:
 PAIRS = [(method, AGGREGATORS[i % len(AGGREGATORS)]) for i, method in enumerate(METHODS)]
 
 
-@pytest.mark.parametrize(("method", "aggregator"), PAIRS)
+@pytest.mark.parametrize(
+    ("method", "aggregator"),
+    [pytest.param(*pair, marks=pytest.mark.slow) if i % 2 else pair for i, pair in enumerate(PAIRS)],
+)
 def test_a_malicious_client_neither_stops_nor_poisons_a_run(method, aggregator):
     assert attacked(method, aggregator) >= 20
 

@@ -44,7 +44,7 @@ def test_a_ranking_a_regression_and_a_mistake_in_the_data(tmp_path, thinwire):
     blocks = re.findall(r"^```python\n(.*?)^```", section[1], re.S | re.M)
     assert len(blocks) == 2
     (tmp_path / "kinds.py").write_text(BEFORE + "\n".join(blocks) + AFTER)
-    done = subprocess.run([sys.executable, "kinds.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "kinds.py"], cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     regression, ranking, *learned, refusal = done.stdout.splitlines()
     assert len(regression.split()) == len(ranking.split()) == 2

@@ -46,7 +46,7 @@ def trained(preset: str, net: nn.Module, clients, test, lr: float, rounds: int) 
     return run.accuracy
 
 
-@pytest.mark.parametrize("lr", [0.1, 0.3])
+@pytest.mark.parametrize("lr", [pytest.param(0.1, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_learn_digits_at_the_rate_of_fedavg(preset, lr):
     """FedAvg: 88 % at 0.1 and 93 % at 0.3."""
@@ -57,7 +57,7 @@ def test_presets_learn_digits_at_the_rate_of_fedavg(preset, lr):
     assert trained(preset, net, clients, (x[1200:], y[1200:]), lr, rounds=8) > (0.4 if preset == "mapa" else 0.6)
 
 
-@pytest.mark.parametrize("preset", ["fedpara", "lora"])
+@pytest.mark.parametrize("preset", ["fedpara", pytest.param("lora", marks=pytest.mark.slow)])
 def test_presets_learn_series_at_the_rate_of_fedavg(preset):
     """With the old presets FedPara stayed at chance, and LoRA refused the head of five rows."""
     clients = [series(40 + 10 * i, i) for i in range(8)]
@@ -65,6 +65,7 @@ def test_presets_learn_series_at_the_rate_of_fedavg(preset):
     assert trained(preset, Series(), clients, series(300, 99), 0.3, rounds=12) > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:round")  # it swings near chance in its first rounds
 def test_flasc_learns_series():
     clients = [series(40 + 10 * i, i) for i in range(8)]

@@ -105,6 +105,7 @@ print(json.dumps([run.bytes_up for run in runs]))
 """
 
 
+@pytest.mark.slow
 def test_simulate_uses_the_method_of_the_plugin(site, tmp_path):
     (tmp_path / "my.toml").write_text('method = "ternary"\n')
     script = SCRIPT.replace("METHODS", "['fedavg', 'ternary', 'fedprox+ternary', 'my.toml']")

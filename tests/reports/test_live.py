@@ -23,7 +23,7 @@ SAMPLE = re.compile(r'[a-z_]+(?:\{[a-z]+="(?:[^"\\\n]|\\[\\"n])*"(?:,[a-z]+="(?:
 
 
 def get(address: str, target: str, method: str = "GET") -> tuple[int, str, str]:
-    connection = http.client.HTTPConnection(address, timeout=20)
+    connection = http.client.HTTPConnection(address, timeout=300)
     connection.request(method, target)
     reply = connection.getresponse()
     body = reply.read().decode()
