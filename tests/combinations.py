@@ -107,6 +107,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "trimmed": tw.TrimmedMean(0.4),
         "median": tw.Median(),
         "by-norm": tw.ByNorm(),
+        "flexlora": tw.FlexLoRA(),  # of adapters; averages all other coordinates
         "geometric-median": tw.GeometricMedian(),
         "centered-clipping": tw.CenteredClipping(),
         "multi-krum": tw.MultiKrum(0.3),

@@ -91,7 +91,7 @@ _ALIASES = {
     ),
     "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
     "thinwire.aggregators": (
-        *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "GeometricMedian", "Median", "MultiKrum"),
+        *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "FlexLoRA", "GeometricMedian", "Median", "MultiKrum"),
         *("NearestMixing", "TrimmedMean", "Uniform", "WeightedMean"),
     ),
     "thinwire.privacy": ("DP", "NoPrivacy"),
@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     from thinwire.aggregators import BySamples as BySamples
     from thinwire.aggregators import CenteredClipping as CenteredClipping
     from thinwire.aggregators import ClientWeight as ClientWeight
+    from thinwire.aggregators import FlexLoRA as FlexLoRA
     from thinwire.aggregators import GeometricMedian as GeometricMedian
     from thinwire.aggregators import Median as Median
     from thinwire.aggregators import MultiKrum as MultiKrum

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from thinwire.core.key import Key
-from thinwire.core.tree import Tree, restrict, scale, sub, to_device
+from thinwire.core.tree import Tree, add, restrict, scale, sub, to_device
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.secagg import sum_masked
 from thinwire.protocol.state import PublicState
@@ -46,6 +46,8 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
     if method.asynchronous.active:
         factors = [method.asynchronous.factor(one.staleness) for one in uploads]
         codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+    if method.aggregator.of_values and method.upload == "delta":
+        codes = [add(_start(public, plan), code) for code in codes]
     if not method.aggregator.is_weighted_mean:
         codes, weights = method.aggregator.admit(codes, weights)
     mean = partial(method.aggregator.of, weights=weights)
@@ -59,7 +61,12 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
 
 
 def _as_delta(contract: Contract, public: PublicState, plan: Plan, update: Tree) -> Tree:
-    """The change of the coordinates, where clients upload the coordinates themselves."""
-    if contract.method.upload == "delta":
+    """The change of the coordinates, where the coordinates themselves were aggregated."""
+    if contract.method.upload == "delta" and not contract.method.aggregator.of_values:
         return update
-    return sub(update, to_device(restrict(public.coords, plan.names), "cpu"))
+    return sub(update, _start(public, plan))
+
+
+def _start(public: PublicState, plan: Plan) -> Tree:
+    """The coordinates that clients started from."""
+    return to_device(restrict(public.coords, plan.names), "cpu")

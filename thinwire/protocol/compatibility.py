@@ -28,6 +28,8 @@ def check_method(method: Method, weights: Spec) -> None:
     if method.asynchronous.active:
         _check_asynchronous(method)
     _check_aggregator(method)
+    if method.aggregator.of_values:
+        _check_of_values(method)
     _check_lr_schedules(method)
     _check_sketch(method)
     if method.space.reparametrized and _has_state(method):
@@ -123,6 +125,43 @@ def _check_aggregator(method: Method) -> None:
             f"{method.privacy!r} is defined for the weighted mean, and its guarantee under {method.aggregator!r} is "
             "not known. Write aggregator = 'weighted', or privacy = 'none'"
         )
+
+
+def _check_of_values(method: Method) -> None:
+    """An aggregate of products of factors is right as it is, and a state of factors is worth nothing after it."""
+    _refuse(
+        f"{method.aggregator!r} aggregates products of factors, but with {{part!s}} {{why}}. Write {{instead}}",
+        (
+            (
+                method.space.counts_from_start,
+                method.space,
+                "A is stored as a change from its start",
+                "from_start = false",
+            ),
+            (not method.sketch.is_identity, method.sketch, "clients send codes", "the identity sketch"),
+            (
+                not method.schedule.resamples(1),
+                method.schedule,
+                "A and B may be sent in different rounds",
+                "schedule = 'all-blocks'",
+            ),
+            (_has_state(method), method.correction, "a state of the old factors remains", "correction = 'none'"),
+            (method.asynchronous.active, method.asynchronous, "uploads have other factors", "concurrency = 0"),
+            (
+                not _applies_updates(method),
+                method.server_opt,
+                "the server moves A and B by something else than the aggregate",
+                "server_opt = 'sgd' with lr = 1.0 and no momentum",
+            ),
+        ),
+    )
+
+
+def _applies_updates(method: Method) -> bool:
+    """Whether the step of the server is the aggregate itself, in every round."""
+    opt, grads = method.server_opt, {"probe": -torch.ones(1)}
+    step, _ = opt.update(grads, opt.init(grads), {"probe": torch.ones(1)})
+    return method.server_lr_schedule.constant and not opt.init(grads) and torch.equal(step["probe"], -grads["probe"])
 
 
 def _check_lr_schedules(method: Method) -> None:

@@ -43,6 +43,11 @@ class Space(Protocol):
         """Whether clients train other values than the coordinates, such as scores instead of probabilities."""
         return False
 
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether factors are stored as changes from their initial values, so that their product is no adapter."""
+        return False
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
         return

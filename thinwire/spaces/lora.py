@@ -116,6 +116,11 @@ class LoRA(Space):
         return not self.freeze_a and not self.from_start
 
     @property
+    def counts_from_start(self) -> bool:
+        """Whether A is stored as a change: `from_start`."""
+        return self.from_start
+
+    @property
     def scale(self) -> float:
         """The factor s of all adapters.
 

@@ -95,6 +95,11 @@ class Route(Space):
         """Whether clients train other values than the coordinates in one of the spaces."""
         return any(space.reparametrized for space in self._spaces())
 
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether one of the spaces stores factors as changes."""
+        return any(space.counts_from_start for space in self._spaces())
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a block has no rule, a rule no block, or a space cannot be used for its blocks."""
         for space, names in self._assign(spec.names):

@@ -1,0 +1,59 @@
+"""Federated LoRA whose aggregate is the mean of the clients' adapters, not the product of mean factors.
+
+    wanted:  sum_i p_i B_i A_i          `lora` makes  (sum_i p_i B_i) (sum_i p_i A_i)
+
+`ffa-lora` is exact, too: its A is frozen.
+"""
+
+from __future__ import annotations
+
+from thinwire.aggregators import FlexLoRA
+from thinwire.codecs import RankSlice, Raw
+from thinwire.core.registry import register
+from thinwire.methods.base import on
+from thinwire.methods.lora import LANGUAGE_PEFT, PEFT, Selectors, lora
+from thinwire.protocol.budget import Budget, Tier
+from thinwire.protocol.method import Method
+from thinwire.spaces.lora import InitA
+
+
+@register("method", "flexlora", paper="Bai et al., NeurIPS 2024")
+@on("text-classification", **PEFT, lr=0.1)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
+def flexlora(
+    rank: int = 8,
+    alpha: float = 8.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    init_lora_weights: InitA = "isometric",
+    lr: float = 0.0,
+    ranks: tuple[int, ...] = (),
+) -> Method:
+    """FlexLoRA: LoRA whose server averages the products B_i A_i and cuts the mean to the rank of the adapters.
+
+        B A = the best approximation of  sum_i p_i B_i A_i  by a product of that rank
+
+    Differs from the paper: A keeps the size that it has on clients, and the singular values go to B.
+
+    Args:
+        rank: rank of the adapters, and of the clients of the last tier.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
+        ranks: ranks of further tiers of clients, which receive, train and send the first ranks only. All tiers have
+            equally many clients. Empty: all clients have `rank`.
+
+    Paper: Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources (Bai et al.,
+    NeurIPS 2024).
+
+    >>> flexlora(ranks=(2, 4)).upload
+    'weights'
+    """
+    method = lora(rank, alpha, target_modules, modules_to_save, init_lora_weights, lr).replace(aggregator=FlexLoRA())
+    if not ranks:
+        return method
+    tiers = (*(Tier(up=RankSlice(r), down=RankSlice(r)) for r in ranks), Tier(up=Raw(), down=Raw()))
+    return method.replace(budget=Budget(tiers), download="full", upload="weights")
