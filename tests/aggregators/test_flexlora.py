@@ -51,7 +51,10 @@ def test_the_first_ranks_are_the_best_adapter_of_that_rank():
     u, s, v = torch.linalg.svd(dense_mean(trees, [1.0] * 4), full_matrices=False)
     for rank in (1, 2, 3):
         torch.testing.assert_close(
-            got["w/b"][:, :rank].double() @ got["w/a"][:rank].double(), u[:, :rank] * s[:rank] @ v[:rank], atol=1e-5, rtol=0
+            got["w/b"][:, :rank].double() @ got["w/a"][:rank].double(),
+            u[:, :rank] * s[:rank] @ v[:rank],
+            atol=1e-5,
+            rtol=0,
         )
 
 

@@ -19,12 +19,13 @@ from thinwire.core.tree import Tree, weighted_mean
 class FlexLoRA(Aggregator):
     """The adapter of the given rank that is closest to the mean of the clients' products B_i A_i.
 
-        sum_i p_i B_i A_i = U S V^T,    A = c V_r^T,    B = U_r S_r / c,    c^2 = the mean of |a|^2 over the rows a of all A_i
+        sum_i p_i B_i A_i = U S V^T,    A = c V_r^T,    B = U_r S_r / c
 
-    The product is never computed: with L = [p_1 B_1, p_2 B_2, ...] = Q_L R_L and the stacked A_i = (Q_A R_A)^T, only
-    R_L R_A^T has to be decomposed, whose sides are at most clients times rank. All of it is in float64. Ranks are in the
-    order of the singular values, so the first ranks are the best adapter of that lower rank (`RankSlice`). c keeps A at
-    the size that the clients' learning rate was chosen for. Blocks `x/a` and `x/b` are a pair; all others are averaged.
+    c^2 is the mean of |a|^2 over the rows a of all A_i: A keeps the size that the learning rate of clients suits. The
+    product is never computed: with [p_1 B_1, p_2 B_2, ...] = Q_B R_B and [A_1^T, A_2^T, ...] = Q_A R_A, only R_B R_A^T
+    is decomposed, whose sides are at most clients times rank. All of it is in float64. Ranks are in the order of the
+    singular values, so the first ranks are the best adapter of that lower rank (`RankSlice`). Blocks `x/a` and `x/b`
+    are a pair; all others are averaged.
 
     >>> one = {"w/a": torch.tensor([[1.0, 0.0]]), "w/b": torch.tensor([[2.0], [0.0]])}
     >>> other = {"w/a": torch.tensor([[0.0, 1.0]]), "w/b": torch.tensor([[0.0], [0.5]])}

@@ -46,6 +46,7 @@ from thinwire.methods.corrections import fednova as fednova
 from thinwire.methods.corrections import fedprox as fedprox
 from thinwire.methods.corrections import scaffold as scaffold
 from thinwire.methods.evofed import evofed as evofed
+from thinwire.methods.exact_lora import fed_sb as fed_sb
 from thinwire.methods.exact_lora import flexlora as flexlora
 from thinwire.methods.factorized_fl import factorized_fl as factorized_fl
 from thinwire.methods.factorized_fl import factorized_fl_sparse as factorized_fl_sparse

@@ -11,9 +11,11 @@ from thinwire.aggregators import FlexLoRA
 from thinwire.codecs import RankSlice, Raw
 from thinwire.core.registry import register
 from thinwire.methods.base import on
-from thinwire.methods.lora import LANGUAGE_PEFT, PEFT, Selectors, lora
+from thinwire.methods.lora import LANGUAGE_PEFT, MODULES, PEFT, Selectors, lora
+from thinwire.optimizers import SGD
 from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.method import Method
+from thinwire.spaces import LoRASB
 from thinwire.spaces.lora import InitA
 
 
@@ -57,3 +59,36 @@ def flexlora(
         return method
     tiers = (*(Tier(up=RankSlice(r), down=RankSlice(r)) for r in ranks), Tier(up=Raw(), down=Raw()))
     return method.replace(budget=Budget(tiers), download="full", upload="weights")
+
+
+@register("method", "fed-sb", paper="Singhal et al., 2025")
+@on("text-classification", rank=120, **MODULES)
+@on("causal-lm", rank=120, target_modules=("query-value",))
+@on("instructions", rank=120, target_modules=("query-value",))
+def fed_sb(
+    rank: int = 32,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    lr: float = 0.0,
+) -> Method:
+    """Fed-SB: only a square matrix R between singular directions of the weights is trained; its mean is exact.
+
+        W = W0 + B R A          B, A: the first singular vectors of W0          R: rank x rank, zero at first
+
+    Differs from the paper: B and A are those of W0, not of the first averaged gradient, and R starts at 0; so nothing
+    but R is ever sent.
+
+    Args:
+        rank: singular directions of each matrix.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        lr: learning rate of the clients; 0 leaves it to the task.
+
+    Paper: Fed-SB: A Silver Bullet for Extreme Communication Efficiency and Performance in (Private) Federated LoRA
+    Fine-Tuning (Singhal et al., 2025).
+
+    >>> fed_sb(rank=16).space.rank
+    16
+    """
+    method = Method(space=LoRASB(rank, target_modules, modules_to_save, dense="auto"))
+    return method.replace(client_opt=SGD(lr)) if lr else method

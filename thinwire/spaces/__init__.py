@@ -8,6 +8,7 @@ from thinwire.spaces.fedpm import FedPM as FedPM
 from thinwire.spaces.frozen import Frozen as Frozen
 from thinwire.spaces.full import Full as Full
 from thinwire.spaces.lora import LoRA as LoRA
+from thinwire.spaces.lora_sb import LoRASB as LoRASB
 from thinwire.spaces.lowrank import LowRank as LowRank
 from thinwire.spaces.projection import MAPA as MAPA
 from thinwire.spaces.projection import MAPAX as MAPAX

@@ -44,6 +44,11 @@ class Space(Protocol):
         return False
 
     @property
+    def reads_base(self) -> bool:
+        """Whether the basis depends on the initial weights: see `basis_from`."""
+        return False
+
+    @property
     def counts_from_start(self) -> bool:
         """Whether factors are stored as changes from their initial values, so that their product is no adapter."""
         return False
@@ -60,6 +65,13 @@ class Space(Protocol):
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Draw the random matrices from the shared seed; often empty. Not part of `expand`, which runs inside vmap."""
         ...
+
+    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
+        """Return the basis of a model with these initial weights; by default `basis` of their shapes.
+
+        Where `reads_base`, it must be a function of the weights that every machine computes alike.
+        """
+        return self.basis(Spec.of(base), key, device)
 
     @abstractmethod
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:

@@ -189,13 +189,12 @@ class LoRA(Space):
         if both were zero, neither would get a gradient.
         """
         first, size = self.init(weights, {}, key), self.scale
-        transposed = self._transposed(Spec.of(base))
+        transposed = self.transposed(Spec.of(base))
         out: Tree = {}
         for name, block in first.items():
             out[name] = block
             if name.endswith("/b") and (at := name.removesuffix("/b")) in base:
-                change = (weights[at] - base[at]).double().cpu()
-                change = change.mT if at in transposed else change.reshape(len(change), -1)
+                change = as_matrix((weights[at] - base[at]).double().cpu(), at in transposed)
                 u, s, v = torch.linalg.svd(change, full_matrices=False)
                 rank = block.shape[1]
                 u, s, v = u[:, :rank], s[:rank], v[:rank]
@@ -208,7 +207,7 @@ class LoRA(Space):
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base with all adapters added."""
-        transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = self.parts(base, basis, coords)
         out: Tree = {}
         for name, weight in base.items():
@@ -226,7 +225,7 @@ class LoRA(Space):
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and s B of each."""
-        transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = self.parts(base, basis, coords)
         out = {name: parts.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
@@ -251,7 +250,7 @@ class LoRA(Space):
             raise ConfigError(
                 "target_modules leaves no matrix to adapt: modules_to_save selects all of them; take the space 'full'"
             )
-        transposed = self._transposed(spec)
+        transposed = self.transposed(spec)
         sides = {}
         for name in chosen:
             first, rest = shapes[name][0], math.prod(shapes[name][1:])
@@ -272,7 +271,7 @@ class LoRA(Space):
     def _rank(self, side: tuple[int, int]) -> int:
         return min(self.rank, *side)
 
-    def _transposed(self, spec: Spec) -> frozenset[str]:
+    def transposed(self, spec: Spec) -> frozenset[str]:
         """Return the matrices that are stored as inputs x outputs."""
         if not self.fan_in_fan_out:
             return frozenset()
@@ -285,6 +284,15 @@ class LoRA(Space):
         bound = 1 / math.sqrt(inputs) if self.init_lora_weights == "kaiming" else math.sqrt(3 / rank) / self.scale
         draw = key.fold("lora", name).uniform(rank, inputs, device=device)
         return ((2 * draw - 1) * bound).to(dtype)
+
+
+def as_matrix(weight: Tensor, transposed: bool = False) -> Tensor:
+    """Return a weight as the matrix outputs x inputs.
+
+    >>> as_matrix(torch.zeros(8, 4, 3, 3)).shape, as_matrix(torch.zeros(4, 8), transposed=True).shape
+    (torch.Size([8, 36]), torch.Size([8, 4]))
+    """
+    return weight.mT if transposed else weight.reshape(len(weight), -1)
 
 
 def _layer(name: str) -> str:

@@ -27,6 +27,7 @@ class Rule:
 
 
 _Function: TypeAlias = Callable[[Space, Tree, Tree, Tree], Tree]
+_Basis: TypeAlias = Callable[[Space, tuple[str, ...], Key], Tree]
 Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
 
 
@@ -96,6 +97,11 @@ class Route(Space):
         return any(space.reparametrized for space in self._spaces())
 
     @property
+    def reads_base(self) -> bool:
+        """Whether the basis of one of the spaces depends on the initial weights."""
+        return any(space.reads_base for space in self._spaces())
+
+    @property
     def counts_from_start(self) -> bool:
         """Whether one of the spaces stores factors as changes."""
         return any(space.counts_from_start for space in self._spaces())
@@ -113,10 +119,19 @@ class Route(Space):
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return the bases of all spaces, named `index of the rule/name`."""
+        return self._bases(spec.names, key, lambda space, names, own: space.basis(spec.restrict(names), own, device))
+
+    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
+        """Return the bases of all spaces for these initial weights."""
+        return self._bases(
+            tuple(base), key, lambda space, names, own: space.basis_from(restrict(base, names), own, device)
+        )
+
+    def _bases(self, names: tuple[str, ...], key: Key, make: _Basis) -> Tree:
         out: Tree = {}
-        for i, (space, names) in enumerate(self._assign(spec.names)):
-            if names:
-                part = space.basis(spec.restrict(names), _key(key, i), device)
+        for i, (space, mine) in enumerate(self._assign(names)):
+            if mine:
+                part = make(space, mine, _key(key, i))
                 out.update({f"{i}/{name}": block for name, block in part.items()})
         return out
 

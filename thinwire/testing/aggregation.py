@@ -125,8 +125,8 @@ def check_privacy(privacy: Privacy) -> None:
 def check_aggregator(aggregator: Aggregator) -> None:
     """Check that an aggregator combines any trees into one, independent of the order of clients.
 
-    Equal trees must give that tree, or with `of_values` the same products of its factors. Trees without blocks, and blocks without values, must work. Weights from `admit`
-    must be finite, not negative and not all 0.
+    Equal trees must give that tree, or with `of_values` the same products of its factors. Trees without blocks, and
+    blocks without values, must work. Weights from `admit` must be finite, not negative and not all 0.
 
     >>> from thinwire.aggregators import Median
     >>> check_aggregator(Median())
