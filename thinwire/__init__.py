@@ -77,16 +77,8 @@ _ERRORS = {
 # Aliases of parts: the same as in their submodule, for example tw.Threshold is tw.codecs.Threshold.
 _ALIASES = {
     "thinwire.spaces": (
-        "FactorizedFL",
-        "FedMRN",
-        "FedPM",
-        "Frozen",
-        "Full",
-        "LoRASB",
-        "LowRank",
-        "MAPAX",
-        "Pufferfish",
-        "Route",
+        *("FactorizedFL", "FedMRN", "FedPM", "Frozen", "Full", "LoRAResidual", "LoRASB", "LoRAStack", "LowRank"),
+        *("MAPAX", "Pufferfish", "Route"),
     ),
     "thinwire.sketches": ("CountSketch", "EvoFed", "Identity"),
     "thinwire.schedules": ("AllBlocks",),
@@ -268,7 +260,9 @@ if TYPE_CHECKING:
     from thinwire.spaces import Frozen as Frozen
     from thinwire.spaces import Full as Full
     from thinwire.spaces import LoRA as LoRA
+    from thinwire.spaces import LoRAResidual as LoRAResidual
     from thinwire.spaces import LoRASB as LoRASB
+    from thinwire.spaces import LoRAStack as LoRAStack
     from thinwire.spaces import LowRank as LowRank
     from thinwire.spaces import Pufferfish as Pufferfish
     from thinwire.spaces import Route as Route

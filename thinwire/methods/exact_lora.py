@@ -15,7 +15,7 @@ from thinwire.methods.lora import LANGUAGE_PEFT, MODULES, PEFT, Selectors, lora
 from thinwire.optimizers import SGD
 from thinwire.protocol.budget import Budget, Tier
 from thinwire.protocol.method import Method
-from thinwire.spaces import LoRASB
+from thinwire.spaces import LoRAResidual, LoRASB, LoRAStack
 from thinwire.spaces.lora import InitA
 
 
@@ -59,6 +59,82 @@ def flexlora(
         return method
     tiers = (*(Tier(up=RankSlice(r), down=RankSlice(r)) for r in ranks), Tier(up=Raw(), down=Raw()))
     return method.replace(budget=Budget(tiers), download="full", upload="weights")
+
+
+@register("method", "fedex-lora", paper="Singhal et al., ACL 2025")
+@on("text-classification", **PEFT, lr=0.1)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
+def fedex_lora(
+    rank: int = 8,
+    alpha: float = 8.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    init_lora_weights: InitA = "isometric",
+    lr: float = 0.0,
+) -> Method:
+    """FedEx-LoRA: LoRA with averaged factors; the base takes what their product misses, sent as stacked factors.
+
+        B, A: mean factors          W0 <- W0 + (alpha / rank) (sum_i p_i B_i A_i - B A)
+
+    Differs from the paper: weights of clients by examples, and the residual of m clients is sent as m - 1 stacked
+    adapters, or as the matrix where that is smaller.
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
+
+    Paper: FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Large Language Models (Singhal et
+    al., ACL 2025).
+
+    >>> fedex_lora(rank=4).space.rank
+    4
+    """
+    where = (target_modules, modules_to_save)
+    space = LoRAResidual(rank, alpha, *where, init_lora_weights=init_lora_weights, dense="auto")
+    return lora(lr=lr).replace(space=space)
+
+
+@register("method", "flora-stack", paper="Wang et al., NeurIPS 2024")
+@on("text-classification", **PEFT, lr=0.1)
+@on("causal-lm", **LANGUAGE_PEFT)
+@on("instructions", **LANGUAGE_PEFT)
+def flora_stack(
+    rank: int = 8,
+    alpha: float = 8.0,
+    target_modules: Selectors = ("*",),
+    modules_to_save: Selectors = (),
+    init_lora_weights: InitA = "isometric",
+    lr: float = 0.0,
+) -> Method:
+    """FLoRA by stacking: the server broadcasts all clients' adapters, everyone merges them, and new ones start.
+
+        W0 <- W0 + (alpha / rank) [p_1 B_1, p_2 B_2, ...] [A_1; A_2; ...]          then a new A is drawn and B is zero
+
+    Differs from the paper: all clients start a round from the same A, drawn from the seed, and have the same rank. Not
+    `flora`, a baseline of FLASC with the same name.
+
+    Args:
+        rank: rank of the adapters.
+        alpha: the adapter is scaled by alpha / rank.
+        target_modules: selectors of the matrices with an adapter.
+        modules_to_save: selectors of the weights that are trained directly.
+        init_lora_weights: how A is drawn, `isometric` or `kaiming`.
+        lr: learning rate of the clients; 0 leaves it to the task.
+
+    Paper: FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations (Wang et al.,
+    NeurIPS 2024).
+
+    >>> flora_stack().space.redraw_every
+    1
+    """
+    where = (target_modules, modules_to_save)
+    space = LoRAStack(rank, alpha, *where, init_lora_weights=init_lora_weights, dense="auto")
+    return lora(lr=lr).replace(space=space)
 
 
 @register("method", "fed-sb", paper="Singhal et al., 2025")

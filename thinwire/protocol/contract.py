@@ -22,6 +22,7 @@ from thinwire.wire.message import Schema
 
 _SPARE = 1 << 16  # bytes that a message may have beyond its values: headers, plans, reports for the schedule
 EVERYONE = -1  # the client number of a broadcast
+STACKED = -2  # that of a stack, which has its own randomness
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,9 @@ class Contract:
         return self.step_of(self.sendable)
 
     def step_of(self, planned: Spec) -> Spec:
-        """What the server broadcasts when these blocks are synchronized."""
+        """What the server broadcasts when these blocks are synchronized, besides a stack."""
+        if (stacking := self.method.space.stacking) is not None:
+            return stacking.averaged(planned)
         return planned if self.method.sketch.recovers else self.method.sketch.spec(planned)
 
     @cached_property

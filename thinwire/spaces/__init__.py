@@ -15,3 +15,5 @@ from thinwire.spaces.projection import MAPAX as MAPAX
 from thinwire.spaces.projection import MAPO as MAPO
 from thinwire.spaces.pufferfish import Pufferfish as Pufferfish
 from thinwire.spaces.route import Route as Route
+from thinwire.spaces.stacked import LoRAResidual as LoRAResidual
+from thinwire.spaces.stacked import LoRAStack as LoRAStack

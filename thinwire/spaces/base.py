@@ -3,19 +3,56 @@
     weights = expand(base, basis, coords)
 
 `base` holds the weights that server and clients share, `basis` the random matrices drawn from the shared seed (never
-sent, never trained), and `coords` the trainable parameters. Merging is not a method: for every space it is
-`base <- expand(base, basis, coords)`, done by `advance`.
+sent, never trained), and `coords` the trainable parameters. After `redraw_every` rounds `advance` merges, by default
+`base <- expand(base, basis, coords)`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from thinwire.core.key import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
+
+
+class Stack(NamedTuple):
+    """A change of the base as stacked factors, so that it can be sent without its full size.
+
+    Args:
+        count: how many adapters of each matrix are stacked.
+        blocks: `x/b` and `x/a`, whose product is the change of the weight x, or `x/w`, the change itself.
+    """
+
+    count: int
+    blocks: Tree
+
+
+class Stacking(Protocol):
+    """What a space has whose server adds the adapters of clients to the base, besides what it averages."""
+
+    @abstractmethod
+    def averaged(self, coords: Spec) -> Spec:
+        """Return the coordinates that are averaged and broadcast as usual."""
+        ...
+
+    @abstractmethod
+    def stack(self, values: Sequence[Tree], shares: Sequence[float]) -> Stack:
+        """Return what is added to the base, from the coordinates of all clients; shares sum to 1. On the server."""
+        ...
+
+    @abstractmethod
+    def stack_spec(self, weights: Spec, count: int) -> Spec:
+        """Return the blocks of a stack of that many adapters; never larger than the weights."""
+        ...
+
+    @abstractmethod
+    def with_stack(self, base: Tree, blocks: Tree) -> Tree:
+        """Return the base with a stack added: the same on the server and on every client."""
+        ...
 
 
 class Space(Protocol):
@@ -42,6 +79,11 @@ class Space(Protocol):
     def reparametrized(self) -> bool:
         """Whether clients train other values than the coordinates, such as scores instead of probabilities."""
         return False
+
+    @property
+    def stacking(self) -> Stacking | None:
+        """What the server adds to the base besides merging; None for nothing. It needs `redraw_every = 1`."""
+        return None
 
     @property
     def reads_base(self) -> bool:
@@ -82,6 +124,11 @@ class Space(Protocol):
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return all weights of the model; pure and differentiable in `coords`."""
         ...
+
+    def merge(self, base: Tree, basis: Tree, coords: Tree, key: Key) -> tuple[Tree, Tree]:
+        """Return base and coordinates after `redraw_every` rounds: by default merged weights and new coordinates."""
+        base = self.expand(base, basis, coords)
+        return base, self.init(base, basis, key)
 
     def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of the trained model, for testing and export; never called in training.

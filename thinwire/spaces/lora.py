@@ -149,7 +149,7 @@ class LoRA(Space):
         if not self.freeze_a and not self.from_start:
             return {}
         sides, _ = self._select(spec)
-        dtypes = {block.name: _at_least_float32(block.dtype) for block in spec}
+        dtypes = {block.name: at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
@@ -157,7 +157,7 @@ class LoRA(Space):
         sides, saved = self._select(Spec.of(base))
         out: Tree = {}
         for name, weight in base.items():
-            dtype = _at_least_float32(weight.dtype)
+            dtype = at_least_float32(weight.dtype)
             if name in sides:
                 if not self.freeze_a:
                     out[f"{name}/a"] = self._draw_a(name, sides[name], dtype, key, weight.device)
@@ -305,6 +305,6 @@ def _is_only(name: str, matrices: tuple[str, ...]) -> bool:
     return [_layer(other) for other in matrices].count(_layer(name)) == 1
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the type of the adapter of a weight of this type."""
     return torch.promote_types(dtype, torch.float32)

@@ -75,6 +75,11 @@ class Route(Space):
         if not rules:
             raise ConfigError("Route needs at least one rule, for example ('*', Full())")
         object.__setattr__(self, "rules", tuple(rules))  # normalized, so that equal routes compare equal
+        if odd := [rule.space for rule in rules if rule.space.stacking is not None]:
+            raise ConfigError(
+                f"{type(odd[0]).__name__} cannot be part of a Route; use it alone, and write target_modules and "
+                "modules_to_save"
+            )
         merging = [rule.space for rule in rules if rule.space.redraw_every]
         for rule in rules:
             if not merging or rule.space.unaffected_by_merging:
