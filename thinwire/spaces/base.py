@@ -40,6 +40,11 @@ class Stacking(Protocol):
         ...
 
     @abstractmethod
+    def count(self, clients: int) -> int:
+        """Return how many adapters of each matrix are stacked after a round with that many clients."""
+        ...
+
+    @abstractmethod
     def stack(self, values: Sequence[Tree], shares: Sequence[float]) -> Stack:
         """Return what is added to the base, from the coordinates of all clients; shares sum to 1. On the server."""
         ...

@@ -70,12 +70,11 @@ class Stacked(LoRA):
                 out[name + W] = (b_all @ a_all).to(like)
             else:
                 out[name + B], out[name + A] = b_all.to(like), a_all.to(like)
-        return Stack(len(values) - self._fewer, out)
+        return Stack(self.count(len(values)), out)
 
-    @property
-    def _fewer(self) -> int:
-        """By how many a stack has fewer adapters than there are clients."""
-        return 0
+    def count(self, clients: int) -> int:
+        """Return the number of clients."""
+        return clients
 
     @abstractmethod
     def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
@@ -125,9 +124,9 @@ class LoRAResidual(Stacked):
     Not `LoRAStack`, which adds all of the adapters to the base and starts new ones.
     """
 
-    @property
-    def _fewer(self) -> int:
-        return 1
+    def count(self, clients: int) -> int:
+        """Return one less than the number of clients."""
+        return clients - 1
 
     def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
         """Return  p_i (B_i - B)  and  A_i - A_m  of all clients but the last."""
