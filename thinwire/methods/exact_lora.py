@@ -138,9 +138,9 @@ def flora_stack(
 
 
 @register("method", "fed-sb", paper="Singhal et al., 2025")
-@on("text-classification", rank=120, **MODULES)
-@on("causal-lm", rank=120, target_modules=("query-value",))
-@on("instructions", rank=120, target_modules=("query-value",))
+@on("text-classification", rank=64, **MODULES)
+@on("causal-lm", rank=64, target_modules=("query-value",))
+@on("instructions", rank=64, target_modules=("query-value",))
 def fed_sb(
     rank: int = 32,
     target_modules: Selectors = ("*",),
