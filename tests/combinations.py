@@ -57,6 +57,9 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "lora": tw.LoRA(rank=2),
         "lora/merged": tw.LoRA(rank=2, redraw_every=2),
         "lora/frozen-a": tw.LoRA(rank=2, freeze_a=True),
+        "lora-residual": tw.LoRAResidual(rank=2),
+        "lora-stack": tw.LoRAStack(rank=1, dense="auto"),
+        "lora-sb": tw.LoRASB(rank=3),
         "route": tw.Route((("*.bias", tw.Full()), ("*", tw.MAPO(k=8)))),
         "frozen": tw.Route((("5.*", tw.Full()), ("*", tw.Frozen()))),  # alone it has no parameters to train
     },
@@ -107,6 +110,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "trimmed": tw.TrimmedMean(0.4),
         "median": tw.Median(),
         "by-norm": tw.ByNorm(),
+        "flexlora": tw.FlexLoRA(),  # of adapters; averages all other coordinates
         "geometric-median": tw.GeometricMedian(),
         "centered-clipping": tw.CenteredClipping(),
         "multi-krum": tw.MultiKrum(0.3),

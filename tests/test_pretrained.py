@@ -104,7 +104,7 @@ def test_refusals(world, tmp_path):
         adapter_of_run(tmp_path / "full", tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("method", ["lora", "ffa-lora", "slora"])
+@pytest.mark.parametrize("method", ["lora", "ffa-lora", "slora", "fed-sb"])
 def test_a_run_writes_an_adapter_that_peft_loads(world, tmp_path, method):
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     path = tmp_path / "run"

@@ -76,7 +76,10 @@ _ERRORS = {
 
 # Aliases of parts: the same as in their submodule, for example tw.Threshold is tw.codecs.Threshold.
 _ALIASES = {
-    "thinwire.spaces": ("FactorizedFL", "FedMRN", "FedPM", "Frozen", "Full", "LowRank", "MAPAX", "Pufferfish", "Route"),
+    "thinwire.spaces": (
+        *("FactorizedFL", "FedMRN", "FedPM", "Frozen", "Full", "LoRAResidual", "LoRASB", "LoRAStack", "LowRank"),
+        *("MAPAX", "Pufferfish", "Route"),
+    ),
     "thinwire.sketches": ("CountSketch", "EvoFed", "Identity"),
     "thinwire.schedules": ("AllBlocks",),
     "thinwire.codecs": (
@@ -91,7 +94,7 @@ _ALIASES = {
     ),
     "thinwire.masks": ("NoMask", "PruneMask", "RandomMask", "TopKMask"),
     "thinwire.aggregators": (
-        *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "GeometricMedian", "Median", "MultiKrum"),
+        *("Bounded", "ByNorm", "BySamples", "CenteredClipping", "FlexLoRA", "GeometricMedian", "Median", "MultiKrum"),
         *("NearestMixing", "TrimmedMean", "Uniform", "WeightedMean"),
     ),
     "thinwire.privacy": ("DP", "NoPrivacy"),
@@ -139,6 +142,7 @@ if TYPE_CHECKING:
     from thinwire.aggregators import BySamples as BySamples
     from thinwire.aggregators import CenteredClipping as CenteredClipping
     from thinwire.aggregators import ClientWeight as ClientWeight
+    from thinwire.aggregators import FlexLoRA as FlexLoRA
     from thinwire.aggregators import GeometricMedian as GeometricMedian
     from thinwire.aggregators import Median as Median
     from thinwire.aggregators import MultiKrum as MultiKrum
@@ -256,6 +260,9 @@ if TYPE_CHECKING:
     from thinwire.spaces import Frozen as Frozen
     from thinwire.spaces import Full as Full
     from thinwire.spaces import LoRA as LoRA
+    from thinwire.spaces import LoRAResidual as LoRAResidual
+    from thinwire.spaces import LoRASB as LoRASB
+    from thinwire.spaces import LoRAStack as LoRAStack
     from thinwire.spaces import LowRank as LowRank
     from thinwire.spaces import Pufferfish as Pufferfish
     from thinwire.spaces import Route as Route

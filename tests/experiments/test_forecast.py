@@ -24,7 +24,9 @@ def forecast(facts):
     return tuple(facts[f"bytes_{way}_of_all_rounds"] for way in ("up", "down", "catchup"))
 
 
-@pytest.mark.parametrize("method", ["mapo", "fedavg", "scaffold", "hetlora", "slora", "fedper"])
+@pytest.mark.parametrize(
+    "method", ["mapo", "fedavg", "scaffold", "hetlora", "slora", "fedper", "fedex-lora", "flora-stack"]
+)
 def test_the_forecast_is_exact_for_codecs_of_fixed_length(method):
     experiment = resolve(method, "digits", QUICK)
     facts = check(experiment)

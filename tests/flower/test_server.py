@@ -36,6 +36,7 @@ def play(runner, rounds: int, state=None):
 METHODS = ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "lattice-topk", "fedper"]
 METHODS += ["flasc", "hetlora", "highest-tier", "sparse-adapter", "federated-select"]  # masks, tiers
 METHODS += ["flora", "slora"]  # two stages
+METHODS += ["flexlora", "fed-sb", "fedex-lora", "flora-stack"]  # products of factors
 METHODS += ["fedpm", "fedmrn", "fetchsgd"]  # sampled masks; a sketch that the server recovers from
 
 

@@ -301,7 +301,7 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
             body = wire.unpack_body(one, contract.schema)
             kind = "entry"
             if wire.SUM in body.fields:
-                names, values = read_sum(contract, body, torch.device("cpu"))
+                names, values, _ = read_sum(contract, body, torch.device("cpu"))
                 kind, until = "sum", message.version
             elif wire.VALUES in body.fields:
                 kind = "snapshot"
@@ -309,7 +309,7 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
                 until = min(message.version, end or message.version)
                 names, values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
             else:
-                names, values = read_step(contract, body, at, torch.device("cpu"))
+                names, values, _ = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
             step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
             out["steps"].append(step | {"values": as_hex(values)})

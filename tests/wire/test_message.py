@@ -293,7 +293,7 @@ def test_overlong_varints_are_refused():
         (b"", "body should begin"),
         (b"\x80", "end inside a length"),
         (b"\x82\x00\x00", "shortest form"),
-        (b"\x80\x08", "field 10 is not known"),
+        (b"\x80\x10", "field 11 is not known"),
         (b"\xff\xff\xff\xff\x7f", "field 34 is not known"),
         (b"\x01\x05", "ends inside the plan"),
         (b"\x01\xff\x07", "plan of all blocks"),
@@ -317,7 +317,7 @@ def test_malformed_bodies_are_refused(body, message):
     ("field", "payload", "message"),
     [
         (0, b"", "field 0 is not known"),
-        (10, b"", "field 10 is not known"),
+        (11, b"", "field 11 is not known"),
         (WEIGHT, b"", "end inside a length"),
         (WEIGHT, b"\x01\x01", "1 bytes follow the end of field 2"),
         (DRIFT_CHECK, b"abc", "announces 4 bytes, 3 are left"),

@@ -9,6 +9,7 @@ from thinwire.aggregators.client_weight import ClientWeight as ClientWeight
 from thinwire.aggregators.client_weight import Uniform as Uniform
 from thinwire.aggregators.coordinatewise import Median as Median
 from thinwire.aggregators.coordinatewise import TrimmedMean as TrimmedMean
+from thinwire.aggregators.flexlora import FlexLoRA as FlexLoRA
 from thinwire.aggregators.mixing import NearestMixing as NearestMixing
 from thinwire.aggregators.robust import CenteredClipping as CenteredClipping
 from thinwire.aggregators.robust import GeometricMedian as GeometricMedian

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, weighted_mean
+from thinwire.errors import ConfigError
 
 
 class Aggregator(Protocol):
@@ -29,6 +30,9 @@ class Aggregator(Protocol):
     is_weighted_mean: ClassVar[bool] = False
     """Whether this is the plain weighted mean: only that is computed under secure aggregation and privacy."""
 
+    of_values: ClassVar[bool] = False
+    """Whether `of` needs the coordinates of clients and not their changes, which are added to the public ones first."""
+
     def check(self, clients: int) -> None:
         """Raise a ConfigError if the aggregator cannot be used with so many clients in a round."""
         return
@@ -41,6 +45,12 @@ class Aggregator(Protocol):
     def of(self, trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         """Return the aggregate of one tree of every client."""
         ...
+
+
+def refuse_of_values(inner: Aggregator) -> None:
+    """Raise a ConfigError if the aggregator behind one that changes updates needs coordinates."""
+    if inner.of_values:
+        raise ConfigError(f"{inner!r} aggregates coordinates, not updates; write inner = 'weighted', or use it alone")
 
 
 @register("aggregator", "weighted", paper="McMahan et al., AISTATS 2017")

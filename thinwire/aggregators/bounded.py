@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.aggregators.base import Aggregator, WeightedMean
+from thinwire.aggregators.base import Aggregator, WeightedMean, refuse_of_values
 from thinwire.core.registry import register
 from thinwire.core.tree import Tree, scale
 from thinwire.errors import ConfigError
@@ -41,6 +41,7 @@ class Bounded(Aggregator):
         for name, value in (("norm", self.norm), ("weight", self.weight)):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be 0 (no bound) or more, not {value}")
+        refuse_of_values(self.inner)
 
     @property
     def clips(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.aggregators.base import Aggregator
+from thinwire.aggregators.base import Aggregator, refuse_of_values
 from thinwire.aggregators.distances import inner_products, squares_between
 from thinwire.aggregators.robust import GeometricMedian, check_faulty, count_faulty
 from thinwire.core.registry import register
@@ -41,6 +41,7 @@ class NearestMixing(Aggregator):
 
     def __post_init__(self) -> None:
         check_faulty(self.faulty)
+        refuse_of_values(self.inner)
 
     @property
     def clips(self) -> bool:

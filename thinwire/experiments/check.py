@@ -44,8 +44,8 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     code = method.sketch.spec(planned)
     sizes = job.task.clients.sizes()
     steps = [plan_batches([int(n)], [simulation.federation.key], job.local).rows.shape[1] for n in np.unique(sizes)]
-    up, down = _message_sizes(simulation, plan)
     cohort = min(job.cohort, len(simulation.federation.eligible))
+    up, down = _message_sizes(simulation, plan, cohort)
     lengths = [Lengths(stage) for stage in contract.stages]
     unknown = "" if all(one.exact for one in lengths) else UNKNOWN
     return {
@@ -135,7 +135,7 @@ def _ends_early(experiment: Experiment) -> str:
     return f"A run that reaches {100 * goal:g} % ends before its last round." if goal < 1 else ""
 
 
-def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int | None]:
+def _message_sizes(simulation: Simulation, plan: Plan, cohort: int) -> tuple[int | None, int | None]:
     """The lengths of an upload, and of a download for a client that took part in the last round.
 
     Means over all clients, where clients have different budgets or weights of different length.
@@ -154,7 +154,7 @@ def _message_sizes(simulation: Simulation, plan: Plan) -> tuple[int | None, int 
         sizes = {tiers[client]: len(data) for client, data in made.items()}
         down = _mean([sizes[tier] for tier in tiers])
     elif method.down.size(contract.step_of(contract.coords.restrict(plan.names))) is not None:
-        down = lengths.next_down(state, plan)
+        down = lengths.next_down(state, plan, cohort)
     return up, down
 
 

@@ -27,7 +27,7 @@ from thinwire.schedules.base import Plan
 from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.simulation import Simulation
 from thinwire.wire import message as wire
-from thinwire.wire.bits import Bytes
+from thinwire.wire.bits import Bytes, varint
 from thinwire.wire.weight import encode as encode_weight
 
 MOST_SUMMED = 64  # rounds of a window that are drawn to estimate the length of their sum
@@ -105,11 +105,16 @@ class Lengths:
         """Length of a body with fields of these lengths."""
         return wire.body_length(names, fields, self.contract.schema)
 
-    def entry(self, names: frozenset[str]) -> int:
-        """Length of the ledger entry of one version."""
+    def entry(self, names: frozenset[str], clients: int) -> int:
+        """Length of the ledger entry of one version, after a round with that many clients."""
         method = self.contract.method
         step = self.contract.step_of(self.contract.coords.restrict(names))
-        return self.body(names, {wire.COORDS: self.payload(method.down, step)})
+        fields = {wire.COORDS: self.payload(method.down, step)}
+        if (stacking := method.space.stacking) is not None:
+            count = stacking.count(clients)
+            stack = stacking.stack_spec(self.contract.weights, count)
+            fields[wire.STACK] = len(varint(count)) + (self.payload(method.down, stack) if stack.blocks else 0)
+        return self.body(names, fields)
 
     def up(self, names: frozenset[str], tier: int, version: int, samples: int) -> int:
         """Length of the upload of a client of a tier with this number of examples."""
@@ -133,9 +138,11 @@ class Lengths:
             fields[wire.REPORT] = Spec.of(report).nbytes
         return self.body(names, fields)
 
-    def next_down(self, server: ServerState, plan: Plan) -> int:
+    def next_down(self, server: ServerState, plan: Plan, clients: int) -> int:
         """Length of the download after a round with this plan, for a client that took part in the round before."""
-        ledger = append_entry(self.contract, server.ledger, plan, cast("bytes", blank(self.entry(plan.names))), None)
+        body = cast("bytes", blank(self.entry(plan.names, clients)))
+        end = None if self.contract.method.space.stacking is None else body  # a snapshot would not have the stack
+        ledger = append_entry(self.contract, server.ledger, plan, body, end)
         later = server._replace(public=server.public._replace(version=server.public.version + 1), ledger=ledger)
         past = later.ledger.past_way(server.public.version) or ()
         return wire.length(ForecastOpening(self.contract, later, self).steps(server.public.version, past))
@@ -235,16 +242,18 @@ def forecast(simulation: Simulation, *, waiting: bool = False) -> Forecast:
         down, catchup = down + ordinary, catchup + extra
         up += sum(lengths.up(plan.names, contract.tier(client), version, int(samples[client])) for client in cohort)
         versions.update(dict.fromkeys(cohort, version))
-        body, end = _entry(contract, lengths, plan.names, version)
+        body, end = _entry(contract, lengths, plan.names, version, len(cohort))
         server = server._replace(ledger=append_entry(contract, server.ledger, plan, body, end))
     return Forecast(up, down, catchup)
 
 
-def _entry(contract: Contract, lengths: Lengths, names: frozenset[str], version: int) -> tuple[bytes, bytes | None]:
+def _entry(
+    contract: Contract, lengths: Lengths, names: frozenset[str], version: int, clients: int
+) -> tuple[bytes, bytes | None]:
     """The ledger entry of the round from a version, and the end of its window if the round ends one."""
     if contract.method.download == "full":
         return b"", None
-    body = cast("bytes", blank(lengths.entry(names)))
+    body = cast("bytes", blank(lengths.entry(names, clients)))
     if version + 1 != contract.window_end(version):
         return body, None
     values = lengths.snapshot(names, contract.method.space.redraw_every)

@@ -27,6 +27,7 @@ from thinwire.models import CausalLM, Pretrained, Roberta
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
+from thinwire.spaces.lora_sb import LoRASB
 
 # what the name of a model's class ends in -> task_type of peft
 _TASKS = {
@@ -48,11 +49,13 @@ def save_adapter(
     Args:
         folder: the folder to write; created if it does not exist.
         model: the module that was trained.
-        space: its space, a LoRA.
+        space: its space, a LoRA or LoRASB.
         basis: the tensors that the space drew from the seed.
         coords: the trained coordinates.
         weights: the final weights.
     """
+    if isinstance(space, LoRASB):
+        space, coords = space.lora, space.as_lora(basis, coords)
     if not isinstance(space, LoRA):
         raise ConfigError(f"an adapter needs the space 'lora', not {type(space).__name__}; use run.model()")
     if space.redraw_every:

@@ -29,6 +29,7 @@ from thinwire.experiments.toml import Table
 from thinwire.experiments.watchers import CallbackFailed, OnRound, Watchers
 from thinwire.runtime.job import RoundRecord
 from thinwire.spaces.lora import LoRA
+from thinwire.spaces.lora_sb import LoRASB
 
 
 class Destination(NamedTuple):
@@ -191,7 +192,7 @@ def _result(plan: Plan, finished: Finished, path: Path | None) -> Run:
     public = state.server.public
     space = simulation.contract.at(public.version).method.space
     basis = {}
-    if isinstance(space, LoRA):
+    if isinstance(space, LoRA | LoRASB):
         basis = to_device(simulation.contract.basis(public.version, simulation.federation.engine.device), "cpu")
     weights, buffers = final_model(simulation, state)
     return Run(

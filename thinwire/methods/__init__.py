@@ -12,6 +12,7 @@
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
     lora                 lora, ffa_lora, fa_lora, fedsa_lora, fedloru
+    exact_lora           flexlora, fedex_lora, flora_stack, fed_sb
     flasc                flasc, full
     pruning, tiers       sparse_adapter, adapter_lth, spdst, fedsparsify, federated_select | hetlora, ...
     two_stages           flora, slora
@@ -46,6 +47,10 @@ from thinwire.methods.corrections import fednova as fednova
 from thinwire.methods.corrections import fedprox as fedprox
 from thinwire.methods.corrections import scaffold as scaffold
 from thinwire.methods.evofed import evofed as evofed
+from thinwire.methods.exact_lora import fed_sb as fed_sb
+from thinwire.methods.exact_lora import fedex_lora as fedex_lora
+from thinwire.methods.exact_lora import flexlora as flexlora
+from thinwire.methods.exact_lora import flora_stack as flora_stack
 from thinwire.methods.factorized_fl import factorized_fl as factorized_fl
 from thinwire.methods.factorized_fl import factorized_fl_sparse as factorized_fl_sparse
 from thinwire.methods.factorized_fl import factorized_fl_u as factorized_fl_u

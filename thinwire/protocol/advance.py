@@ -6,6 +6,7 @@ from thinwire.core.tree import Tree, add, restrict
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.entries import ServerStep
 from thinwire.protocol.state import PublicState
+from thinwire.spaces.base import Stack
 
 
 def apply_step(contract: Contract, public: PublicState, step: ServerStep) -> Tree:
@@ -14,20 +15,24 @@ def apply_step(contract: Contract, public: PublicState, step: ServerStep) -> Tre
     if not (sketch.is_identity or sketch.recovers):
         planned = contract.coords.restrict(step.names)
         change = sketch.decode(step.code, planned, contract.sketch_key(public.version))
-    return {**public.coords, **add(restrict(public.coords, step.names), change)}
+    return {**public.coords, **add(restrict(public.coords, change), change)} if change else public.coords
 
 
-def advance(contract: Contract, public: PublicState, coords: Tree, version: int) -> PublicState:
+def advance(
+    contract: Contract, public: PublicState, coords: Tree, version: int, stack: Stack | None = None
+) -> PublicState:
     """public(v) -> public(version) with these coordinates; the caller replaces shared state and buffers.
 
-    The window must not end before `version`, but may end at it: then the coordinates are merged into the base and
-    initialized again. Base and coordinates depend only on the coordinates at the end, not on the way there.
+    The window must not end before `version`, but may end at it: then the stack of the entry, if it has one, is added to
+    the base, the coordinates are merged into it, and new ones begin (`Space.merge`). Base and coordinates depend only
+    on the coordinates at the end and on stacks, not on the way there.
     """
     space, base = contract.method.space, public.base
+    if stack is not None and stack.blocks and space.stacking is not None:
+        base = space.stacking.with_stack(base, stack.blocks)
     if space.redraw_every and contract.window(version) != contract.window(public.version):
         basis = contract.basis(public.version, public.device)
-        base = space.expand(base, basis, coords)
-        coords = space.init(base, basis, contract.key.fold("init", version))
+        base, coords = space.merge(base, basis, coords, contract.key.fold("init", version))
     return PublicState(version, base, coords, public.shared, public.buffers)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from thinwire.core.key import Key
-from thinwire.core.tree import Tree, restrict, scale, sub, to_device
+from thinwire.core.tree import Tree, add, restrict, scale, sub, to_device
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.secagg import sum_masked
 from thinwire.protocol.state import PublicState
 from thinwire.protocol.upload import Upload
 from thinwire.schedules.base import Plan
+from thinwire.spaces.base import Stack
 
 
 class Aggregate(NamedTuple):
@@ -22,6 +24,7 @@ class Aggregate(NamedTuple):
     report: Tree  # of the correction
     schedule_report: Tree
     buffers: Tree
+    stack: Stack | None = None  # what is added to the base
 
 
 def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequence[Upload], noise: Key) -> Aggregate:
@@ -46,20 +49,34 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
     if method.asynchronous.active:
         factors = [method.asynchronous.factor(one.staleness) for one in uploads]
         codes = [code if f == 1.0 else scale(code, f) for code, f in zip(codes, factors, strict=True)]
+    if method.aggregator.of_values and method.upload == "delta":
+        codes = [add(_start(public, plan), code) for code in codes]
     if not method.aggregator.is_weighted_mean:
         codes, weights = method.aggregator.admit(codes, weights)
     mean = partial(method.aggregator.of, weights=weights)
     update = method.privacy.aggregate(codes, mean, len(uploads), noise) if method.privacy.active else mean(codes)
+    stack = None
+    if (stacking := method.space.stacking) is not None:
+        values = codes if method.upload == "weights" else [add(_start(public, plan), code) for code in codes]
+        total = math.fsum(weights)
+        stack = stacking.stack(values, [weight / total for weight in weights])
+        update = restrict(update, contract.step_of(contract.coords.restrict(plan.names)).named)
     others = (
         [one.report for one in uploads],
         [one.schedule_report for one in uploads],
         [one.buffers for one in uploads],
     )
-    return Aggregate(_as_delta(contract, public, plan, update), *(mean(trees) if trees[0] else {} for trees in others))
+    update = _as_delta(contract, public, plan, update)
+    return Aggregate(update, *(mean(trees) if trees[0] else {} for trees in others), stack)
 
 
 def _as_delta(contract: Contract, public: PublicState, plan: Plan, update: Tree) -> Tree:
-    """The change of the coordinates, where clients upload the coordinates themselves."""
-    if contract.method.upload == "delta":
+    """The change of the coordinates, where the coordinates themselves were aggregated."""
+    if contract.method.upload == "delta" and not contract.method.aggregator.of_values:
         return update
-    return sub(update, to_device(restrict(public.coords, plan.names), "cpu"))
+    return sub(update, restrict(_start(public, plan), update))
+
+
+def _start(public: PublicState, plan: Plan) -> Tree:
+    """The coordinates that clients started from."""
+    return to_device(restrict(public.coords, plan.names), "cpu")

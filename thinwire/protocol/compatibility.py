@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -10,9 +9,9 @@ import torch
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
+from thinwire.protocol.exact import check_exact
 from thinwire.protocol.method import Method
-
-_PROBE: Tree = {"probe": torch.zeros(1)}
+from thinwire.protocol.refusals import PROBE, has_state, refuse
 
 
 def check_method(method: Method, weights: Spec) -> None:
@@ -28,25 +27,20 @@ def check_method(method: Method, weights: Spec) -> None:
     if method.asynchronous.active:
         _check_asynchronous(method)
     _check_aggregator(method)
+    check_exact(method)
     _check_lr_schedules(method)
     _check_sketch(method)
-    if method.space.reparametrized and _has_state(method):
+    if method.space.reparametrized and has_state(method):
         raise IncompatibleParts(
             f"{method.correction!r} keeps a state of the coordinates, but with {method.space!r} clients train other "
             "values, which stand for them. Write correction = 'none', or use one without state, such as 'fedprox'"
         )
 
 
-def _has_state(method: Method) -> bool:
-    """Whether the correction keeps a state anywhere."""
-    c = method.correction
-    return bool(c.init_client(_PROBE) or c.init_shared(_PROBE) or c.init_server(_PROBE))
-
-
 def _rescales(method: Method) -> bool:
     """Whether the correction multiplies updates by a factor."""
     c = method.correction
-    _, report = c.finish(_PROBE, 2, 1.0, c.init_client(_PROBE), c.init_shared(_PROBE))
+    _, report = c.finish(PROBE, 2, 1.0, c.init_client(PROBE), c.init_shared(PROBE))
     return c.factor(report) != 1.0
 
 
@@ -58,7 +52,7 @@ def _check_merge(method: Method) -> None:
             f"merge_codec = {codec!r} is used when a basis is redrawn, but {space!r} never redraws it. "
             "Write merge_codec = 'raw', or redraw_every = 10"
         )
-    if not codec.exact and codec.init(Spec.of(_PROBE)):
+    if not codec.exact and codec.init(Spec.of(PROBE)):
         raise IncompatibleParts(
             f"merge_codec = {codec!r} keeps a state between messages, but every window ends once. "
             "Use a codec without state"
@@ -68,7 +62,7 @@ def _check_merge(method: Method) -> None:
             f"{space!r} merges its coordinates into the base, which download = 'full' does not send. "
             "Write download = 'incremental', or keep the basis (redraw_every = 0)"
         )
-    if space.redraw_every and _has_state(method):
+    if space.redraw_every and has_state(method):
         raise IncompatibleParts(
             f"{method.correction!r} keeps a state of the coordinates between rounds, but {space!r} redraws them. "
             "Write redraw_every = 0, or use a correction without state"
@@ -82,7 +76,7 @@ def _check_download(method: Method) -> None:
             "tiers of the budget have different download codecs, but with download = 'incremental' all clients replay "
             "the same entries. Write download = 'full', or remove down from the tiers"
         )
-    if method.download == "full" and (odd := [down for down in method.downs if down.init(Spec.of(_PROBE))]):
+    if method.download == "full" and (odd := [down for down in method.downs if down.init(Spec.of(PROBE))]):
         raise IncompatibleParts(
             f"{odd[0]!r} keeps a state between messages, but with download = 'full' every message is complete. "
             "Write download = 'incremental', or use a download codec without state"
@@ -145,7 +139,7 @@ def _check_sketch(method: Method) -> None:
             f"the step of {method.server_opt!r} depends on the coordinates, but under {method.sketch!r} the server "
             "moves codes. Write weight_decay = 0 for the server, server_opt = 'sgd', or use the identity sketch"
         )
-    if method.correction.init_server(_PROBE):
+    if method.correction.init_server(PROBE):
         raise IncompatibleParts(
             f"{method.correction!r} keeps a server state of the coordinates, but under {method.sketch!r} the server "
             "has codes only. Use the identity sketch, or a correction without server state"
@@ -164,7 +158,7 @@ def _depends_on_coordinates(method: Method) -> bool:
 def _check_mask(method: Method) -> None:
     """A mask needs coordinates that are kept, that the server moves itself, and that both ends know."""
     zeros_arrive = method.down.keeps_zeros or method.download == "full"
-    _refuse(
+    refuse(
         f"{method.mask!r} masks coordinates, but with {{part!s}} {{why}}. Write {{instead}}",
         (
             (not method.sketch.is_identity, method.sketch, "the server moves codes", "the identity sketch"),
@@ -195,7 +189,7 @@ def _check_stages(method: Method) -> None:
     """The coordinates of the first stage end with it: no state may depend on them, and all of them are sent."""
     later = method.later
     merges = "coordinates are merged into the base"
-    _refuse(
+    refuse(
         "next_stage replaces the coordinates of the first stage, but with {part!s} that cannot work: {why}. "
         "Write {instead}",
         (
@@ -207,7 +201,7 @@ def _check_stages(method: Method) -> None:
             ),
             (method.space.redraw_every, method.space, merges, "redraw_every = 0"),
             (later.space.redraw_every, later.space, merges, "redraw_every = 0"),
-            (_has_state(method), method.correction, "it keeps a state of them", "correction = 'none'"),
+            (has_state(method), method.correction, "it keeps a state of them", "correction = 'none'"),
             (
                 not later.space.starts_from_weights,
                 later.space,
@@ -221,7 +215,7 @@ def _check_stages(method: Method) -> None:
 
 def _check_asynchronous(method: Method) -> None:
     """An upload is used some versions after the one that it is based on: what it says must still be valid."""
-    _refuse(
+    refuse(
         "asynchronous rounds use uploads of older versions, but with {part!s} {why}. Write {instead}",
         (
             (
@@ -255,7 +249,7 @@ def _check_asynchronous(method: Method) -> None:
                 "a cohort stays together for several rounds",
                 "schedule = 'all-blocks'",
             ),
-            (_has_state(method), method.correction, "its states belong to one version", "correction = 'none'"),
+            (has_state(method), method.correction, "its states belong to one version", "correction = 'none'"),
             (
                 method.mask.active and not method.mask.fixed,
                 method.mask,
@@ -265,10 +259,3 @@ def _check_asynchronous(method: Method) -> None:
             (method.next_stage is not None, "next_stage", "the coordinates are replaced", "no next_stage"),
         ),
     )
-
-
-def _refuse(sentence: str, rows: Iterable[tuple[object, object, str, str]]) -> None:
-    """Raise IncompatibleParts for the first row that applies: (applies, part, why, what to write instead)."""
-    for applies, part, why, instead in rows:
-        if applies:
-            raise IncompatibleParts(sentence.format(part=part, why=why, instead=instead))

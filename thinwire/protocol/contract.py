@@ -22,6 +22,7 @@ from thinwire.wire.message import Schema
 
 _SPARE = 1 << 16  # bytes that a message may have beyond its values: headers, plans, reports for the schedule
 EVERYONE = -1  # the client number of a broadcast
+STACKED = -2  # that of a stack, which has its own randomness
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,7 @@ class Contract:
         schema: the hash of all this, which every message carries, and the block names that plans refer to.
         later: the contract from version `later.since` on, if the method has two stages.
         since: the first version of this contract.
+        initial: the initial weights, where the basis depends on them.
     """
 
     method: Method
@@ -49,6 +51,7 @@ class Contract:
     schema: Schema
     later: Contract | None = None
     since: int = 0
+    initial: Tree = field(default_factory=dict, repr=False)
     _basis: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _fields: dict[Plan, tuple[frozenset[int], Spec, Spec]] = field(default_factory=dict, init=False, repr=False)
 
@@ -79,9 +82,16 @@ class Contract:
             return holds.basis(version, device)
         window, device = self.window(version), torch.device(device or "cpu")
         if self._basis.get("of") != (window, device):
-            basis = self.method.space.basis(self.weights, self.key.fold("frame", window), device)
+            space, key = self.method.space, self.key.fold("frame", window)
+            basis = (
+                space.basis_from(self.initial, key, device) if self.initial else space.basis(self.weights, key, device)
+            )
             self._basis.update(of=(window, device), basis=basis)
         return dict(self._basis["basis"])
+
+    def keep_basis(self, basis: Tree, device: Device) -> None:
+        """Cache the basis of the first window, which setup made."""
+        self._basis.update(of=(0, torch.device(device or "cpu")), basis=basis)
 
     # -- what is sent --------------------------------------------------------------------------------------------------
 
@@ -106,7 +116,9 @@ class Contract:
         return self.step_of(self.sendable)
 
     def step_of(self, planned: Spec) -> Spec:
-        """What the server broadcasts when these blocks are synchronized."""
+        """What the server broadcasts when these blocks are synchronized, besides a stack."""
+        if (stacking := self.method.space.stacking) is not None:
+            return stacking.averaged(planned)
         return planned if self.method.sketch.recovers else self.method.sketch.spec(planned)
 
     @cached_property

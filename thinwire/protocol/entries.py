@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 
 from thinwire.core.tree import Tree, bring
-from thinwire.protocol.contract import EVERYONE, Contract
+from thinwire.protocol.contract import EVERYONE, STACKED, Contract
 from thinwire.protocol.fields import expect_fields, planned_names, raw, unraw
+from thinwire.spaces.base import Stack, Stacking
 from thinwire.wire import message as wire
-from thinwire.wire.bits import varint
+from thinwire.wire.bits import Bytes, read_varint, varint
 
 
 class ServerStep(NamedTuple):
@@ -18,6 +19,7 @@ class ServerStep(NamedTuple):
 
     names: frozenset[str]
     code: Tree
+    stack: Stack | None = None  # what it adds to the base, in a space with `stacking`
 
 
 class WindowSnapshot(NamedTuple):
@@ -29,17 +31,46 @@ class WindowSnapshot(NamedTuple):
 
 def pack_step(contract: Contract, step: ServerStep, version: int, codec: Tree) -> tuple[bytes, Tree]:
     """The entry that leads from `version` to the next one, as it is broadcast, and the next state of the codec."""
-    payload, codec = contract.method.down.encode(step.code, codec, contract.peer(version, EVERYONE))
-    return wire.pack_body(wire.Body(step.names, {wire.COORDS: payload}), contract.schema), codec
+    fields: dict[int, Bytes] = {wire.COORDS: b""}
+    if contract.step.blocks:
+        fields[wire.COORDS], codec = contract.method.down.encode(step.code, codec, contract.peer(version, EVERYONE))
+    if step.stack is not None:
+        fields[wire.STACK] = _pack_stack(contract, step.stack, version)
+    return wire.pack_body(wire.Body(step.names, fields), contract.schema), codec
 
 
 def read_step(contract: Contract, body: wire.Body, version: int, device: torch.device) -> ServerStep:
     """The entry that leads from `version` to the next one, from a body that is not trusted."""
     names = planned_names(contract, body)
-    expect_fields(body, {wire.COORDS})
-    spec = contract.step_of(contract.coords.restrict(names))
-    code = contract.method.down.decode(body.fields[wire.COORDS], spec, contract.peer(version, EVERYONE))
-    return ServerStep(names, *bring((code,), device))
+    stacking = contract.method.space.stacking
+    expect_fields(body, {wire.COORDS} if stacking is None else {wire.COORDS, wire.STACK})
+    spec, data = contract.step_of(contract.coords.restrict(names)), body.fields[wire.COORDS]
+    if not contract.step.blocks:
+        code = unraw(data, spec)
+    else:
+        code = contract.method.down.decode(data, spec, contract.peer(version, EVERYONE))
+    if stacking is None:
+        return ServerStep(names, *bring((code,), device))
+    count, blocks = _read_stack(contract, stacking, body.fields[wire.STACK], version)
+    code, blocks = bring((code, blocks), device)
+    return ServerStep(names, code, Stack(count, blocks))
+
+
+def _pack_stack(contract: Contract, stack: Stack, version: int) -> bytes:
+    """How many adapters are stacked, and their factors, encoded by the download codec, which keeps no state of them."""
+    if not stack.blocks:
+        return varint(stack.count)
+    down = contract.method.down
+    return varint(stack.count) + bytes(down.encode(stack.blocks, {}, contract.peer(version, STACKED))[0])
+
+
+def _read_stack(contract: Contract, stacking: Stacking, data: Bytes, version: int) -> Stack:
+    """A stack, from bytes that are not trusted: of any number of adapters it is at most as large as the weights."""
+    count, at = read_varint(data, 0)
+    spec = stacking.stack_spec(contract.weights, count)
+    if spec.blocks:
+        return Stack(count, contract.method.down.decode(data[at:], spec, contract.peer(version, STACKED)))
+    return Stack(count, unraw(data[at:], spec))
 
 
 def pack_snapshot(contract: Contract, snapshot: WindowSnapshot) -> bytes:

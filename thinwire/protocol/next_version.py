@@ -64,11 +64,13 @@ def next_version(contract: Contract, server: ServerState, plan: Plan, total: Agg
     whole, contract, public = contract, contract.at(server.public.version), server.public
     schedule = _observe(contract, server, plan, total)
     made = _server_step(contract, server, plan, total, fraction)
-    sent = _broadcast(contract, server, ServerStep(plan.names, made.change))
-    code, shared, buffers = bring((sent.step.code, made.shared, total.buffers), public.device)
+    sent = _broadcast(contract, server, ServerStep(plan.names, made.change, total.stack))
+    stack, at = sent.step.stack, public.device
+    code, shared, buffers = bring((sent.step.code, made.shared, total.buffers), at)
     coords = apply_step(contract, public, ServerStep(sent.step.names, code))
     coords, body, end = _end_window(contract, public, plan, coords, sent.body)
-    after = advance(contract, public, coords, public.version + 1)
+    stack = None if stack is None else stack._replace(blocks=to_device(stack.blocks, at))
+    after = advance(contract, public, coords, public.version + 1, stack)
     if shared or buffers:
         shared = {**public.shared, **add(restrict(public.shared, shared), shared)}
         after = after._replace(shared=shared, buffers=buffers or public.buffers)

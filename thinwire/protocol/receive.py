@@ -20,6 +20,7 @@ from thinwire.protocol.fields import expect_fields, planned_names, unraw
 from thinwire.protocol.state import PublicState
 from thinwire.protocol.sums import read_sum
 from thinwire.schedules.base import Plan
+from thinwire.spaces.base import Stack
 from thinwire.wire import message as wire
 
 
@@ -97,29 +98,32 @@ def _take_steps(
     for data in islice(message.bodies, len(message.bodies) - 1):  # the last one is the request
         if public.version == message.version:
             raise WireError(f"steps continue beyond version {message.version}")
-        names, coords, version = _take_body(contract, public, wire.unpack_body(data, contract.schema), message.version)
+        taken = _take_body(contract, public, wire.unpack_body(data, contract.schema), message.version)
+        names, coords, version, stack = taken
         if version == contract.window_end(public.version) and names != contract.sendable.named:
             # a server never sends this: a few bytes would cost a client the merge of a whole model
             raise WireError("steps merge a window without the coordinates of all blocks")
-        public = advance(contract, public, coords, version)
+        public = advance(contract, public, coords, version, stack)
         synced |= names
     if public.version != message.version:
         raise WireError(f"steps to version {message.version} end at version {public.version}")
     return public, synced
 
 
-def _take_body(contract: Contract, public: PublicState, body: wire.Body, last: int) -> tuple[frozenset[str], Tree, int]:
-    """The blocks of one entry, sum or snapshot, the coordinates after it, and their version."""
+def _take_body(
+    contract: Contract, public: PublicState, body: wire.Body, last: int
+) -> tuple[frozenset[str], Tree, int, Stack | None]:
+    """The blocks of one entry, sum or snapshot, the coordinates after it, their version, and the stack of an entry."""
     if wire.SUM in body.fields:
         total = read_sum(contract, body, public.device)
-        return total.names, apply_step(contract, public, total), last
+        return total.names, apply_step(contract, public, total), last, None
     if wire.VALUES not in body.fields:
         step = read_step(contract, body, public.version, public.device)
-        return step.names, apply_step(contract, public, step), public.version + 1
+        return step.names, apply_step(contract, public, step), public.version + 1, step.stack
     end = contract.window_end(public.version)
     version = last if end is None else min(last, end)
     snapshot = read_snapshot(contract, body, public.device, end if version == end else None)
-    return snapshot.names, {**public.coords, **snapshot.values}, version
+    return snapshot.names, {**public.coords, **snapshot.values}, version, None
 
 
 def _take_state(

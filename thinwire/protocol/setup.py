@@ -56,7 +56,7 @@ def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[
     if not spec.blocks:
         raise ConfigError("the model has no trainable weights; at least one parameter must have requires_grad=True")
     check_method(method, spec)
-    basis = method.space.basis(spec, key.fold("frame", 0), next(iter(weights.values())).device)
+    basis = method.space.basis_from(weights, key.fold("frame", 0), next(iter(weights.values())).device)
     coords = method.space.init(weights, basis, key.fold("init", 0))
     if not coords:
         raise ConfigError(f"{method.space!r} trains no weight of this model; at least one must be trained")
@@ -68,7 +68,8 @@ def _one_stage(method: Method, weights: Tree, buffers: Tree, key: Key) -> tuple[
     shared = method.correction.init_shared({name: block for name, block in coords.items() if name not in private})
     specs = (spec, Spec.of(coords), Spec.of(shared), Spec.of(buffers))
     schema = wire.Schema(_digest(method, specs, (*weights.values(), *buffers.values()), key), specs[1].names)
-    contract = Contract(method, *specs, key, schema)
+    contract = Contract(method, *specs, key, schema, initial=weights if method.space.reads_base else {})
+    contract.keep_basis(basis, next(iter(weights.values())).device)
     for up, down in zip(method.ups, method.downs, strict=True):
         check_fits(up, contract.code)
         check_fits(down, contract.step if method.download == "incremental" else contract.sendable)

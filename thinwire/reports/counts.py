@@ -36,7 +36,7 @@ def count(row: TomlTable, what: str, options: TomlTable) -> int:
             base = dict(lookup("model", kind).make(**model_options, **options).named_parameters())
     with torch.no_grad():
         space = build("space", row["space"], "space")
-        basis = space.basis(Spec.of(base), Key(0), "cpu")
+        basis = space.basis_from(base, Key(0), "cpu")
         coords = space.init(base, basis, Key(0))
         if what == "numbers":
             return Spec.of(coords).size

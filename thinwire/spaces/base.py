@@ -3,19 +3,61 @@
     weights = expand(base, basis, coords)
 
 `base` holds the weights that server and clients share, `basis` the random matrices drawn from the shared seed (never
-sent, never trained), and `coords` the trainable parameters. Merging is not a method: for every space it is
-`base <- expand(base, basis, coords)`, done by `advance`.
+sent, never trained), and `coords` the trainable parameters. After `redraw_every` rounds `advance` merges, by default
+`base <- expand(base, basis, coords)`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from thinwire.core.key import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.errors import IncompatibleParts
+
+
+class Stack(NamedTuple):
+    """A change of the base as stacked factors, so that it can be sent without its full size.
+
+    Args:
+        count: how many adapters of each matrix are stacked.
+        blocks: `x/b` and `x/a`, whose product is the change of the weight x, or `x/w`, the change itself.
+    """
+
+    count: int
+    blocks: Tree
+
+
+class Stacking(Protocol):
+    """What a space has whose server adds the adapters of clients to the base, besides what it averages."""
+
+    @abstractmethod
+    def averaged(self, coords: Spec) -> Spec:
+        """Return the coordinates that are averaged and broadcast as usual."""
+        ...
+
+    @abstractmethod
+    def count(self, clients: int) -> int:
+        """Return how many adapters of each matrix are stacked after a round with that many clients."""
+        ...
+
+    @abstractmethod
+    def stack(self, values: Sequence[Tree], shares: Sequence[float]) -> Stack:
+        """Return what is added to the base, from the coordinates of all clients; shares sum to 1. On the server."""
+        ...
+
+    @abstractmethod
+    def stack_spec(self, weights: Spec, count: int) -> Spec:
+        """Return the blocks of a stack of that many adapters; never larger than the weights."""
+        ...
+
+    @abstractmethod
+    def with_stack(self, base: Tree, blocks: Tree) -> Tree:
+        """Return the base with a stack added: the same on the server and on every client."""
+        ...
 
 
 class Space(Protocol):
@@ -43,6 +85,21 @@ class Space(Protocol):
         """Whether clients train other values than the coordinates, such as scores instead of probabilities."""
         return False
 
+    @property
+    def stacking(self) -> Stacking | None:
+        """What the server adds to the base besides merging; None for nothing. It needs `redraw_every = 1`."""
+        return None
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether the basis depends on the initial weights: see `basis_from`."""
+        return False
+
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether factors are stored as changes from their initial values, so that their product is no adapter."""
+        return False
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
         return
@@ -56,6 +113,13 @@ class Space(Protocol):
         """Draw the random matrices from the shared seed; often empty. Not part of `expand`, which runs inside vmap."""
         ...
 
+    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
+        """Return the basis of a model with these initial weights; by default `basis` of their shapes.
+
+        Where `reads_base`, it must be a function of the weights that every machine computes alike.
+        """
+        return self.basis(Spec.of(base), key, device)
+
     @abstractmethod
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates, named after their weight: `weight/part`, or `model/part` for all weights."""
@@ -65,6 +129,11 @@ class Space(Protocol):
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return all weights of the model; pure and differentiable in `coords`."""
         ...
+
+    def merge(self, base: Tree, basis: Tree, coords: Tree, key: Key) -> tuple[Tree, Tree]:
+        """Return base and coordinates after `redraw_every` rounds: by default merged weights and new coordinates."""
+        base = self.expand(base, basis, coords)
+        return base, self.init(base, basis, key)
 
     def evaluation_weights(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights of the trained model, for testing and export; never called in training.

@@ -116,6 +116,11 @@ class LoRA(Space):
         return not self.freeze_a and not self.from_start
 
     @property
+    def counts_from_start(self) -> bool:
+        """Whether A is stored as a change: `from_start`."""
+        return self.from_start
+
+    @property
     def scale(self) -> float:
         """The factor s of all adapters.
 
@@ -144,7 +149,7 @@ class LoRA(Space):
         if not self.freeze_a and not self.from_start:
             return {}
         sides, _ = self._select(spec)
-        dtypes = {block.name: _at_least_float32(block.dtype) for block in spec}
+        dtypes = {block.name: at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
 
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
@@ -152,7 +157,7 @@ class LoRA(Space):
         sides, saved = self._select(Spec.of(base))
         out: Tree = {}
         for name, weight in base.items():
-            dtype = _at_least_float32(weight.dtype)
+            dtype = at_least_float32(weight.dtype)
             if name in sides:
                 if not self.freeze_a:
                     out[f"{name}/a"] = self._draw_a(name, sides[name], dtype, key, weight.device)
@@ -184,13 +189,12 @@ class LoRA(Space):
         if both were zero, neither would get a gradient.
         """
         first, size = self.init(weights, {}, key), self.scale
-        transposed = self._transposed(Spec.of(base))
+        transposed = self.transposed(Spec.of(base))
         out: Tree = {}
         for name, block in first.items():
             out[name] = block
             if name.endswith("/b") and (at := name.removesuffix("/b")) in base:
-                change = (weights[at] - base[at]).double().cpu()
-                change = change.mT if at in transposed else change.reshape(len(change), -1)
+                change = as_matrix((weights[at] - base[at]).double().cpu(), at in transposed)
                 u, s, v = torch.linalg.svd(change, full_matrices=False)
                 rank = block.shape[1]
                 u, s, v = u[:, :rank], s[:rank], v[:rank]
@@ -203,7 +207,7 @@ class LoRA(Space):
 
     def expand(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the base with all adapters added."""
-        transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = self.parts(base, basis, coords)
         out: Tree = {}
         for name, weight in base.items():
@@ -221,7 +225,7 @@ class LoRA(Space):
 
     def expand_unmerged(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
         """Return the weights without adapters, followed by A and s B of each."""
-        transposed = self._transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
+        transposed = self.transposed(Spec.of(base)) if self.fan_in_fan_out else frozenset()
         parts = self.parts(base, basis, coords)
         out = {name: parts.get(name, weight).to(weight.dtype) for name, weight in base.items()}
         for name in base:
@@ -246,7 +250,7 @@ class LoRA(Space):
             raise ConfigError(
                 "target_modules leaves no matrix to adapt: modules_to_save selects all of them; take the space 'full'"
             )
-        transposed = self._transposed(spec)
+        transposed = self.transposed(spec)
         sides = {}
         for name in chosen:
             first, rest = shapes[name][0], math.prod(shapes[name][1:])
@@ -267,7 +271,7 @@ class LoRA(Space):
     def _rank(self, side: tuple[int, int]) -> int:
         return min(self.rank, *side)
 
-    def _transposed(self, spec: Spec) -> frozenset[str]:
+    def transposed(self, spec: Spec) -> frozenset[str]:
         """Return the matrices that are stored as inputs x outputs."""
         if not self.fan_in_fan_out:
             return frozenset()
@@ -282,6 +286,15 @@ class LoRA(Space):
         return ((2 * draw - 1) * bound).to(dtype)
 
 
+def as_matrix(weight: Tensor, transposed: bool = False) -> Tensor:
+    """Return a weight as the matrix outputs x inputs.
+
+    >>> as_matrix(torch.zeros(8, 4, 3, 3)).shape, as_matrix(torch.zeros(4, 8), transposed=True).shape
+    (torch.Size([8, 36]), torch.Size([8, 4]))
+    """
+    return weight.mT if transposed else weight.reshape(len(weight), -1)
+
+
 def _layer(name: str) -> str:
     """Return the name of the layer of a weight: `fc` of `fc.weight`."""
     return name.rpartition(".")[0]
@@ -292,6 +305,6 @@ def _is_only(name: str, matrices: tuple[str, ...]) -> bool:
     return [_layer(other) for other in matrices].count(_layer(name)) == 1
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the type of the adapter of a weight of this type."""
     return torch.promote_types(dtype, torch.float32)

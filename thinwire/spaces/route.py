@@ -27,6 +27,7 @@ class Rule:
 
 
 _Function: TypeAlias = Callable[[Space, Tree, Tree, Tree], Tree]
+_Basis: TypeAlias = Callable[[Space, tuple[str, ...], Key], Tree]
 Pair: TypeAlias = tuple[str | tuple[str, ...], Space]
 
 
@@ -74,6 +75,11 @@ class Route(Space):
         if not rules:
             raise ConfigError("Route needs at least one rule, for example ('*', Full())")
         object.__setattr__(self, "rules", tuple(rules))  # normalized, so that equal routes compare equal
+        if odd := [rule.space for rule in rules if rule.space.stacking is not None]:
+            raise ConfigError(
+                f"{type(odd[0]).__name__} cannot be part of a Route; use it alone, and write target_modules and "
+                "modules_to_save"
+            )
         merging = [rule.space for rule in rules if rule.space.redraw_every]
         for rule in rules:
             if not merging or rule.space.unaffected_by_merging:
@@ -95,6 +101,16 @@ class Route(Space):
         """Whether clients train other values than the coordinates in one of the spaces."""
         return any(space.reparametrized for space in self._spaces())
 
+    @property
+    def reads_base(self) -> bool:
+        """Whether the basis of one of the spaces depends on the initial weights."""
+        return any(space.reads_base for space in self._spaces())
+
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether one of the spaces stores factors as changes."""
+        return any(space.counts_from_start for space in self._spaces())
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if a block has no rule, a rule no block, or a space cannot be used for its blocks."""
         for space, names in self._assign(spec.names):
@@ -108,10 +124,19 @@ class Route(Space):
 
     def basis(self, spec: Spec, key: Key, device: Device) -> Tree:
         """Return the bases of all spaces, named `index of the rule/name`."""
+        return self._bases(spec.names, key, lambda space, names, own: space.basis(spec.restrict(names), own, device))
+
+    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
+        """Return the bases of all spaces for these initial weights."""
+        return self._bases(
+            tuple(base), key, lambda space, names, own: space.basis_from(restrict(base, names), own, device)
+        )
+
+    def _bases(self, names: tuple[str, ...], key: Key, make: _Basis) -> Tree:
         out: Tree = {}
-        for i, (space, names) in enumerate(self._assign(spec.names)):
-            if names:
-                part = space.basis(spec.restrict(names), _key(key, i), device)
+        for i, (space, mine) in enumerate(self._assign(names)):
+            if mine:
+                part = make(space, mine, _key(key, i))
                 out.update({f"{i}/{name}": block for name, block in part.items()})
         return out
 

@@ -58,6 +58,10 @@ class Unmerged(Space):
         """Return the basis of the inner space."""
         return self.inner.basis(spec, key, device)
 
+    def basis_from(self, base: Tree, key: Key, device: Device) -> Tree:
+        """Return the basis of the inner space."""
+        return self.inner.basis_from(base, key, device)
+
     def init(self, base: Tree, basis: Tree, key: Key) -> Tree:
         """Return the initial coordinates of the inner space."""
         return self.inner.init(base, basis, key)

@@ -49,7 +49,7 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
     assert every >= 0, f"redraw_every must be 0 (never) or a number of rounds, not {every!r}"
     with unchanged("check, basis and init", base):
         space.check(spec)
-        basis = repeatable("basis", lambda: space.basis(spec, KEY.fold("basis"), "cpu"))
+        basis = repeatable("basis", lambda: space.basis_from(base, KEY.fold("basis"), "cpu"))
         coords = repeatable("init", lambda: space.init(base, basis, KEY.fold("init")))
     check_tree("init", coords)
     for name, block in coords.items():
@@ -64,7 +64,7 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
         assert starts_at_base, (
             "the initial coordinates of a space that redraws its basis must make the base, because it merges"
         )
-        other = space.basis(spec, KEY.fold("other basis"), "cpu")
+        other = space.basis_from(base, KEY.fold("other basis"), "cpu")
         again = space.init(base, other, KEY.fold("init"))
         assert same(coords, again), "init of a space that redraws its basis must not depend on the values in it"
 

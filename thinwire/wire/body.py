@@ -23,7 +23,7 @@ from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
 
 # Ids of fields. They are part of the format. Bits 0 to 6 fit into one byte, so the frequent fields come first.
-COORDS, WEIGHT, VALUES, DRIFT_CHECK, BUFFERS, SHARED, REPORT, BASE, SUM = FIELDS = range(1, 10)
+COORDS, WEIGHT, VALUES, DRIFT_CHECK, BUFFERS, SHARED, REPORT, BASE, SUM, STACK = FIELDS = range(1, 11)
 _DRIFT_CHECK_BYTES = 4
 
 

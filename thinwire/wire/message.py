@@ -49,6 +49,8 @@ the *request* for an upload; the bodies before it are the download.
     7  report       up                what the schedule measures on the client, raw, if anything
     8  base         state             the base, raw, if it was ever merged into (`version` is in a later window than 0)
     9  sum          sum               the plan's blocks, encoded by `merge_codec`
+    10 stack        entry             in a space that adds clients' adapters to the base: v how many are stacked, then
+                                      their factors, encoded by the down codec: see `spaces/stacked.py`
 
 Each length is checked against the available bytes before memory is allocated, and the kind and length of the message
 before its bodies are read. Each message has exactly one encoding. All other bytes are refused with a WireError.
@@ -72,6 +74,7 @@ from thinwire.wire.body import COORDS as COORDS
 from thinwire.wire.body import DRIFT_CHECK as DRIFT_CHECK
 from thinwire.wire.body import REPORT as REPORT
 from thinwire.wire.body import SHARED as SHARED
+from thinwire.wire.body import STACK as STACK
 from thinwire.wire.body import SUM as SUM
 from thinwire.wire.body import VALUES as VALUES
 from thinwire.wire.body import WEIGHT as WEIGHT

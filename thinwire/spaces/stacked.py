@@ -1,0 +1,172 @@
+"""LoRA whose server adds clients' adapters to the base, so that nothing is lost in the mean: FedEx-LoRA and FLoRA.
+
+    wanted:  sum_i p_i B_i A_i                       a sum of m adapters, of rank up to m r
+    sent:    [.., p_i B_i, ..]  and  [..; A_i; ..]   stacked factors, or their product where that is smaller
+
+Everyone adds the same factors to the base, which stays a function of the version. The more clients take part in a
+round, the longer is the download: exact, not thin.
+
+Papers: FedEx-LoRA (Singhal et al., ACL 2025), FLoRA (Wang et al., NeurIPS 2024).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.core.key import Key
+from thinwire.core.registry import register
+from thinwire.core.spec import Block, Spec
+from thinwire.core.tree import Tree
+from thinwire.errors import ConfigError
+from thinwire.spaces.base import Stack, Stacking
+from thinwire.spaces.lora import LoRA, at_least_float32
+from thinwire.spaces.unmerged import A, B
+
+W = "/w"  # a change of full size
+_Pair = tuple[list[Tensor], list[Tensor]]  # factors B and A to stack
+
+
+@dataclass(frozen=True)
+class Stacked(LoRA):
+    """LoRA that adds stacked adapters to the base after every round; `stack` says which."""
+
+    redraw_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.redraw_every != 1:
+            raise ConfigError(f"{type(self).__name__} changes the base after every round; write redraw_every = 1")
+        if self.freeze_a or self.from_start:
+            what = "freeze_a" if self.freeze_a else "from_start"
+            raise ConfigError(
+                f"{type(self).__name__} stacks A and B as they are; write {what} = false, or space = 'lora'"
+            )
+
+    @property
+    def stacking(self) -> Stacking | None:
+        """This space."""
+        return self
+
+    def averaged(self, coords: Spec) -> Spec:
+        """Return all coordinates."""
+        return coords
+
+    def stack(self, values: Sequence[Tree], shares: Sequence[float]) -> Stack:
+        """Return the stack of all adapters, computed in float64."""
+        out: Tree = {}
+        for name in (key.removesuffix(B) for key in values[0] if key.endswith(B) and key[: -len(B)] + A in values[0]):
+            b, a = ([tree[name + side].double() for tree in values] for side in (B, A))
+            left, right = self.factors(b, a, shares)
+            if not left:
+                continue
+            like = values[0][name + B]
+            b_all, a_all = torch.cat(left, 1), torch.cat(right)
+            if _is_dense(b_all.shape[0], b_all.shape[1], a_all.shape[1]):
+                out[name + W] = (b_all @ a_all).to(like)
+            else:
+                out[name + B], out[name + A] = b_all.to(like), a_all.to(like)
+        return Stack(self.count(len(values)), out)
+
+    def count(self, clients: int) -> int:
+        """Return the number of clients."""
+        return clients
+
+    @abstractmethod
+    def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
+        """Return the factors of one matrix to stack, from those of all clients."""
+        ...
+
+    def stack_spec(self, weights: Spec, count: int) -> Spec:
+        """Return the blocks of a stack of that many adapters."""
+        sides, _ = self._select(weights)
+        dtypes = {block.name: at_least_float32(block.dtype) for block in weights}
+        blocks = []
+        for name, (outputs, inputs) in sides.items() if count else ():
+            n, dtype = count * self._rank((outputs, inputs)), dtypes[name]
+            if _is_dense(outputs, n, inputs):
+                blocks.append(Block(name + W, (outputs, inputs), dtype))
+            else:
+                blocks += [Block(name + B, (outputs, n), dtype), Block(name + A, (n, inputs), dtype)]
+        return Spec(tuple(blocks))
+
+    def with_stack(self, base: Tree, blocks: Tree) -> Tree:
+        """Return the base with s times the product of the stacked factors added."""
+        transposed, out = self.transposed(Spec.of(base)), dict(base)
+        for name, weight in base.items():
+            if name + W in blocks or name + B in blocks:
+                change = blocks[name + W] if name + W in blocks else blocks[name + B] @ blocks[name + A]
+                change = change.mT if name in transposed else change.reshape(weight.shape)
+                out[name] = (weight + self.scale * change).to(weight.dtype)
+        return out
+
+
+@register("space", "lora-residual", paper="FedEx-LoRA (Singhal et al., ACL 2025)")
+@dataclass(frozen=True)
+class LoRAResidual(Stacked):
+    """LoRA whose factors are averaged, and whose base takes what the product of the means misses.
+
+        B <- sum_i p_i B_i,    A <- sum_i p_i A_i,    W0 <- W0 + s (sum_i p_i B_i A_i - B A)
+
+    The residual is  sum_{i<m} p_i (B_i - B) (A_i - A_m),  since sum_i p_i (B_i - B) = 0: m - 1 stacked adapters for m
+    clients, and nothing for one. The arguments are those of `LoRA`.
+
+    >>> space, base = LoRAResidual(rank=1, alpha=1.0), {"w": torch.zeros(9, 9)}
+    >>> values = [{"w/a": Key(i).normal(1, 9), "w/b": Key(i + 9).normal(9, 1)} for i in range(3)]
+    >>> stack = space.stack(values, [0.5, 0.25, 0.25])
+    >>> {name: tuple(block.shape) for name, block in stack.blocks.items()}
+    {'w/b': (9, 2), 'w/a': (2, 9)}
+
+    Not `LoRAStack`, which adds all of the adapters to the base and starts new ones.
+    """
+
+    def count(self, clients: int) -> int:
+        """Return one less than the number of clients."""
+        return clients - 1
+
+    def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
+        """Return  p_i (B_i - B)  and  A_i - A_m  of all clients but the last."""
+        mean = torch.stack([share * one for share, one in zip(shares, b, strict=True)]).sum(0)
+        left = [share * (one - mean) for share, one in zip(shares[:-1], b[:-1], strict=True)]
+        return left, [one - a[-1] for one in a[:-1]]
+
+    def merge(self, base: Tree, basis: Tree, coords: Tree, key: Key) -> tuple[Tree, Tree]:
+        """Return both as they are: the adapters go on."""
+        return base, coords
+
+
+@register("space", "lora-stack", paper="FLoRA (Wang et al., NeurIPS 2024)")
+@dataclass(frozen=True)
+class LoRAStack(Stacked):
+    """LoRA whose clients' adapters are all added to the base after every round, where new adapters start.
+
+        W0 <- W0 + s sum_i p_i B_i A_i = W0 + s [p_1 B_1, p_2 B_2, ...] [A_1; A_2; ...]
+
+    The stacked factors are broadcast in place of mean factors; weights without an adapter are averaged. New A are drawn
+    from the seed, and B is 0. The arguments are those of `LoRA`.
+
+    >>> space, base = LoRAStack(rank=1, alpha=1.0), {"w": torch.zeros(9, 9)}
+    >>> values = [{"w/a": torch.ones(1, 9), "w/b": torch.full((9, 1), i)} for i in (1.0, 5.0)]
+    >>> space.with_stack(base, space.stack(values, [0.75, 0.25]).blocks)["w"].unique().tolist()
+    [2.0]
+
+    Not `LoRA(redraw_every=1)`, which merges the product of mean factors.
+    """
+
+    def averaged(self, coords: Spec) -> Spec:
+        """Return the weights without an adapter."""
+        adapted = {name.removesuffix(B) for name in coords.names if name.endswith(B)}
+        return coords.restrict([n for n in coords.names if n.removesuffix(A).removesuffix(B) not in adapted])
+
+    def factors(self, b: list[Tensor], a: list[Tensor], shares: Sequence[float]) -> _Pair:
+        """Return  p_i B_i  and  A_i  of all clients."""
+        return [share * one for share, one in zip(shares, b, strict=True)], a
+
+
+def _is_dense(outputs: int, rank: int, inputs: int) -> bool:
+    """Return whether a product is not larger than its factors."""
+    return rank * (outputs + inputs) >= outputs * inputs
