@@ -1,7 +1,8 @@
 """Measures of papers' tables, computed from a run: an accuracy, rounds, seconds, bytes.
 
     best_accuracy, final_accuracy, best_client_accuracy, final_client_accuracy       in percent
-    rounds to 0.8                      until that accuracy was first reached; `rounds to 0.8 of clients` by client accuracy
+    rounds to 0.8                      until that accuracy was first reached
+    rounds to 0.8 of clients           the same by the accuracy of clients, which may have private parts
     MB up a client to 0.8              uploads of a client that takes part in all rounds until then
     minutes to 0.8 at 2 Mbps           the same in time, by `link_time.py` with the bytes and training times of the run
     seconds a round at 2 Mbps          mean over all rounds but the first, in which there is nothing to download
