@@ -14,7 +14,7 @@ from thinwire.experiments.grid import Grid, metrics, summary
 from thinwire.experiments.presets import presets
 from thinwire.experiments.repro import Reproduction, load
 from thinwire.reports.against_chart import against_chart
-from thinwire.reports.measures import cost
+from thinwire.reports.measures import cost, measured
 from thinwire.reports.repro_page import section
 
 FIGURES = [name for name, one in presets("repro").items() if "against" in one.table]
@@ -203,3 +203,23 @@ def test_the_cost_until_a_share_of_the_first_rows_accuracy(figure):
     assert "cost as the paper counts, MB to 50 % of the first" in section(found, out).text
     with pytest.raises(ConfigError, match=r"cost must be one of bytes_up, .*, not 'MB to the first'"):
         cost("MB to the first", lines[0], lines, out)
+
+
+def test_the_uploads_of_a_client_until_an_accuracy(figure):
+    found, out = figure
+    run = found.grid.final(out)[0].runs[0]
+    rounds = measured("rounds to 0.5", run, out)
+    records = metrics(run, out)[: int(rounds)]
+    assert [record["accuracy"] >= 0.5 for record in records] == [False] * (len(records) - 1) + [True]
+    assert measured("MB up a client to 0.5", run, out) == sum(r["bytes_up"] / r["clients"] for r in records) / 1e6
+    assert measured("rounds to 0.5 of clients", run, out) is None, "its clients are not evaluated"
+
+
+def test_rounds_and_uploads_of_table_5_are_of_the_runs_of_its_accuracies():
+    runs, measures = {}, {}
+    for cell, experiment in experiments("mapo-5"):
+        runs.setdefault((cell["label"], cell["column"][:3]), set()).add(experiment.digest())
+        measures[cell["label"], cell["column"]] = cell["measure"]
+    assert all(len(digests) == 1 for digests in runs.values())
+    assert measures["LoRA", "RTE, rounds to 80 %"] == "rounds to 0.8"
+    assert measures["SA-LoRA", "RTE, rounds to 80 %"] == "rounds to 0.8 of clients", "B is private"

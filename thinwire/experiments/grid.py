@@ -229,13 +229,22 @@ def last_accuracy(experiment: Experiment, out: Path | Runs, count: int) -> float
     return statistics.fmean(known[-count:])
 
 
-def to_target(experiment: Experiment, out: Path | Runs, target: float) -> tuple[int, int, int] | None:
-    """Rounds, all bytes, and bytes without catch-up until the accuracy first reached a target; None if never."""
+def to_target(
+    experiment: Experiment, out: Path | Runs, target: float, metric: str = "accuracy"
+) -> tuple[int, int, int] | None:
+    """Rounds, all bytes, and bytes without catch-up until an accuracy first reached a target; None if never.
+
+    Args:
+        experiment: the experiment of the run.
+        out: folder of the run directories, or runs with an archive.
+        target: the accuracy to reach.
+        metric: the accuracy in the records: `accuracy`, or `client_accuracy` where clients have private parts.
+    """
     honest = ideal = 0
     for record in metrics(experiment, out):
         ideal += record["bytes_up"] + record["bytes_down"]
         honest += honest_bytes(record)
-        if record["accuracy"] is not None and record["accuracy"] >= target:
+        if (value := record.get(metric)) is not None and value >= target:
             return record["round"], honest, ideal
     return None
 

@@ -4,8 +4,8 @@ A file of presets/repro is a grid (`grid.py`) in the shape of a printed table: `
 are methods with the paper's value in each column (`published`, and `traffic` as the paper counts it; 0 if the paper has
 none). A column or a row may have a `share` of the rounds; with `searched = false` no values are tried for a column.
 `over` applies to all rows without their own; `on = { cifar10 = {...} }` of a row has settings for columns of that task.
-`measure` is the value to compare, of a column or a row if it has its own (`measures.py`), `cost` the paper's definition
-of traffic. With `counted = true` nothing is trained (`counts.py`).
+`measure` is the value to compare, of a column or a row if it has its own (`measures.py`); `measures` of a row has those
+of single columns. `cost` is the paper's definition of traffic. With `counted = true` nothing is trained (`counts.py`).
 
 `scale.quick`, `scale.gpu` and `scale.paper` replace values of the file, of a column or of a row: they set the amount of
 work. Columns and rows with `scales` are left out at other scales. `differs` lists the differences from the paper; that
@@ -162,7 +162,8 @@ def _cell(column: Table, row: Table, number: int, table: Table, scale: str) -> T
     if table.get("measure") != row.get("measure", table.get("measure")):
         out["by"] = row["measure"]  # the search uses the measure that the table shows
     out |= {"share": column.get("share", 1.0) * row.get("share", 1.0)}
-    out |= {"measure": column.get("measure", row.get("measure", "best_accuracy"))}
+    in_column = column.get("measure", row.get("measure", "best_accuracy"))
+    out |= {"measure": row.get("measures", {}).get(column["name"], in_column)}
     out |= {"on": column["on"]} if "on" in column else {}
     for key in ("published", "traffic"):
         printed = row.get(key, [])

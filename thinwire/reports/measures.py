@@ -2,6 +2,8 @@
 
     best_accuracy, final_accuracy, best_client_accuracy, final_client_accuracy       in percent
     rounds to 0.8                      until that accuracy was first reached
+    rounds to 0.8 of clients           the same by the accuracy of clients, which may have private parts
+    MB up a client to 0.8              uploads of a client that takes part in all rounds until then
     minutes to 0.8 at 2 Mbps           the same in time, by `link_time.py` with the bytes and training times of the run
     seconds a round at 2 Mbps          mean over all rounds but the first, in which there is nothing to download
     MB a round                         uploads and downloads of one client in such a round, without catch-up
@@ -35,7 +37,7 @@ from thinwire.experiments.grid import Line, metrics, summary, to_target
 from thinwire.experiments.link_time import link, seconds
 
 Cost = Literal["bytes_up", "to_worst", "gigabytes", "numbers"]
-_TO = re.compile(r"(rounds|minutes) to (0\.\d+)(?: at (.+))?")
+_TO = re.compile(r"(rounds|minutes|MB up a client) to (0\.\d+)(?: at (.+?))?( of clients)?")
 _SHARE = re.compile(r"MB (up )?to (\d+) % of the first")
 
 
@@ -67,10 +69,13 @@ def measured(measure: str, experiment: Experiment, out: Path | Runs) -> float | 
         speed = link(measure.removeprefix("seconds a round at "))
         return seconds(records, speed) / len(records) if records else None
     if goal:
-        reached = to_target(experiment, out, float(goal[2]))
+        reached = to_target(experiment, out, float(goal[2]), "client_accuracy" if goal[4] else "accuracy")
         if reached is None or goal[1] == "rounds":
             return float(reached[0]) if reached else None
-        return seconds(metrics(experiment, out)[: reached[0]], link(goal[3])) / 60
+        done = metrics(experiment, out)[: reached[0]]
+        if goal[1] == "MB up a client":
+            return sum(record["bytes_up"] / record["clients"] for record in done if record["clients"]) / 1e6
+        return seconds(done, link(goal[3])) / 60
     raise ConfigError(f"unknown measure {measure!r}; write for example best_accuracy, or rounds to 0.8")
 
 
