@@ -126,6 +126,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "adamw": tw.AdamW(0.005),
         "yogi": tw.Yogi(0.005),
         "adagrad": tw.Adagrad(0.01),
+        "forward-sgd": tw.ForwardSGD(0.01, directions=2),
+        "forward-sgd/random": tw.ForwardSGD(0.01, directions=2, order="random"),
         "beta-posterior": tw.BetaPosterior(0.05),
     },
     "server_opt": {
@@ -135,6 +137,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "adamw": tw.AdamW(0.01),
         "yogi": tw.Yogi(0.01),
         "adagrad": tw.Adagrad(0.01),
+        "forward-sgd": tw.ForwardSGD(1.0),
         "beta-posterior": tw.BetaPosterior(prior=2.0, reset_every=2),
     },
     "lr_schedule": {

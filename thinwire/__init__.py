@@ -88,7 +88,7 @@ _ALIASES = {
     ),
     "thinwire.optimizers": (
         *("BetaPosterior",),
-        *("Adagrad", "AdamW", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
+        *("Adagrad", "AdamW", "ForwardSGD", "Yogi", "FedDyn", "FedNova", "FedProx", "NoCorrection", "Scaffold"),
         *("Jacobian", "L1L2", "NoPenalty", "ConstantLR", "CosineLR", "ExponentialLR", "InverseTimeLR"),
         *("HalvedLR", "MultiStepLR", "WarmupLR"),
     ),
@@ -213,6 +213,7 @@ if TYPE_CHECKING:
     from thinwire.optimizers import FedDyn as FedDyn
     from thinwire.optimizers import FedNova as FedNova
     from thinwire.optimizers import FedProx as FedProx
+    from thinwire.optimizers import ForwardSGD as ForwardSGD
     from thinwire.optimizers import HalvedLR as HalvedLR
     from thinwire.optimizers import InverseTimeLR as InverseTimeLR
     from thinwire.optimizers import Jacobian as Jacobian

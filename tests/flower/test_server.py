@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from tests.federation import same_public
 from thinwire.data.task import Task, alone
@@ -33,16 +34,19 @@ def play(runner, rounds: int, state=None):
     return state, records, messages
 
 
-METHODS = ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "lattice-topk", "fedper"]
+METHODS = ["fedavg", "mapo", "scaffold", "pfedpara", "fedlama", "ef+topk+int4", "lattice-topk", "fedper", "decomfl"]
 METHODS += ["flasc", "hetlora", "highest-tier", "sparse-adapter", "federated-select"]  # masks, tiers
 METHODS += ["flora", "slora"]  # two stages
 METHODS += ["flexlora", "fed-sb", "fedex-lora", "flora-stack"]  # products of factors
-METHODS += ["fedpm", "fedmrn", "fetchsgd"]  # sampled masks; a sketch that the server recovers from
+METHODS += ["fedkseed", "ferret", "fedpm", "fedmrn", "fetchsgd"]  # scalars, sampled masks, sketches
+
+SETTINGS = {name: {"method.next_stage.at": 2} for name in ("flora", "slora")}
+SETTINGS |= {"fedkseed": {"method.space.p": 100}, "decomfl": {"method.space.p": 6, "method.client_opt.directions": 2}}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_deployment_equals_the_simulation(method):
-    chosen = experiment(method, seed=3, **({"method.next_stage.at": 2} if method in ("flora", "slora") else {}))
+    chosen = experiment(method, seed=3, **SETTINGS.get(method, {}))
     job = build_job(chosen)
     theirs, their_records, their_messages = play(chosen.engine.prepare(job), 4)
     transport = InMemory(Client(chosen.engine, job))
@@ -51,6 +55,16 @@ def test_a_deployment_equals_the_simulation(method):
     assert same_public(ours.server.public, theirs.server.public)
     assert sorted(messages) == sorted(their_messages)  # the simulation trains tier by tier
     assert records == their_records
+
+
+@pytest.mark.parametrize(("method", "keeps"), [("decomfl", False), ("fedkseed", False), ("fedavg", True)])
+def test_without_a_backward_pass_no_tensor_is_kept_for_one(method, keeps):
+    chosen, kept = experiment(method, **SETTINGS.get(method, {})), []
+    job = build_job(chosen)
+    server = FlowerServer(chosen.engine, job, lambda *_: InMemory(Client(chosen.engine, job)))
+    with saved_tensors_hooks(lambda tensor: kept.append(tensor.shape) or tensor, lambda tensor: tensor):
+        play(server, 1)
+    assert bool(kept) == keeps
 
 
 def test_noise_for_privacy_does_not_depend_on_the_seed():

@@ -14,11 +14,11 @@ from thinwire.experiments.presets import presets
 from thinwire.methods.base import arguments_on_tasks, on
 
 NAMES = [
-    *("adapter-lth", "ddg", "dp-fedadam", "drive", "eden", "ef", "evofed", "fa-lora", "factorized-fl"),
+    *("adapter-lth", "ddg", "decomfl", "dp-fedadam", "drive", "eden", "ef", "evofed", "fa-lora", "factorized-fl"),
     *("factorized-fl-sparse", "factorized-fl-u", "fed-sb", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbuff"),
-    *("feddyn", "federated-select", "fedex-lora", "fedlama", "fedlama-accelerated", "fedlama-public"),
+    *("feddyn", "federated-select", "fedex-lora", "fedkseed", "fedlama", "fedlama-accelerated", "fedlama-public"),
     *("fedloru", "fedmrn", "fednova", "fedpaq", "fedpaq-fp16", "fedpara", "fedpara-paper", "fedper", "fedpm"),
-    *("fedprox", "fedsa-lora", "fedsgd", "fedsparsify", "fedyogi", "fetchsgd", "ffa-lora", "flasc"),
+    *("fedprox", "fedsa-lora", "fedsgd", "fedsparsify", "fedyogi", "ferret", "fetchsgd", "ffa-lora", "flasc"),
     *("flexlora", "flora", "flora-stack"),
     *("fp16", "full", "hetlora", "highest-tier", "int4", "int8", "lattice-topk", "local", "lora", "lowest-tier"),
     *("lowrank", "mapa", "mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper"),

@@ -78,9 +78,12 @@ def _memory(simulation: Simulation, cohort: int) -> dict[str, int]:
     own = 4 * (contract.coords.nbytes if shared else contract.weights.nbytes)  # values, gradient, change, optimizer
     batch = job.local.batch or int(job.task.clients.sizes().max())
     basis = contract.basis(0, federation.device)
-    activations = activation_bytes(
-        federation.model, space, first.base, basis, first.coords, federation.train, batch=batch
-    )
+    activations = 0
+    if contract.method.client_opt.forward_only:  # the weights of the start, of a step, and those perturbed
+        own = 3 * contract.weights.nbytes
+    else:
+        parts = (federation.model, space, first.base, basis, first.coords, federation.train)
+        activations = activation_bytes(*parts, batch=batch)
     together = 1 if federation.engine.backend == "loop" else min(cohort, federation.engine.chunk or cohort)
     module = federation.model.module
     model = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))

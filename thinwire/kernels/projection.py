@@ -102,6 +102,19 @@ def _blocks(p: int, e: int) -> list[tuple[int, int]]:
     return [(first, min(step, p - first)) for first in range(0, p, step)]
 
 
+def _used(b: Tensor, e: int) -> list[tuple[int, int]]:
+    """Blocks of the rows of A that have a coefficient other than zero; all blocks of a matrix without zeros.
+
+    >>> _used(torch.tensor([[0.0, 1.0, 2.0, 0.0], [0.0, 1.0, 0.0, 0.0]]), 8), _used(torch.ones(1, 4), 8)
+    ([(1, 2)], [(0, 4)])
+    """
+    p, found = b.shape[-1], list[tuple[int, int]]()
+    at = torch.cat((b.new_zeros(1), (b.detach() != 0).reshape(-1, p).any(0), b.new_zeros(1))).diff().nonzero()[:, 0]
+    for first, end in at.view(-1, 2).tolist():
+        found += [(first + start, rows) for start, rows in _blocks(end - first, e)]
+    return found
+
+
 def _key(words: Tensor) -> Key:
     low, high = words.tolist()
     return Key(low | high << 32)
@@ -116,7 +129,7 @@ class _Multiply(torch.autograd.Function):
         if _packed(b, p, e, entries):
             return packed.expand(b, key, p, e, scale)
         out = b.new_zeros(*b.shape[:-1], e)
-        for first, rows in _blocks(p, e):
+        for first, rows in _used(b, e):
             out = out + b[..., first : first + rows] @ draw_rows(key, first, rows, e, entries, scale, b.device)
         return out
 

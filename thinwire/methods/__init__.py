@@ -6,9 +6,10 @@
     compression          int8, int4, fp16, topk, quantize, sparse, ef, signsgd, fedpaq, fedpaq_fp16,
                          eden, drive, stc, lattice_topk, powersgd
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
+    seeds                decomfl, fedkseed
     mask_spaces          fedpm, fedmrn
     fetchsgd             fetchsgd
-    evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
+    evofed, fedlama      evofed, ferret | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
     lora                 lora, ffa_lora, fa_lora, fedsa_lora, fedloru
@@ -47,6 +48,7 @@ from thinwire.methods.corrections import fednova as fednova
 from thinwire.methods.corrections import fedprox as fedprox
 from thinwire.methods.corrections import scaffold as scaffold
 from thinwire.methods.evofed import evofed as evofed
+from thinwire.methods.evofed import ferret as ferret
 from thinwire.methods.exact_lora import fed_sb as fed_sb
 from thinwire.methods.exact_lora import fedex_lora as fedex_lora
 from thinwire.methods.exact_lora import flexlora as flexlora
@@ -90,6 +92,8 @@ from thinwire.methods.pruning import federated_select as federated_select
 from thinwire.methods.pruning import fedsparsify as fedsparsify
 from thinwire.methods.pruning import sparse_adapter as sparse_adapter
 from thinwire.methods.pruning import spdst as spdst
+from thinwire.methods.seeds import decomfl as decomfl
+from thinwire.methods.seeds import fedkseed as fedkseed
 from thinwire.methods.server_optimizers import fedadagrad as fedadagrad
 from thinwire.methods.server_optimizers import fedadam as fedadam
 from thinwire.methods.server_optimizers import fedavgm as fedavgm

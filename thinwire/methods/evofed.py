@@ -1,4 +1,4 @@
-"""EvoFed: updates are sent as the fitness of a shared random population."""
+"""EvoFed and Ferret: updates are sent as values of a shared random population."""
 
 from __future__ import annotations
 
@@ -34,4 +34,28 @@ def evofed(population: int = 128, sigma: float = 0.35, partitions: int = 1, serv
     32
     """
     sketch = EvoFed(population=population, sigma=sigma, partitions=partitions)
+    return Method(sketch=sketch, server_opt=SGD(server_lr))
+
+
+@register("method", "ferret", paper="Shu et al., ICML 2025")
+@on("digits", server_lr=0.5)  # of three (docs/results/seeds-digits.md)
+def ferret(population: int = 16, partitions: int = 16, server_lr: float = 1.0) -> Method:
+    """Ferret: clients train by backward passes and upload their update projected on random directions, by blocks.
+
+        c_j = z_j . delta          w <- w + server_lr * 2 / n sum_j mean(c)_j z_j          j = 1 .. n / 2, in each block
+
+    `evofed` with squared distances and without ranks. The update is unbiased; its error is d / (blocks n / 2) times the
+    length of delta squared, so a smaller learning rate of the server is needed where few values are sent.
+
+    Args:
+        population: n, twice the number of directions and of uploaded values of a block; even.
+        partitions: blocks of the weights, of equal size.
+        server_lr: learning rate of the server.
+
+    Paper: Ferret: Federated Full-Parameter Tuning at Scale for Large Language Models (Shu et al., ICML 2025).
+
+    >>> ferret(partitions=4).sketch.paired
+    True
+    """
+    sketch = EvoFed(population, sigma=1.0, partitions=partitions, shaping="none", fitness="square", paired=True)
     return Method(sketch=sketch, server_opt=SGD(server_lr))

@@ -14,6 +14,7 @@ from thinwire.optimizers.corrections import FedNova as FedNova
 from thinwire.optimizers.corrections import FedProx as FedProx
 from thinwire.optimizers.corrections import NoCorrection as NoCorrection
 from thinwire.optimizers.corrections import Scaffold as Scaffold
+from thinwire.optimizers.forward import ForwardSGD as ForwardSGD
 from thinwire.optimizers.halved_lr import HalvedLR as HalvedLR
 from thinwire.optimizers.lr_schedules import ConstantLR as ConstantLR
 from thinwire.optimizers.lr_schedules import CosineLR as CosineLR

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Protocol
+
+from torch import Tensor
 
 from thinwire.core.state import State
 from thinwire.core.tree import Tree
@@ -32,6 +35,11 @@ class Optimizer(Protocol):
         """The L2 norm to which `update` scales longer gradients down (`clip_by_global_norm`); inf: none."""
         return math.inf
 
+    @property
+    def forward_only(self) -> bool:
+        """Whether local training calls `estimate` instead of a backward pass."""
+        return False
+
     @abstractmethod
     def init(self, coords: Tree) -> State:
         """Return the state before the first step."""
@@ -41,6 +49,20 @@ class Optimizer(Protocol):
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Return the update to add to the coordinates, proportional to `lr`, and the next state."""
         ...
+
+    def estimate(
+        self, loss_after: Callable[[Tree], tuple[Tensor, Tree]], coords: Tree, state: State
+    ) -> tuple[Tree, tuple[Tensor, Tree]]:
+        """Return an estimate of the gradient from losses alone, and the result of `loss_after` without a change.
+
+        Called without autograd, and only where `forward_only`.
+
+        Args:
+            loss_after: the loss after a change of the coordinates, and the next buffers of the model.
+            coords: the coordinates.
+            state: the state before the step; `update` follows.
+        """
+        raise TypeError(f"{type(self).__name__} needs gradients")
 
 
 class Correction(Protocol):

@@ -30,6 +30,11 @@ def check_method(method: Method, weights: Spec) -> None:
     check_exact(method)
     _check_lr_schedules(method)
     _check_sketch(method)
+    if method.client_opt.forward_only and method.penalty.active:
+        raise IncompatibleParts(
+            f"{method.penalty!r} needs the gradient of the loss, but {method.client_opt!r} runs no backward pass. "
+            "Write penalty = 'none', or client_opt = 'sgd'"
+        )
     if method.space.reparametrized and has_state(method):
         raise IncompatibleParts(
             f"{method.correction!r} keeps a state of the coordinates, but with {method.space!r} clients train other "

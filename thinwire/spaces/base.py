@@ -100,6 +100,11 @@ class Space(Protocol):
         """Whether factors are stored as changes from their initial values, so that their product is no adapter."""
         return False
 
+    @property
+    def additive(self) -> bool:
+        """Whether moves add up: expand(base, basis, c + h) is expand(expand(base, basis, c), basis, h)."""
+        return False
+
     def check(self, spec: Spec) -> None:
         """Raise a ConfigError if this space cannot be used for a model with these weights."""
         return

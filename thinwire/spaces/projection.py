@@ -48,8 +48,7 @@ Normalize = Literal["row", "orthonormal", "none"]
 Layout = Literal["contiguous", "strided", "permuted"]
 Scale = Literal["isometric", "unit"]
 
-# A basis with at most this many entries (64 MiB) is drawn once a round and stored; a larger one is generated block by
-# block in each multiplication.
+# A basis with at most this many entries (64 MiB) is stored; a larger one is drawn in each multiplication, in blocks.
 STORED = 1 << 24
 
 _LAYOUT_KEY = Key(0).fold("thinwire.projection.layout")  # public: a layout is no secret
@@ -81,6 +80,11 @@ class _Projection(Space):
             raise ConfigError(
                 f"redraw_every must be 0 (one basis for all rounds) or a number of rounds, not {self.redraw_every}"
             )
+
+    @property
+    def additive(self) -> bool:
+        """True: U is linear."""
+        return True
 
     def sizes(self, d: int) -> Sizes:
         """Return k, p and e for a model of d weights, or raise a ConfigError."""

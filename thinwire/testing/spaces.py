@@ -80,6 +80,10 @@ def check_space(space: Space, weights: Tree | None = None, *, starts_at_base: bo
             )
     if coords:
         _check_gradient(space, base, basis, coords)
+    if space.additive:
+        one, two = (nudge(coords, KEY.fold("move", i), 0.1) for i in range(2))
+        apart = space.expand(space.expand(base, basis, one), basis, two)
+        check_close("expand of one move after the other", apart, space.expand(base, basis, add(one, two)))
 
 
 def _check_gradient(space: Space, base: Tree, basis: Tree, coords: Tree) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.core.state import State, stack_states
-from thinwire.core.tree import Tree, stack, unstack
+from thinwire.core.tree import Tree, add, stack, unstack, zeros_like
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 from thinwire.training.step import Step, initial_opt_state, make_step, of_client, run_steps, seeded
 
@@ -31,7 +31,19 @@ class LoopTrainer:
 def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
     """Train client i alone; the trees of the outcome have no client axis."""
     opt = {slot: unstack(tree, i) for slot, tree in initial_opt_state(inputs).items()}
-    return run_steps(_of_one(make_step(inputs, autograd=True)), of_client(inputs, i), opt)
+    one = of_client(inputs, i)
+    if one.optimizer.forward_only and one.space.additive:
+        return _from_zero(one, opt)
+    return run_steps(_of_one(make_step(one, autograd=True)), one, opt)
+
+
+def _from_zero(one: TrainingInputs, opt: State) -> TrainingOutcome:
+    """Train from the weights of the start: of all coordinates, only those that this client moves differ from zero."""
+    with torch.no_grad():
+        base = one.space.expand(one.base, one.basis, one.start)
+    moved = replace(one, base=base, start=zeros_like(one.start))
+    outcome = run_steps(_of_one(make_step(moved, autograd=True)), moved, opt)
+    return outcome._replace(coords=add(one.start, outcome.coords))
 
 
 def stack_outcomes(runs: Sequence[TrainingOutcome]) -> TrainingOutcome:

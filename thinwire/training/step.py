@@ -59,7 +59,11 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         coords: Tree, opt: State, buffers: Tree, start: Tree, own: Tree, x: Any, y: Tensor, mask: ExampleMask
     ) -> tuple[Tree, State, Tree, Tensor]:
         batch = (buffers, x, y, mask)
-        grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, penalty.active)
+        if optimizer.forward_only:
+            by_weights: Tree = {}
+            grads, (loss, after) = optimizer.estimate(_loss_after(inputs, coords, batch), coords, opt)
+        else:
+            grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, penalty.active)
         if penalty.active:
             # in the step, not before: the factor is a tensor that later rounds overwrite
             lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
@@ -78,6 +82,16 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         return add(coords, change), opt, after, loss
 
     return step
+
+
+def _loss_after(inputs: TrainingInputs, coords: Tree, batch: tuple) -> Callable[[Tree], tuple[Tensor, Tree]]:
+    """The loss after a change of the coordinates, for steps without a backward pass."""
+    space, base, basis = inputs.space, inputs.base, inputs.basis
+    if not space.additive:
+        return lambda change: inputs.model.loss(space.expand(base, basis, add(coords, change)), *batch)
+    with torch.no_grad():  # once a step: of the changes, only directions that are not zero are drawn
+        weights = space.expand(base, basis, coords)
+    return lambda change: inputs.model.loss(space.expand(weights, basis, change), *batch)
 
 
 def _functional_gradients(
