@@ -22,7 +22,9 @@ LIMIT = 1e-3
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_an_adapter_of_a_base_in_few_bits_has_the_same_logits_on_the_full_base(bits, tmp_path, record_property):
-    rows = [{"prompt": f"What is {i} plus {i}?", "response": f"It is {2 * i}, sir."} for i in range(12)]
+    rows = [
+        {"prompt": f"What is {i} plus {i}?", "response": f"It is {2 * i}, sir."} for i in range(20, 32)
+    ]  # of one length
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = causal_lm(file=str(tmp_path / "r.jsonl"), length=64)
     checkpoint = source.model["checkpoint"]
