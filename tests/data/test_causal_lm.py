@@ -84,7 +84,7 @@ def test_texts_are_cut_into_rows_and_learned_from_the_second_token(tmp_path, che
     source = causal_lm(file=file, checkpoint=checkpoint, length=8)
     assert learned(source.train, 0) == ("a b c d e f g h", "b c d e f g h")
     assert learned(source.train, 1) == ("yes no </s>", "no </s>")
-    assert (source.objective, source.metrics, source.test.questions) == ("loss", ("perplexity",), None)
+    assert (source.objective, source.metrics, source.test.questions) == ("perplexity", ("perplexity",), None)
 
 
 @pytest.mark.parametrize("users", [False, True])

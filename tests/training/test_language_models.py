@@ -18,7 +18,9 @@ from thinwire.data.token_rows import TokenRows
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.execute import execute
+from thinwire.experiments.merged_export import merged_of_run, save_merged
 from thinwire.experiments.peft_export import adapter_of_run
+from thinwire.experiments.samples import read_samples
 from thinwire.metrics import metrics_by_name
 from thinwire.models import CausalLM, build
 from thinwire.models.quantized import Blocks
@@ -224,6 +226,15 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     assert records[-1]["metrics"]["exact-match"] > 0.5
     assert json.loads((path / "summary.json").read_text())["objective"]["name"] == "option-accuracy"
 
+    samples = read_samples(path)
+    assert [one.answer for one in samples] == ["yes it is", "yes it is", "no", "no"]  # two of each group
+    assert sum(one.after == one.answer for one in samples) >= 2 > sum(one.before == one.answer for one in samples)
+    tw.report([path], html=tmp_path / "page.html", md=tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "Answers before and after training" in page
+    assert f"| right answer | {samples[0].answer} |" in page
+    assert "perplexity" in page
+
     adapter_of_run(path, tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["task_type"], config["r"], config["modules_to_save"]) == ("CAUSAL_LM", 16, None)
@@ -235,6 +246,12 @@ def test_a_run_learns_the_answers_and_its_adapter_loads_in_peft(world, tmp_path,
     ids = torch.tensor([[5, 7, 8, 3, 6]])
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=ids).logits, ours(ids), rtol=0, atol=1e-4)
+        merged_of_run(path, tmp_path / "merged")
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+        torch.testing.assert_close(merged(input_ids=ids).logits, ours(ids), rtol=0, atol=1e-4)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+    with pytest.raises(ConfigError, match="is not empty; name a new folder"):
+        merged_of_run(path, tmp_path / "merged")
 
 
 def test_refusals_of_the_model_are_one_line(tmp_path):
@@ -278,6 +295,9 @@ def test_a_base_in_few_bits_trains_and_its_adapter_fits_the_full_base(world, tmp
     ids = torch.tensor([[5, 7, 8, 3, 6]])
     with torch.no_grad():
         torch.testing.assert_close(runs[0].model().eval()(ids), loaded(input_ids=ids).logits, rtol=0, atol=1e-4)
+        save_merged(tmp_path / "merged", small, runs[0].weights)
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+        torch.testing.assert_close(merged(input_ids=ids).logits, loaded(input_ids=ids).logits, rtol=0, atol=1e-4)
         assert small.generate([ids[0].numpy()], 3) == build("causal-lm", checkpoint=str(checkpoint)).generate(
             [ids[0].numpy()], 3
         )

@@ -15,12 +15,19 @@ def export_peft(
     run: RunDirectory,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the adapter.")],
     data_dir: DataDir = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Write the whole model instead, with the adapter merged into it.")
+    ] = False,
 ) -> None:
     """Export the LoRA adapter of a run, to be loaded with `peft.PeftModel.from_pretrained`.
 
+    With --merged, a model that transformers loads without peft.
+
     Example: thinwire export-peft runs/lora-text-classification-s0-1a2b3c my-adapter
     """
+    from thinwire.experiments.merged_export import merged_of_run
     from thinwire.experiments.peft_export import adapter_of_run
 
-    for file in adapter_of_run(run, folder, data_dir):
+    write = merged_of_run if merged else adapter_of_run
+    for file in write(run, folder, data_dir):
         print(visible(str(file)))

@@ -20,7 +20,7 @@ from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.training.batches import plan_batches
-from thinwire.training.memory import activation_bytes
+from thinwire.training.memory import activation_bytes, model_bytes
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
@@ -85,13 +85,11 @@ def _memory(simulation: Simulation, cohort: int) -> dict[str, int]:
         parts = (federation.model, space, first.base, basis, first.coords, federation.train)
         activations = activation_bytes(*parts, batch=batch)
     together = 1 if federation.engine.backend == "loop" else min(cohort, federation.engine.chunk or cohort)
-    module = federation.model.module
-    model = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-    model += sum(getattr(part, "constant_bytes", 0) for part in module.modules())  # layers in few bits
+    model = model_bytes(job.task.model, copies=2)  # the one that was given, and a private copy
     return {
-        "memory_model": model + contract.weights.nbytes,
+        "memory_model": model,
         "memory_per_client": own + activations,
-        "memory_estimate": model + contract.weights.nbytes + together * (own + activations),
+        "memory_estimate": model + together * (own + activations),
     }
 
 

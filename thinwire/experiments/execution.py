@@ -19,6 +19,7 @@ from thinwire.experiments.records import rounds_in
 from thinwire.experiments.retry import Rescue
 from thinwire.experiments.retry_store import FolderStore, MemoryStore, Retry, Store, read_retries
 from thinwire.experiments.run_directory import RunFolder, Summary
+from thinwire.experiments.samples import make_samples, write_samples
 from thinwire.experiments.selection import Lead, selected_by
 from thinwire.experiments.summary import diverged_summary, summarize_run
 from thinwire.experiments.watchers import CallbackFailed, Watchers
@@ -170,6 +171,7 @@ class _Execution:
         if self.folder:
             weights, buffers = simulation.federation.final(state)
             model = self.best.as_bytes() if self.best and self.best.weights is not None else None
+            write_samples(self.folder.path, make_samples(simulation.federation, state))
             self.folder.finish(summary, {**weights, **buffers}, model)
         return Finished(simulation, state, self.records, self.rescue.store.retries, summary, self.best)
 

@@ -34,6 +34,7 @@ from thinwire.experiments.records import honest_bytes
 from thinwire.experiments.resolve import resolve
 from thinwire.experiments.toml import Table
 
+OPTIONS = "option-accuracy"  # where a run has it, this is its accuracy: not the share of tokens
 LAST = "mean of the last "  # evaluations: `tune.by = "mean of the last 5"`
 
 
@@ -183,8 +184,12 @@ def _short(value: Any) -> Any:
 
 
 def summary(experiment: Experiment, out: Path | Runs) -> dict[str, Any] | None:
-    """The summary of a run; None if it did not finish, or diverged."""
-    return Runs.at(out).summary(experiment)
+    """The summary of a run; None if it did not finish, or diverged. Of questions with options, by `OPTIONS`."""
+    found = Runs.at(out).summary(experiment)
+    if found is None or (found.get("objective") or {}).get("name") != OPTIONS:
+        return found
+    objective = found["objective"]
+    return {**found, "best_accuracy": objective["best"], "final_accuracy": objective["final"]}
 
 
 def training_failed(experiment: Experiment, out: Path | Runs) -> bool:
@@ -206,7 +211,10 @@ def broken(line: Line, out: Path | Runs) -> list[int]:
 
 def metrics(experiment: Experiment, out: Path | Runs) -> list[dict[str, Any]]:
     """The records of a run; of an archived one, those of evaluated rounds."""
-    return Runs.at(out).recorded(experiment).records
+    records = Runs.at(out).recorded(experiment).records
+    return [
+        {**one, "accuracy": one["metrics"][OPTIONS]} if OPTIONS in one.get("metrics", ()) else one for one in records
+    ]
 
 
 def score(line: Line, out: Path | Runs, by: str) -> float:

@@ -23,13 +23,16 @@ from thinwire.experiments.build import build_job
 from thinwire.experiments.execute import check_blocks
 from thinwire.experiments.files import write_all
 from thinwire.experiments.run_directory import RunFolder
-from thinwire.models import CausalLM, Pretrained, Roberta
+from thinwire.models import CausalLM, ImageClassifier, Pretrained, Roberta
+from thinwire.protocol.method import Method
+from thinwire.protocol.state import PublicState
 from thinwire.simulation.engine import LocalEngine
+from thinwire.simulation.simulation import Simulation
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.lora_sb import LoRASB
 
-# what the name of a model's class ends in -> task_type of peft
+# what the name of a model's class ends in -> task_type of peft, which has none for images
 _TASKS = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForCausalLM": "CAUSAL_LM",
@@ -62,9 +65,7 @@ def save_adapter(
         raise ConfigError(
             "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
         )
-    wrapped = isinstance(model, CausalLM | Pretrained | Roberta)
-    inner: Any = model.model if wrapped else model
-    prefix = "model." if wrapped else ""
+    inner, prefix = inside(model)
     modules, parts = dict(inner.named_modules()), space.parts({}, basis, coords)
     tensors: Tree = {}
     targets, ranks, fan_in_fan_out = [], dict[str, int](), False
@@ -98,6 +99,13 @@ def save_adapter(
     return write_all(Path(folder), {"adapter_config.json": text, "adapter_model.safetensors": data})
 
 
+def inside(model: nn.Module) -> tuple[Any, str]:
+    """The model of transformers inside of a model of thinwire, and what its names begin with there."""
+    if isinstance(model, CausalLM | ImageClassifier | Pretrained | Roberta):
+        return model.model, "model."
+    return model, ""
+
+
 def no_adapter_of_average() -> ConfigError:
     """The error for a run whose result is an average of weights: a mean of products A B is no product of that rank."""
     return ConfigError(
@@ -120,7 +128,7 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
         "base_model_name_or_path": getattr(config, "_name_or_path", None) or None,
         "r": space.rank,
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": space.lora_dropout,
         "use_rslora": rslora,
         "rank_pattern": lower,
         "alpha_pattern": {path: space.scale * (math.sqrt(rank) if rslora else rank) for path, rank in lower.items()},
@@ -129,6 +137,13 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
 
 def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> list[Path]:
     """Write the adapter of the newest checkpoint of a run directory."""
+    simulation, public, method, basis = of_run(run, data_dir)
+    weights = method.space.expand(public.base, basis, public.coords)
+    return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
+
+
+def of_run(run: Path, data_dir: Path | None) -> tuple[Simulation, PublicState, Method, Tree]:
+    """The simulation of a run directory, its newest public state, the method there, and its basis."""
     opened = RunFolder.open(run)
     simulation = LocalEngine().prepare(build_job(opened.experiment, data_dir))
     state = opened.load("cpu")
@@ -139,9 +154,7 @@ def adapter_of_run(run: Path, folder: Path, data_dir: Path | None = None) -> lis
         raise no_adapter_of_average()
     public = state.server.public
     method = simulation.contract.at(public.version).method
-    basis = simulation.contract.basis(public.version, "cpu")
-    weights = method.space.expand(public.base, basis, public.coords)
-    return save_adapter(folder, simulation.job.task.model, method.space, basis, public.coords, weights)
+    return simulation, public, method, simulation.contract.basis(public.version, "cpu")
 
 
 def _modules_to_save(model: nn.Module, names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ cohorts.jsonl      of a deployment: who was there, was asked and was accepted in
 summary.json       totals and `status`, when the run is finished or diverged
 model.safetensors  the final weights, when the run is finished
 best.safetensors   the weights of the best round, if they are kept
+samples.json       of a language model: answers before and after training (`samples.py`)
 SHA256SUMS         of these four, when there are totals: `sha256sum --check SHA256SUMS`
 process.json       the process that writes, while the run is not finished
 checkpoints/       see `checkpoint.py`

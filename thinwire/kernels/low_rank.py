@@ -30,6 +30,7 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
     Args:
         weights: the weights by name.
         corrections: the adapters of some of them by name: A, B, and whether the weight is stored as inputs x outputs.
+        dropout: the probability with which an input of A is left out.
 
     >>> w, a, b = torch.ones(2, 3), torch.ones(1, 3), torch.tensor([[0.0], [1.0]])
     >>> with corrected({"w": w}, {"w": (a, b, False)}):
@@ -37,8 +38,11 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
     ([[3.0, 6.0]], 9.0)
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], corrections: Mapping[str, Correction]) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], corrections: Mapping[str, Correction], dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self._dropout = dropout
         self._of = {id(weights[name]): (weights[name], correction) for name, correction in corrections.items()}
         self._built: dict[int, Tensor] = {}
 
@@ -48,11 +52,11 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
         if func is F.linear and len(args) > 1 and not self._adapted(args[:1]) and (found := self._of.get(id(args[1]))):
             a, b, transposed = found[1]
             if not transposed:
-                return _added(func(*args, **kwargs), args[0], a, b)
+                return _added(func(*args, **kwargs), args[0], a, b, self._dropout)
         if func is torch.addmm and len(args) == 3 and not kwargs and (found := self._of.get(id(args[2]))):
             a, b, transposed = found[1]
             if transposed and not self._adapted(args[:2]):
-                return _added(func(*args), args[1], a, b)
+                return _added(func(*args), args[1], a, b, self._dropout)
         if func not in _ATTRIBUTES and (self._adapted(args) or self._adapted(kwargs.values())):
             args = [self._merged(value) for value in args]
             kwargs = {name: self._merged(value) for name, value in kwargs.items()}
@@ -83,10 +87,12 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
             return (weight + (change.mT if transposed else change.reshape(weight.shape))).to(weight.dtype)
 
 
-def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """out + (x A^T) B^T in the dtype of the output; the adapter is computed in its own dtype, as in peft."""
+def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor, dropout: float) -> Tensor:
+    """out + (dropout(x) A^T) B^T in the dtype of the output; the adapter is computed in its own dtype, as in peft."""
     if not torch.is_autocast_enabled(x.device.type):
         x = x.to(a.dtype)
+    if dropout:
+        x = F.dropout(x, dropout)
     return (out + F.linear(F.linear(x, a), b)).to(out.dtype)
 
 

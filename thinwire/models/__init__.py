@@ -6,6 +6,7 @@
     lstm, transformer   lstm-shakespeare, lstm80, transformer-sent140
     roberta, pretrained roberta-large, pretrained: any checkpoint of transformers (require the extra `hf`)
     causal_lm           causal-lm: any causal language model of transformers, or a GGUF file
+    image_classifier    image-classifier: any image classifier of transformers, such as ViT
 
 Each is an `nn.Module` that maps a batch to logits. Parameters are registered in the order of the forward pass, a branch
 after the path that it bypasses and weight before bias, because methods that partition the flat vector of all parameters
@@ -28,6 +29,7 @@ from thinwire.core.registry import lookup
 from thinwire.errors import UnknownName
 from thinwire.models.causal_lm import CausalLM as CausalLM
 from thinwire.models.cnn import ConvNet as ConvNet
+from thinwire.models.image_classifier import ImageClassifier as ImageClassifier
 from thinwire.models.lstm import LSTM as LSTM
 from thinwire.models.lstm import NextCharacter as NextCharacter
 from thinwire.models.mlp import MLP as MLP
@@ -41,6 +43,7 @@ from thinwire.models.wrn import WideResNet as WideResNet
 __all__ = [
     "CausalLM",
     "ConvNet",
+    "ImageClassifier",
     "LSTM",
     "MLP",
     "NextCharacter",

@@ -114,7 +114,7 @@ def pretrained(classes: int = 2, checkpoint: str = "", dropout: float = 0.0) -> 
                 f"no text classifier can be made from the checkpoint {checkpoint!r} ({reason})"
             ) from error
     model = model.float()
-    _draw_head(model, info["missing_keys"])
+    draw_head(model, info["missing_keys"])
     return Pretrained(model)
 
 
@@ -133,7 +133,7 @@ def set_dropout(config: Any, dropout: float) -> None:
             setattr(config, key, dropout)
 
 
-def _draw_head(model: nn.Module, missing: Any) -> None:
+def draw_head(model: nn.Module, missing: Any) -> None:
     """Initialize the matrices missing in the checkpoint in a fixed order, so that a seed is reproducible."""
     std = float(getattr(model.config, "initializer_range", 0.02))
     with torch.no_grad():

@@ -15,7 +15,7 @@ are constants: not trained, not sent, without coordinates. Layers with adapters 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Blocks:
         low, step: (rows, blocks) float32.
         columns: of the matrix; its last block may have more.
         bits: 4 or 8.
+        moved: copies on other devices.
     """
 
     codes: Tensor
@@ -45,6 +46,7 @@ class Blocks:
     step: Tensor
     columns: int
     bits: int
+    moved: dict[torch.device, Blocks] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, weight: Tensor, bits: int, block: int = BLOCK) -> Blocks:
@@ -86,9 +88,16 @@ class Blocks:
         return own.decoded(dtype).reshape(*index.shape, -1)
 
     def to(self, device: torch.device) -> Blocks:
-        """The same blocks on another device."""
-        codes, low, step = (one.to(device) for one in (self.codes, self.low, self.step))
-        return Blocks(codes, low, step, self.columns, self.bits)
+        """The same blocks on a device: one copy, which layers that share a matrix go on sharing."""
+        if device == self.codes.device:
+            return self
+        if device not in self.moved:
+            codes, low, step = (one.to(device) for one in (self.codes, self.low, self.step))
+            self.moved[device] = Blocks(codes, low, step, self.columns, self.bits)
+        return self.moved[device]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Blocks:
+        return self  # constants: copies of a model share them
 
     @property
     def nbytes(self) -> int:
@@ -173,6 +182,13 @@ def quantize(model: Any, bits: int, dtype: torch.dtype) -> None:
     for path, layer in list(model.named_modules()):
         if type(layer) is nn.Linear and layer is not head and not makes_query_or_value(path):
             _put(model, path, QuantizedLinear(Blocks.of(layer.weight, bits), layer.bias))
+    _quantize_embedding(model, head, embedding, dtype)
+    with torch.no_grad():
+        for weight in model.parameters():  # copied, because weights that were read from a file keep all of it in memory
+            weight.data = weight.data.clone()
+
+
+def _quantize_embedding(model: Any, head: Any, embedding: Any, dtype: torch.dtype) -> None:
     if type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
         return
     tied = head.weight is embedding.weight

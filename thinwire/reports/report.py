@@ -18,6 +18,7 @@ from thinwire.experiments.link_time import JOULES_PER_BYTE, seconds_by_link
 from thinwire.experiments.records import find_runs, read_run
 from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.chapter_overview import overview_chapter
+from thinwire.reports.chapter_samples import samples_chapter
 from thinwire.reports.chapter_search import search_chapter
 from thinwire.reports.chapter_settings import commands_chapter, definitions_chapter, settings_chapter
 from thinwire.reports.chapter_sites import sites_chapter
@@ -108,6 +109,8 @@ def _chapters(part: Section, targets: Sequence[float], compute: float | None, jo
         chapters.append(layers)
     if sites := sites_chapter(groups):
         chapters.append(sites)
+    if samples := samples_chapter(groups):
+        chapters.append(samples)
     if searched := search_chapter(groups):
         chapters.append(searched)
     return [*chapters, settings_chapter(groups), commands_chapter(groups)]

@@ -26,6 +26,7 @@ from thinwire.runtime.engine import EngineSettings
 from thinwire.runtime.job import Job, RoundRecord, RunState
 from thinwire.runtime.poisoned import poisoned
 from thinwire.runtime.sampler import Sampler
+from thinwire.runtime.stored_layout import on_model
 from thinwire.schedules.base import Plan
 from thinwire.training.evaluation import Evaluation, evaluate
 from thinwire.training.functional import Functional
@@ -53,13 +54,14 @@ class Federation:
             half=engine.precision == "bf16",
             logit_adjustment=job.local.logit_adjustment,
             pseudo_count=job.local.pseudo_count,
+            adapter_dropout=getattr(job.method.space, "lora_dropout", 0.0),
         )
         train = poisoned(job.task, job.attack, Key(job.seed)) if job.attack else job.task.train
         self.train: Examples = train.to(self.device)
         self.test: Examples | None = job.task.test.to(self.device) if job.task.test is not None else None
         self.key, self._onednn = Key(job.seed), prefers_onednn()
         weights, buffers = self.model.weights(), self.model.buffers()
-        method = job.method.over(job.rounds)  # server and clients know the number of rounds
+        method = on_model(job.method.over(job.rounds), functional.module)  # both sides know the number of rounds
         self.contract, self.first = make_contract(method, weights, buffers, self.key.fold("run"))
         tiers, everyone = job.method.budget.tiers, range(len(job.task.clients))
         self.eligible = [i for i in everyone if not tiers or tiers[self.contract.tier(i)].sampled]

@@ -10,6 +10,7 @@ from thinwire.spaces.full import Full as Full
 from thinwire.spaces.lora import LoRA as LoRA
 from thinwire.spaces.lora_sb import LoRASB as LoRASB
 from thinwire.spaces.lowrank import LowRank as LowRank
+from thinwire.spaces.peft_config import lora_from_peft as lora_from_peft
 from thinwire.spaces.projection import MAPA as MAPA
 from thinwire.spaces.projection import MAPAX as MAPAX
 from thinwire.spaces.projection import MAPO as MAPO

@@ -20,7 +20,9 @@ from thinwire.core.spec import Spec, select
 from thinwire.core.tree import Tree
 from thinwire.errors import ConfigError
 from thinwire.spaces.adapter_targets import by_keyword, targets
+from thinwire.spaces.adapter_targets import saved as chosen_to_save
 from thinwire.spaces.base import Space
+from thinwire.spaces.peft_adapter import first_coordinates
 from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, Unmerged
 
 Scaling = Literal["standard", "rslora"]
@@ -52,15 +54,16 @@ class LoRA(Space):
     Args:
         rank: columns of B and rows of A; at most the smaller side of a matrix is used.
         alpha: scale of the adapter, divided by `rank` or its root.
-        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. Of a
-            transformer also `query-value` or `all-linear` (`adapter_targets.py`).
-        modules_to_save: selectors of weights that are trained without an adapter, such as the task head; they take
-            precedence over `target_modules`.
+        target_modules: selectors of the matrices that get an adapter; vectors such as biases never do. Also names of
+            layers as in peft, `regex:` and a regular expression, `query-value` or `all-linear` (`adapter_targets.py`).
+        modules_to_save: selectors of weights, or names of modules as in peft, that are trained without an adapter, such
+            as the task head; they take precedence over `target_modules`.
         freeze_a: draw A from the shared seed and train only B (FFA-LoRA): then the mean of the clients' adapters is the
             adapter of the mean, and uploads have half the size.
         redraw_every: rounds after which the adapter is merged into W0 and a new one is initialized (FedLoRU); 0 means
             never.
-        fan_in_fan_out: selectors of matrices that are stored as `inputs x outputs`, such as those of GPT-2.
+        fan_in_fan_out: selectors of matrices that are stored as `inputs x outputs`; those of GPT-2 are found by
+            the type of their layer.
         scaling: `standard`, or `rslora`, which keeps the size of the adapter for large ranks; as `use_rslora` in peft.
         init_lora_weights: A is uniform in ±1 / sqrt(inputs) (`kaiming`, as in `torch.nn.Linear` and peft), or
             `isometric`.
@@ -70,6 +73,9 @@ class LoRA(Space):
         from_start: A and the weights without an adapter are stored as changes from their initial values, which all
             parties know. All coordinates are 0 at first, and a codec that sends the largest values only (`TopK`) leaves
             the others at their start instead of 0.
+        lora_dropout: probability with which an input of A is left out of a training step, as in peft; in linear layers.
+        adapter: the folder of an adapter of peft, the same at all parties, from which training goes on; rank, alpha and
+            `target_modules` must be those of the adapter (`lora_from_peft`).
 
     >>> base = {"fc.weight": torch.ones(3, 2), "fc.bias": torch.zeros(3)}
     >>> space = LoRA(rank=1, alpha=2)
@@ -95,6 +101,8 @@ class LoRA(Space):
     init_lora_weights: InitA = field(default="kaiming", metadata={"rare": True})
     dense: Dense = field(default="none", metadata={"rare": True})
     from_start: bool = field(default=False, metadata={"rare": True})
+    lora_dropout: float = field(default=0.0, metadata={"rare": True})
+    adapter: str = field(default="", metadata={"rare": True})
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -107,13 +115,18 @@ class LoRA(Space):
             raise ConfigError(f"alpha must be above 0, not {self.alpha}; write for example alpha = 16.0")
         if self.redraw_every < 0:
             raise ConfigError(f"redraw_every must be 0 (never merge) or a number of rounds, not {self.redraw_every}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ConfigError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout}")
+        if self.adapter and (self.from_start or self.redraw_every):
+            other = "from_start" if self.from_start else "redraw_every"
+            raise ConfigError(f"adapter goes on from given factors, which {other} draws anew; leave {other} out")
         if not self.target_modules:
             raise ConfigError('target_modules selects nothing; write for example target_modules = ["*"]')
 
     @property
     def starts_from_weights(self) -> bool:
-        """False if A is frozen or counted from its start: then the best B A of a rank is not known without the seed."""
-        return not self.freeze_a and not self.from_start
+        """False if A is frozen, given or counted from its start: the best B A is not known without seed or adapter."""
+        return not self.freeze_a and not self.from_start and not self.adapter
 
     @property
     def counts_from_start(self) -> bool:
@@ -149,6 +162,9 @@ class LoRA(Space):
         if not self.freeze_a and not self.from_start:
             return {}
         sides, _ = self._select(spec)
+        if self.adapter:
+            given = first_coordinates(self, sides, ())
+            return {name: block.to(device or "cpu") for name, block in given.items() if name.endswith("/a")}
         dtypes = {block.name: at_least_float32(block.dtype) for block in spec}
         return {f"{name}/a": self._draw_a(name, side, dtypes[name], key, device) for name, side in sides.items()}
 
@@ -164,6 +180,9 @@ class LoRA(Space):
                 out[f"{name}/b"] = weight.new_zeros(sides[name][0], self._rank(sides[name]), dtype=dtype)
             elif name in saved:
                 out[name] = weight.to(dtype)
+        if self.adapter:
+            given = first_coordinates(self, sides, [name for name in out if "/" not in name])
+            return {name: given[name].to(block) if name in given else block for name, block in out.items()}
         return {name: torch.zeros_like(block) for name, block in out.items()} if self.from_start else out
 
     def parts(self, base: Tree, basis: Tree, coords: Tree) -> Tree:
@@ -237,9 +256,7 @@ class LoRA(Space):
 
     def _select(self, spec: Spec) -> tuple[dict[str, tuple[int, int]], frozenset[str]]:
         """Return outputs and inputs of each adapted matrix, and the names of weights that are trained without one."""
-        saved = frozenset(
-            select(spec.names, self.modules_to_save, what="modules_to_save") if self.modules_to_save else ()
-        )
+        saved = frozenset(chosen_to_save(spec.names, self.modules_to_save) if self.modules_to_save else ())
         shapes = {block.name: block.shape for block in spec if len(block.shape) > 1}
         if not shapes and self.dense == "auto" and self.target_modules == ("*",):
             return {}, frozenset(spec.names)

@@ -44,6 +44,7 @@ class Functional:
         products: how training computes convolutions as matrix products, see `convolve`; None for torch's convolutions.
         half: whether training computes in bfloat16; weights and their updates keep their type.
         logit_adjustment, pseudo_count: of the outputs in training, see `Local`.
+        adapter_dropout: the probability with which an input of an adapter is left out in training.
         example_bytes: by the shapes of an example, the bytes that it adds to the largest tensor of an evaluation.
 
     >>> model = Functional.of(nn.Linear(2, 3))
@@ -57,6 +58,7 @@ class Functional:
     half: bool = False
     logit_adjustment: float = 0.0
     pseudo_count: float = 0.5
+    adapter_dropout: float = 0.0
     example_bytes: dict[tuple, int] = field(default_factory=dict)
 
     @classmethod
@@ -74,9 +76,9 @@ class Functional:
         return cls(own.train(), criterion)
 
     def weights(self) -> Tree:
-        """The trainable weights, in order of registration."""
+        """The trainable weights, in order of registration; they share the memory of the module, which never changes."""
         named = self.module.named_parameters()  # a tied weight appears once, under its first name
-        return {name: p.detach().clone() for name, p in named if p.requires_grad}
+        return {name: p.detach() for name, p in named if p.requires_grad}
 
     def buffers(self) -> Tree:
         """The floating-point buffers that are part of the model's saved state (running statistics, mostly)."""
@@ -92,7 +94,7 @@ class Functional:
         """The module's output for these weights; writes its new running statistics into `buffers`."""
         weights, corrections = split(weights)
         args, kwargs = _arguments(inputs)
-        with corrected(weights, corrections) if corrections else nullcontext():
+        with corrected(weights, corrections, self.adapter_dropout) if corrections else nullcontext():
             out = functional_call(self.module, {**self._counters(), **buffers, **weights}, args, kwargs)
         return _logits(out)
 
@@ -155,7 +157,7 @@ class Functional:
             return value.detach(), after
 
         tensors = {f"inner.{name}": t for name, t in {**self._counters(), **buffers, **plain}.items()}
-        with corrected(plain, corrections) if corrections else nullcontext():
+        with corrected(plain, corrections, self.adapter_dropout) if corrections else nullcontext():
             out: tuple[Tensor, Tree] = functional_call(_WithWeights(self.module), tensors, (forward_backward,))
         required = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         return {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in required.items()}, out

@@ -3,7 +3,6 @@
     activations    tensors that autograd keeps from the forward to the backward pass of a batch
     a client       4 copies of what it trains: values, gradient, change, optimizer state
 
->>> from torch import nn
 >>> from thinwire.data.examples import Arrays
 >>> from thinwire.spaces import Full
 >>> model = Functional.of(nn.Sequential(nn.Linear(4, 1000), nn.ReLU(), nn.Linear(1000, 2)))
@@ -16,7 +15,7 @@ True
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from thinwire.core.tree import Tree
@@ -51,6 +50,20 @@ def activation_bytes(
 
     first, second = measured(1), measured(2)
     return max(0, first + (second - first) * (batch - FEW) // FEW)
+
+
+def model_bytes(module: nn.Module, copies: int = 1) -> int:
+    """The bytes of a model: of its weights and buffers in each copy, and of layers in few bits, which copies share.
+
+    >>> model_bytes(nn.Linear(4, 2)), model_bytes(nn.Linear(4, 2), copies=2)
+    (40, 80)
+    """
+    own = sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+    seen: dict[int, int] = {}
+    for part in module.modules():
+        if hasattr(part, "blocks"):
+            seen[id(part.blocks)] = int(getattr(part, "constant_bytes", 0))
+    return copies * own + sum(seen.values())
 
 
 def _kept(

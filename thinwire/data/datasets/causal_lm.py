@@ -188,7 +188,7 @@ def source_of(
         note=_note(form, encoder, settings, made, packed_of, len(rows), len(tested)),
         model={"checkpoint": str(encoder.tokenizer.name_or_path)},
         metrics=("perplexity", *(("option-accuracy",) if asked else ())),
-        objective="option-accuracy" if asked else "loss",
+        objective="option-accuracy" if asked else "perplexity",
         class_names=names,
         user_names=own_names,
     )
