@@ -21,7 +21,7 @@ from thinwire.optimizers.base import Correction, Optimizer
 from thinwire.optimizers.penalties import Penalty
 from thinwire.spaces.base import Space
 
-Backend = Literal["graph", "threads", "vmap", "loop"]
+Backend = Literal["graph", "chain", "threads", "vmap", "loop"]
 ExampleMask: TypeAlias = "Tensor | None"
 
 
