@@ -36,7 +36,7 @@ class PackedKernel:
         columns: the memory order of the kernel over blocks: (m, p, i, q, o), or (q, o, m, p, i).
 
     >>> packed = PackedKernel((1, 1, 1, 3), (1, 2), columns=True)
-    >>> packed.expand(torch.tensor([[[[1.0, 2.0, 3.0]]]])).T.tolist()  # pixels -2 to 3, for the outputs 0 and 1
+    >>> packed.expand(torch.tensor([[[[1.0, 2.0, 3.0]]]]))[0].T.tolist()  # pixels -2 to 3, for the outputs 0 and 1
     [[0.0, 1.0, 2.0, 3.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0, 3.0, 0.0]]
     """
 
@@ -74,34 +74,40 @@ class PackedKernel:
         return torch.from_numpy(np.broadcast_to(place, (a, b, o, i, kh, kw)).reshape(a * b, -1).copy())
 
     @cached_property
-    def _sources(self) -> Tensor:
-        """For each place of the packed kernel the value of the kernel; the one after the last is zero."""
-        count = prod(self.shape)
-        index = torch.full((prod(self.window) * prod(self.block) ** 2 * self.shape[0] * self.shape[1],), count)
-        index[self._places] = torch.arange(count)
-        return index
+    def _maps(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Index of packed values in (kernel, bias, zero), its inverse (a b, kernel and bias), and the zero."""
+        kernel, bias, times = prod(self.shape), self.shape[0], prod(self.block)
+        size = prod(self.window) * times**2 * bias * self.shape[1]
+        sources = torch.full((size + times * bias,), kernel + bias)
+        sources[self._places] = torch.arange(kernel)
+        sources[size:] = torch.arange(kernel, kernel + bias).repeat(times)
+        places = torch.cat((self._places, torch.arange(size, size + times * bias).view(times, bias)), 1)
+        return sources, places, torch.zeros(1)
 
-    def expand(self, kernel: Tensor) -> Tensor:
-        """The packed kernel: (patch, outputs) for columns, else (outputs, inputs, height, width), channels last."""
-        flat = torch.cat((kernel.reshape(-1), kernel.new_zeros(1))).index_select(0, self._sources)
-        outputs = prod(self.block) * self.shape[0]
+    def expand(self, kernel: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The packed kernel, (patch, outputs) or (outputs, inputs, height, width) in channels last, and packed bias."""
+        sources, _, zero = self._maps
+        outputs, given = prod(self.block) * self.shape[0], zero.expand(self.shape[0]) if bias is None else bias
+        flat = torch.cat((kernel.reshape(-1), given, zero)).index_select(0, sources)
+        packed, twice = flat.split((len(sources) - outputs, outputs))
         if self.columns:
-            return flat.view(-1, outputs)
-        return flat.view(outputs, *self.window, -1).permute(0, 3, 1, 2)
+            return packed.view(-1, outputs), twice
+        return packed.view(outputs, *self.window, -1).permute(0, 3, 1, 2), twice
 
-    def reduce(self, grad: Tensor) -> Tensor:
-        """The gradient with respect to the given kernel from that with respect to the packed one."""
-        flat = (grad if self.columns else grad.permute(0, 2, 3, 1)).reshape(-1)
-        each = flat.index_select(0, self._places.view(-1)).view(self._places.shape)
-        return each.sum(0).view(self.shape)
+    def reduce(self, by_kernel: Tensor, by_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients with respect to kernel and bias from those with respect to the packed ones."""
+        _, places, _ = self._maps
+        flat = (by_kernel if self.columns else by_kernel.permute(0, 2, 3, 1)).reshape(-1)
+        each = torch.cat((flat, by_bias)).index_select(0, places.view(-1)).view(places.shape)
+        kernel, bias = each.sum(0).split((prod(self.shape), self.shape[0]))
+        return kernel.view(self.shape), bias
 
 
 class _ReluPool:
     """ReLU and average pooling of rows (n, 4 o), each with the four pixels of a window."""
 
     def __init__(self, outputs: int) -> None:
-        self.mean = torch.eye(outputs).repeat(4, 1) / 4
-        self.rows = torch.empty(0)
+        self.mean, self.rows = torch.eye(outputs).repeat(4, 1) / 4, torch.empty(0)
 
     def forward(self, rows: Tensor) -> Tensor:
         """(n, 4 o) -> (n, o); overwrites its argument."""
@@ -118,32 +124,28 @@ class PackedFirst:
     """Convolution, ReLU and pooling of input images, as one matrix product with patches of blocks of 2 x 2 pixels.
 
     Args:
-        shape: of the kernel.
+        kernel: shape of the kernel.
+        size: of the images, (n, channels, height, width); height and width are even.
         order: the pooled images have rows (n, height / a, width / b, a, b): packed for a next layer with blocks (a, b).
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], order: Pair) -> None:
-        self.kernel, self.order, self.pool = PackedKernel(shape, (2, 2), columns=True), order, _ReluPool(shape[0])
-        self.size: tuple[int, ...] = ()
-        self.blocks = self.patches = self.rows = torch.empty(0)
-        self.copies: list[tuple[Tensor, Tensor]] = []
-
-    def _allocate(self, size: tuple[int, ...]) -> None:
-        """Memory for images of this size, and views of it."""
-        (n, i, h, w), (a, b), (down, right) = size, self.order, self.kernel.reach
-        self.size, h, w = size, h // 2, w // 2
-        self.blocks = torch.zeros(n, h + 2 * down, w + 2 * right, 4 * i)
-        mh, mw = self.kernel.window
-        self.patches = torch.empty(n, h // a, w // b, a, b, mh, mw * 4 * i)
-        self.rows = torch.empty(n * h * w, 4 * self.kernel.shape[0])
-        image, line, place, _ = self.blocks.stride()
+    def __init__(self, kernel: tuple[int, int, int, int], size: tuple[int, int, int, int], order: Pair) -> None:
+        self.kernel, self.pool = PackedKernel(kernel, (2, 2), columns=True), _ReluPool(kernel[0])
+        (n, i, h, w), (a, b), (mh, mw) = size, order, self.kernel.window
+        self.size, h, w, width = size, h // 2, w // 2, mw * 4 * i
+        blocks = torch.zeros(n, h + mh - 1, w + mw - 1, 4 * i)  # with a border of zeros
+        patches = torch.empty(n, h // a, w // b, a, b, mh, width)
+        self.rows, self.patches = torch.empty(n * h * w, 4 * kernel[0]), patches.view(n * h * w, -1)
+        image, line, place, _ = blocks.stride()
+        down, right = self.kernel.reach
+        self.pixels = [
+            (y, x, blocks.as_strided((n, h, w, i), (image, line, place, 1), down * line + right * place + (2 * y + x) * i))
+            for y in range(2)
+            for x in range(2)
+        ]
+        shape, strides = (n, h // a, w // b, width), (image, a * line, b * place, 1)
         self.copies = [
-            (
-                self.patches[:, :, :, y, x, m],
-                self.blocks.as_strided(
-                    (n, h // a, w // b, mw * 4 * i), (image, a * line, b * place, 1), (y + m) * line + x * place
-                ),
-            )
+            (patches[:, :, :, y, x, m], blocks.as_strided(shape, strides, (y + m) * line + x * place))
             for y in range(a)
             for x in range(b)
             for m in range(mh)
@@ -151,47 +153,39 @@ class PackedFirst:
 
     def forward(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """(n, i, h, w) -> (n, h / 2, w / 2, o) in the order of `order`."""
-        if self.size != images.shape:
-            self._allocate(tuple(images.shape))
-        n, i, h, w = images.shape
-        (down, right), (rows, places) = self.kernel.reach, self.blocks.shape[1:3]
-        inner = self.blocks[:, down : rows - down, right : places - right].unflatten(-1, (2, 2, i))
-        for y in range(2):
-            for x in range(2):
-                inner[..., y, x, :].copy_(images[:, :, y::2, x::2].movedim(1, -1))
+        n, i, h, w = self.size
+        shape, strides = (n, h // 2, w // 2, i), (i * h * w, 2 * w, 2, h * w)
+        images = images.contiguous()
+        for y, x, target in self.pixels:
+            target.copy_(images.as_strided(shape, strides, images.storage_offset() + y * w + x))
         for target, source in self.copies:
             target.copy_(source)
-        patches, packed = self.patches.view(len(self.rows), -1), self.kernel.expand(kernel)
-        if bias is None:
-            torch.mm(patches, packed, out=self.rows)
-        else:
-            torch.addmm(bias.repeat(4), patches, packed, out=self.rows)
+        packed, four = self.kernel.expand(kernel, bias)
+        torch.addmm(four, self.patches, packed, out=self.rows)
         return self.pool.forward(self.rows).view(n, h // 2, w // 2, -1)
 
     def backward(self, grad: Tensor) -> tuple[None, Tensor, Tensor]:
         """The gradients with respect to kernel and bias; none with respect to the images."""
-        rows = self.pool.backward(grad.reshape(len(self.rows), -1))
-        by_kernel = self.patches.view(len(rows), -1).mT @ rows
-        return None, self.kernel.reduce(by_kernel), rows.sum(0).view(4, -1).sum(0)
+        rows = self.pool.backward(grad.view(len(self.rows), -1))
+        return None, *self.kernel.reduce(self.patches.mT @ rows, rows.sum(0))
 
 
 class PackedNext:
     """Convolution, ReLU and pooling of images packed in blocks of 2 x 1 pixels, by oneDNN.
 
     Args:
-        shape: of the kernel.
+        kernel: shape of the kernel.
     """
 
-    def __init__(self, shape: tuple[int, int, int, int]) -> None:
-        self.kernel, self.pool = PackedKernel(shape, (2, 1), columns=False), _ReluPool(shape[0])
+    def __init__(self, kernel: tuple[int, int, int, int]) -> None:
+        self.kernel, self.pool = PackedKernel(kernel, (2, 1), columns=False), _ReluPool(kernel[0])
         self.images = self.packed = torch.empty(0)
 
     def forward(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """(n, h, w, i) with rows (n, h / 2, w, 2, 1) -> (n, h / 2, w / 2, o)."""
         n, h, w, _ = images.shape
         self.images = images.view(n, h // 2, w, -1).permute(0, 3, 1, 2)
-        self.packed = self.kernel.expand(kernel)
-        twice = None if bias is None else bias.repeat(2)
+        self.packed, twice = self.kernel.expand(kernel, bias)
         out = torch.conv2d(self.images, self.packed, twice, 1, self.kernel.reach)
         rows = out.permute(0, 2, 3, 1).reshape(n * (h // 2) * (w // 2), -1)
         return self.pool.forward(rows).view(n, h // 2, w // 2, -1)
@@ -199,11 +193,11 @@ class PackedNext:
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients with respect to images, kernel and bias."""
         n, channels, h, w = self.images.shape
-        rows = self.pool.backward(grad.reshape(-1, grad.shape[-1]))
-        out = rows.view(n, h, w, -1).permute(0, 3, 1, 2)
+        rows = self.pool.backward(grad.view(-1, grad.shape[-1]))
         by_images, by_kernel, _ = torch.ops.aten.convolution_backward(
-            *(out, self.images, self.packed, None, (1, 1), self.kernel.reach, (1, 1), False, (0, 0), 1),
-            (True, True, False),
+            *(rows.view(n, h, w, -1).permute(0, 3, 1, 2), self.images, self.packed, None),
+            *((1, 1), self.kernel.reach, (1, 1), False, (0, 0), 1, (True, True, False)),
         )
+        by_rows = rows.sum(0).view(2, -1).sum(0)  # of both columns of a window
         images = by_images.permute(0, 2, 3, 1).reshape(n, 2 * h, w, channels // 2)
-        return images, self.kernel.reduce(by_kernel), rows.sum(0).view(4, -1).sum(0)
+        return images, *self.kernel.reduce(by_kernel, by_rows)

@@ -15,12 +15,12 @@ rounding only, and the first gradient is compared with autograd's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.tree import Tree
+from thinwire.core.tree import FlatTree, Tree, cut
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import conv_cpu, explicit
 from thinwire.kernels.packed import WASTE, PackedFirst, PackedKernel, PackedNext
@@ -72,6 +72,7 @@ class Chain:
         programs: the layers and the weights that are constants, by the shape of a batch and by whether oneDNN is on.
     """
 
+    explicit: ClassVar[bool] = True
     model: Functional
     programs: dict[tuple, tuple[list[explicit.Layer], Tree]] = field(default_factory=dict)
 
@@ -112,6 +113,8 @@ class Chain:
             grad = layer.backward(grad, used, grads)  # type: ignore[assignment]
             if grad is None:
                 break
+        if isinstance(weights, FlatTree):
+            return cut(torch.cat([grads[name].view(-1) for name in weights.names]), weights.names, weights.like), loss
         return {name: grads[name] for name in weights}, loss
 
     def _loss(self, outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -124,11 +127,12 @@ class Chain:
             (grad,) = torch.autograd.grad(value, leaf)
             return value.detach(), grad.clone()
         targets = targets.long() if mask is None else torch.where(mask > 0, targets.long(), IGNORED)
-        logs, total = outputs.log_softmax(1), 2  # 2: the sum over examples
-        value, count = _aten.nll_loss_forward(logs, targets, None, total, IGNORED)
-        factor = count.clamp(min=1).reciprocal()
-        grad = _aten.nll_loss_backward(factor, logs, targets, None, total, IGNORED, count)
-        return value * factor, _aten._log_softmax_backward_data(grad, logs, 1, logs.dtype)
+        logs, mean = outputs.log_softmax(1), 1
+        value, count = _aten.nll_loss_forward(logs, targets, None, mean, IGNORED)
+        if not count:
+            return torch.zeros_like(value), torch.zeros_like(logs)
+        grad = _aten.nll_loss_backward(torch.ones_like(value), logs, targets, None, mean, IGNORED, count)
+        return value, _aten._log_softmax_backward_data(grad, logs, 1, logs.dtype)
 
 
 def _constants(module: nn.Module, weights: Tree) -> Tree:
@@ -236,8 +240,9 @@ def _packed(calls: list[tuple[nn.Module, tuple[int, ...]]], at: int) -> PackedFi
     if kernel is None:
         return None
     if at == 0:
+        size: Any = calls[0][1]
         following = _narrow(calls, 3)
-        return PackedFirst(kernel, (2, 1) if following and torch.backends.mkldnn.enabled else (1, 1))
+        return PackedFirst(kernel, size, (2, 1) if following and torch.backends.mkldnn.enabled else (1, 1))
     previous = at == 3 and _narrow(calls, 0)
     return PackedNext(kernel) if previous and torch.backends.mkldnn.enabled else None
 

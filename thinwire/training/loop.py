@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.core.state import State, stack_states
-from thinwire.core.tree import Tree, stack, unstack
+from thinwire.core.tree import Tree, cut, flatten, stack, unstack
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 from thinwire.training.step import Step, initial_opt_state, make_step, of_client, run_steps, seeded
 
@@ -31,7 +31,11 @@ class LoopTrainer:
 def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
     """Train client i alone; the trees of the outcome have no client axis."""
     opt = {slot: unstack(tree, i) for slot, tree in initial_opt_state(inputs).items()}
-    return run_steps(_of_one(make_step(inputs, autograd=True)), of_client(inputs, i), opt)
+    own = of_client(inputs, i)
+    if inputs.model.explicit and not inputs.trainable and len({block.dtype for block in own.start.values()}) == 1:
+        # one call of torch for all blocks
+        own = replace(own, start=cut(flatten(own.start), list(own.start), list(own.start.values())))
+    return run_steps(_of_one(make_step(inputs, autograd=True)), own, opt)
 
 
 def stack_outcomes(runs: Sequence[TrainingOutcome]) -> TrainingOutcome:
