@@ -66,7 +66,9 @@ class Work:
         """Report a round, and write the weights after the first."""
         if number == 0:
             np.savez(self.folder / f"after-{self.name}.npz", **weights())
-        self.write({"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note} | {"peak_mb": peak_mb()})
+        self.write(
+            {"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note} | {"peak_mb": peak_mb()}
+        )
 
     def write(self, what: dict[str, Any]) -> None:
         """Write one line of JSON."""

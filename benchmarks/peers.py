@@ -7,12 +7,12 @@
 
     python benchmarks/peers.py --python peers/bin/python --docs docs
 
-Each kind of machine and each model has its own section of the page. Each framework runs in a separate process (`frameworks.py`). They run one round each in turn, so that other load of the
-machine affects all of them; the first round is a warm-up, and the median of the others is reported. All have the same
-initial weights, the same clients in every round and the same examples in the same order. After the first round each
-must have the averaged weights of the plain loop ("difference" is the norm of the difference, relative to the norm of
-the change), and in every round the same number of steps. Frameworks based on torch run with and without oneDNN
-("-off"); the faster counts.
+Each kind of machine and each model has its own section of the page. Each framework runs in a separate process
+(`frameworks.py`). They run one round each in turn, so that other load of the machine affects all of them; the first
+round is a warm-up, and the median of the others is reported. All have the same initial weights, the same clients in
+every round and the same examples in the same order. After the first round each must have the averaged weights of the
+plain loop ("difference" is the norm of the difference, relative to the norm of the change), and in every round the same
+number of steps. Frameworks based on torch run with and without oneDNN ("-off"); the faster counts.
 """
 
 from __future__ import annotations
@@ -172,7 +172,12 @@ def row_of(process: FrameworkProcess, steps: int, folder: Path) -> dict[str, Any
     first = dict(np.load(folder / "first.npz"))
     got = dict(np.load(folder / f"after-{process.name}.npz"))
     row: dict[str, Any] = {"name": process.name, "seconds": statistics.median(process.seconds[1:])}
-    row |= {"cpu": statistics.median(process.cpu[1:]), "peak_mb": process.peak, "steps": sorted(process.steps), "note": process.note}
+    row |= {
+        "cpu": statistics.median(process.cpu[1:]),
+        "peak_mb": process.peak,
+        "steps": sorted(process.steps),
+        "note": process.note,
+    }
     expected = folder / "after-loop.npz"
     row["difference"] = math.nan
     if expected.exists():
@@ -209,7 +214,8 @@ def page(found: list[dict[str, Any]]) -> str:
             f"batch {BATCH}: {facts['steps']} steps per round. Medians of {facts['rounds']} interleaved rounds; "
             f"load of the machine {load}.",
             "",
-            "| | seconds per round | relative to the loop | relative to ours | CPU seconds | peak MB | steps | difference | |",
+            "| | seconds per round | relative to the loop | relative to ours | CPU seconds | peak MB "
+            "| steps | difference | |",
             "|" + "---|" * 9,
         ]
         for row in facts["rows"]:

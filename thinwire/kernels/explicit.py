@@ -208,7 +208,9 @@ class Linear:
     def backward(self, grad: Tensor, weights: Tree, grads: Tree) -> Tensor | None:
         """Gradients by inputs, weight and bias."""
         by_weight = grad.mT @ self.x
-        grads[self.weight] = self._swapped(by_weight, by_weight.shape[1] // self.channels) if self.channels else by_weight
+        grads[self.weight] = (
+            self._swapped(by_weight, by_weight.shape[1] // self.channels) if self.channels else by_weight
+        )
         if self.bias:
             grads[self.bias] = grad.sum(0)
         return None if self.first else grad @ self.matrix

@@ -139,7 +139,11 @@ class PackedFirst:
         image, line, place, _ = blocks.stride()
         down, right = self.kernel.reach
         self.pixels = [
-            (y, x, blocks.as_strided((n, h, w, i), (image, line, place, 1), down * line + right * place + (2 * y + x) * i))
+            (
+                y,
+                x,
+                blocks.as_strided((n, h, w, i), (image, line, place, 1), down * line + right * place + (2 * y + x) * i),
+            )
             for y in range(2)
             for x in range(2)
         ]

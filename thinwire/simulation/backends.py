@@ -76,12 +76,12 @@ class Backends:
         def measure(one: Configuration, clients: int) -> None:
             run(one.backend, one.onednn, work.first(clients, autotune.STEPS), clients)
 
-        key = self._key(group, work)
         backends: list[Backend] = ["threads", "vmap"]
-        if may_be_chain(self.federation.model):
+        if may_be_chain(self.federation.model) and self.engine.conv != "grouped":
             backends.insert(1, "chain")
         if self.threads.workers > 1:  # on one core, threads are a loop
             backends.append("loop")
+        key = (*self._key(group, work), *backends)
         (backend, onednn), reason = autotune.choose(key, backends, prefers_onednn(), len(group.clients), measure)
         return state._replace(backend=backend, backend_reason=reason, onednn=onednn)
 
@@ -101,7 +101,9 @@ class Backends:
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are computed in training, for the record of the environment."""
-        if state.backend not in ("loop", "threads", "chain"):
+        if state.backend == "chain":
+            return "chain"
+        if state.backend not in ("loop", "threads"):
             return self.federation.model.products or "torch"
         onednn = prefers_onednn() if state.onednn is None else state.onednn
         return "columns" if self.columns and not onednn and not self.federation.model.half else "torch"

@@ -1,9 +1,9 @@
 """Networks that are a chain of layers, trained without autograd: for small models most of its time is overhead.
 
 A network is a chain if each of its layers gets exactly the output of the layer before it, which is found by running it
-once. Supported are Conv2d, ReLU, AvgPool2d, MaxPool2d, Flatten and Linear. Convolutions are computed in the memory order
-in which CPU kernels are fastest, those with few channels packed (`kernels/packed.py`); results differ from autograd's by
-rounding only, and the first gradient is compared with autograd's.
+once. Supported are Conv2d, ReLU, AvgPool2d, MaxPool2d, Flatten and Linear. Convolutions are computed in the memory
+order in which CPU kernels are fastest, those with few channels packed (`kernels/packed.py`). Results differ from those
+of autograd by rounding only; the first gradient is compared with it.
 
 >>> model = Functional.of(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)))
 >>> batch = torch.randn(4, 2), torch.tensor([0, 1, 2, 0]), None
@@ -15,6 +15,7 @@ rounding only, and the first gradient is compared with autograd's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -150,9 +151,7 @@ def _missing(module: nn.Module) -> int:
     return sum(p is None for layer in _leaves(module) for p in layer._parameters.values())
 
 
-def _check(
-    model: Functional, found: Tree, weights: Tree, inputs: Tensor, targets: Tensor, mask: Tensor | None
-) -> None:
+def _check(model: Functional, found: Tree, weights: Tree, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> None:
     """Raise UnsupportedModel unless this is the gradient that autograd computes."""
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
     expected, _ = model.gradient(leaves, {}, inputs, targets, mask)
@@ -199,9 +198,7 @@ def program(module: nn.Module, x: Tensor) -> list[explicit.Layer]:
 def _trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]]]:
     """The layers in the order in which they run, with the shapes of their inputs."""
     if not all(map(_is_known, leaves := _leaves(module))):
-        raise UnsupportedModel(
-            "the model has other layers than Conv2d, ReLU, AvgPool2d, MaxPool2d, Flatten and Linear"
-        )
+        raise UnsupportedModel("the model has other layers than Conv2d, ReLU, AvgPool2d, MaxPool2d, Flatten and Linear")
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def keep(layer: nn.Module, args: tuple, out: Tensor) -> None:
@@ -214,7 +211,7 @@ def _trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...
     finally:
         for handle in handles:
             handle.remove()
-    follows = all(after[1] is before[2] for before, after in zip(seen, seen[1:], strict=False))
+    follows = all(after[1] is before[2] for before, after in pairwise(seen))
     once = len(seen) == len(leaves) == len({layer for layer, *_ in seen}) and len(seen) > 0
     if not (follows and once and end is seen[-1][2] and end.dim() == 2):
         raise UnsupportedModel("the model is not a chain of layers, each of which gets the output of the one before")
