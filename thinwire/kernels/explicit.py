@@ -86,13 +86,13 @@ class Conv2d:
         """Gradients by images, kernel and bias."""
         if self.bias:
             grads[self.bias] = grad.sum((0, 1, 2))
+        place: Any = (self.stride, self.padding)
         if torch.backends.mkldnn.enabled:
-            place = (None, self.stride, self.padding, (1, 1), False, (0, 0), 1)
-            needed = (not self.first, True, False)
-            by_x, by_kernel, _ = _aten.convolution_backward(images(grad), self.x, self.kernel, *place, needed)
+            how = (None, *place, (1, 1), False, (0, 0), 1, (not self.first, True, False))
+            by_x, by_kernel, _ = _aten.convolution_backward(images(grad), self.x, self.kernel, *how)
         else:
-            place = (self.saved, self.stride, self.padding)
-            by_x, by_kernel = conv_cpu.backward(images(grad), self.x, self.kernel, *place, need_x=not self.first)
+            need_x = not self.first
+            by_x, by_kernel = conv_cpu.backward(images(grad), self.x, self.kernel, self.saved, *place, need_x=need_x)
         grads[self.weight] = by_kernel.contiguous()
         return None if by_x is None else rows(by_x)
 

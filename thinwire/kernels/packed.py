@@ -89,7 +89,7 @@ class PackedKernel:
         sources, _, zero = self._maps
         outputs, given = prod(self.block) * self.shape[0], zero.expand(self.shape[0]) if bias is None else bias
         flat = torch.cat((kernel.reshape(-1), given, zero)).index_select(0, sources)
-        packed, twice = flat.split((len(sources) - outputs, outputs))
+        packed, twice = torch.split_with_sizes(flat, (len(sources) - outputs, outputs))
         if self.columns:
             return packed.view(-1, outputs), twice
         return packed.view(outputs, *self.window, -1).permute(0, 3, 1, 2), twice
@@ -99,7 +99,7 @@ class PackedKernel:
         _, places, _ = self._maps
         flat = (by_kernel if self.columns else by_kernel.permute(0, 2, 3, 1)).reshape(-1)
         each = torch.cat((flat, by_bias)).index_select(0, places.view(-1)).view(places.shape)
-        kernel, bias = each.sum(0).split((prod(self.shape), self.shape[0]))
+        kernel, bias = torch.split_with_sizes(each.sum(0), (prod(self.shape), self.shape[0]))
         return kernel.view(self.shape), bias
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from thinwire.core.tree import FlatTree, Tree, cut
 from thinwire.data.losses import cross_entropy
 from thinwire.kernels import conv_cpu, explicit
+from thinwire.kernels.explicit import Layer
 from thinwire.kernels.packed import WASTE, PackedFirst, PackedKernel, PackedNext
 from thinwire.metrics.labels import IGNORED
 from thinwire.training.functional import Functional
@@ -75,7 +76,7 @@ class Chain:
 
     explicit: ClassVar[bool] = True
     model: Functional
-    programs: dict[tuple, tuple[list[explicit.Layer], Tree]] = field(default_factory=dict)
+    programs: dict[tuple, tuple[list[Layer], Tree]] = field(default_factory=dict)
 
     def loss(
         self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: Tensor | None
@@ -103,7 +104,7 @@ class Chain:
         return grads, (loss, buffers)
 
     def _gradient(
-        self, layers: list[explicit.Layer], constants: Tree, weights: Tree, x: Tensor, targets: Tensor, mask: Any
+        self, layers: list[Layer], constants: Tree, weights: Tree, x: Tensor, targets: Tensor, mask: Any
     ) -> tuple[Tree, Tensor]:
         used = {**constants, **weights} if constants else weights
         for layer in layers:
@@ -161,14 +162,14 @@ def _check(model: Functional, found: Tree, weights: Tree, inputs: Tensor, target
         raise UnsupportedModel("the model computes more than its layers one after another")
 
 
-def program(module: nn.Module, x: Tensor) -> list[explicit.Layer]:
+def program(module: nn.Module, x: Tensor) -> list[Layer]:
     """The layers of a network for batches of this shape."""
     names = {layer: f"{name}." if name else "" for name, layer in module.named_modules()}
     calls = _trace(module, x)
     first = 1 if isinstance(calls[0][0], nn.Flatten) and len(calls) > 1 else 0  # the first with weights
     if not isinstance(calls[first][0], nn.Conv2d | nn.Linear):
         raise UnsupportedModel("a chain of layers begins with a Conv2d or Linear, after at most one Flatten")
-    made: list[explicit.Layer] = []
+    made: list[Layer] = []
     at = pixels = 0  # channels of images that were flattened in our memory order
     while at < len(calls):
         layer, shape = calls[at]
@@ -179,8 +180,8 @@ def program(module: nn.Module, x: Tensor) -> list[explicit.Layer]:
             at += 3
             continue
         if isinstance(layer, nn.Conv2d):
-            place: Any = (layer.stride, layer.padding)
-            made.append(explicit.Conv2d(weight, bias, *place, at == first))
+            stride, padding = _pair(layer.stride), _pair(layer.padding)
+            made.append(explicit.Conv2d(weight, bias, stride, padding, at == first))
         elif isinstance(layer, nn.Linear):
             made.append(explicit.Linear(weight, bias, pixels, at == first))
             pixels = 0
@@ -218,16 +219,16 @@ def _trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...
     return [(layer, tuple(given.shape)) for layer, given, _ in seen]
 
 
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
 def _pool(layer: nn.Module) -> explicit.Pool:
     """A pooling layer."""
-
-    def pair(value: Any) -> tuple[int, int]:
-        return (value, value) if isinstance(value, int) else tuple(value)
-
     at: Any = layer
-    place: tuple = (pair(at.kernel_size), pair(at.stride), pair(at.padding))
+    place: tuple = (_pair(at.kernel_size), _pair(at.stride), _pair(at.padding))
     if isinstance(layer, nn.MaxPool2d):
-        return explicit.Pool(True, (*place, pair(at.dilation), at.ceil_mode))
+        return explicit.Pool(True, (*place, _pair(at.dilation), at.ceil_mode))
     return explicit.Pool(False, (*place, at.ceil_mode, at.count_include_pad, at.divisor_override))
 
 
