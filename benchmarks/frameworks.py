@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections import OrderedDict
@@ -65,12 +66,19 @@ class Work:
         """Report a round, and write the weights after the first."""
         if number == 0:
             np.savez(self.folder / f"after-{self.name}.npz", **weights())
-        self.write({"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note})
+        self.write(
+            {"round": number, "seconds": seconds, "cpu": cpu, "steps": steps, "note": note} | {"peak_mb": peak_mb()}
+        )
 
     def write(self, what: dict[str, Any]) -> None:
         """Write one line of JSON."""
         RESPONSES.write(json.dumps(what) + "\n")
         RESPONSES.flush()
+
+
+def peak_mb() -> float:
+    """The most memory that this process had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 # -- shared by frameworks based on torch -------------------------------------------------------------------------------
@@ -285,7 +293,7 @@ def flower(work: Work) -> None:
     @client.train()
     def fit(message: Message, context: Context) -> Message:
         sys.path[:0] = [here] * (here not in sys.path)
-        from contestants import actor  # type: ignore[import-not-found]
+        from frameworks import actor  # type: ignore[import-not-found]
 
         mine, model, x, y = actor(name, folder)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -7,12 +7,12 @@
 
     python benchmarks/peers.py --python peers/bin/python --docs docs
 
-Each framework runs in a separate process (`frameworks.py`). They run one round each in turn, so that other load of the
-machine affects all of them; the first round is a warm-up, and the median of the others is reported. All have the same
-initial weights, the same clients in every round and the same examples in the same order. After the first round each
-must have the averaged weights of the plain loop ("difference" is the norm of the difference, relative to the norm of
-the change), and in every round the same number of steps. Frameworks based on torch run with and without oneDNN
-("-off"); the faster counts.
+Each kind of machine and each model has its own section of the page. Each framework runs in a separate process
+(`frameworks.py`). They run one round each in turn, so that other load of the machine affects all of them; the first
+round is a warm-up, and the median of the others is reported. All have the same initial weights, the same clients in
+every round and the same examples in the same order. After the first round each must have the averaged weights of the
+plain loop ("difference" is the norm of the difference, relative to the norm of the change), and in every round the same
+number of steps. Frameworks based on torch run with and without oneDNN ("-off"); the faster counts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,15 @@ EXAMPLES = {"cnn2": 600, "cnn-cifar": 500}
 ROUNDS = {"cnn2": 7, "cnn-cifar": 2}
 MAX_DIFFERENCE = 0.03  # a missing step gives 0.05 or more; rounding alone gives 0.018 (CIFAR, loop without oneDNN)
 NAMES = ("loop", "loop-off", "loop-channels-last", "pfl", "pfl-off", "flower", "flower-off", "fedjax", "ours")
-LONG = ("loop", "loop-off", "pfl-off", "flower-off", "fedjax", "ours")  # if a round takes minutes
-# by model: the other framework, and the required speedup over its fastest variant
-REQUIRED = {"cnn2": {"loop": 1 / 0.55, "pfl": 1.4, "flower": 1.15}, "cnn-cifar": {"loop": 1 / 0.68}}
+LONG = ("loop", "loop-off", "loop-channels-last", "pfl-off", "flower-off", "fedjax", "ours")  # if rounds take minutes
+# by kind of machine and model: the other framework, and the required speedup over its fastest variant
+REQUIRED: dict[str, dict[str, dict[str, float]]] = {
+    "aarch64": {"cnn2": {"loop": 1 / 0.55, "pfl": 1.4, "flower": 1.15}, "cnn-cifar": {"loop": 1 / 0.68}},
+    "x86_64": {
+        "cnn2": {"loop": 1 / 0.55, "loop-channels-last": 1.4, "pfl": 1.7, "flower": 1.6, "fedjax": 1.8},
+        "cnn-cifar": {"loop": 1 / 0.85},
+    },
+}
 
 
 def write_inputs(model: str, examples: int, rounds: int, folder: Path) -> int:
@@ -85,7 +91,7 @@ class FrameworkProcess:
         self.seconds: list[float] = []
         self.cpu: list[float] = []
         self.steps: set[int] = set()
-        self.note = ""
+        self.note, self.peak = "", 0.0
         self.failure = self.receive("ready")[1]
 
     def receive(self, key: str) -> tuple[dict[str, Any], str]:
@@ -109,7 +115,7 @@ class FrameworkProcess:
             self.seconds.append(response["seconds"])
             self.cpu.append(response["cpu"])
             self.steps.add(response["steps"])
-            self.note = response["note"]
+            self.note, self.peak = response["note"], response["peak_mb"]
 
     def wait_ready(self) -> None:
         """Wait until it is ready for the next round."""
@@ -166,7 +172,12 @@ def row_of(process: FrameworkProcess, steps: int, folder: Path) -> dict[str, Any
     first = dict(np.load(folder / "first.npz"))
     got = dict(np.load(folder / f"after-{process.name}.npz"))
     row: dict[str, Any] = {"name": process.name, "seconds": statistics.median(process.seconds[1:])}
-    row |= {"cpu": statistics.median(process.cpu[1:]), "steps": sorted(process.steps), "note": process.note}
+    row |= {
+        "cpu": statistics.median(process.cpu[1:]),
+        "peak_mb": process.peak,
+        "steps": sorted(process.steps),
+        "note": process.note,
+    }
     expected = folder / "after-loop.npz"
     row["difference"] = math.nan
     if expected.exists():
@@ -184,7 +195,7 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
 def checks(model: str, measured: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """The required and measured speedups over the plain loop and the fastest variant of each framework."""
     found = []
-    for other, least in REQUIRED[model].items():
+    for other, least in REQUIRED.get(platform.machine(), {}).get(model, {}).items():
         forms = [row for name, row in measured.items() if name == other or (name == f"{other}-off" and other != "loop")]
         if forms and "ours" in measured:
             best = min(forms, key=lambda row: row["seconds"])
@@ -203,16 +214,18 @@ def page(found: list[dict[str, Any]]) -> str:
             f"batch {BATCH}: {facts['steps']} steps per round. Medians of {facts['rounds']} interleaved rounds; "
             f"load of the machine {load}.",
             "",
-            "| | seconds per round | relative to the loop | relative to ours | CPU seconds | steps | difference | |",
-            "|" + "---|" * 8,
+            "| | seconds per round | relative to the loop | relative to ours | CPU seconds | peak MB "
+            "| steps | difference | |",
+            "|" + "---|" * 9,
         ]
         for row in facts["rows"]:
             if "failure" in row:
-                text.append(f"| {row['name']} | {row['failure']} | - | - | - | - | - | - |")
+                text.append(f"| {row['name']} | {row['failure']} | - | - | - | - | - | - | - |")
                 continue
             cpu = f"{row['cpu']:.2f}" if row["cpu"] else "-"
             steps = ", ".join(map(str, row["steps"])) + ("" if row["same"] else " (DIFFERENT WORK)")
             cells = [row["name"], f"{row['seconds']:.3f}", f"{row['ratio']:.2f}", f"{row['faster']:.2f}", cpu]
+            cells.append(f"{row['peak_mb']:.0f}" if row["cpu"] else "-")  # of one process
             text.append("| " + " | ".join([*cells, steps, f"{row['difference']:.1e}", row["note"]]) + " |")
         if facts["checks"]:
             text += ["", "| ours against | required speedup | measured | |", "|---|---|---|---|"]
@@ -237,9 +250,10 @@ def main() -> None:  # noqa: D103
         rounds, examples = options.rounds or ROUNDS[model], options.examples or EXAMPLES[model]
         found.append(compare(model, names, options.python, rounds, examples))
     print(page(found))
-    if options.docs:
-        command = "python benchmarks/peers.py --python peers/bin/python --docs docs"
-        write_part(options.docs / "benchmarks.md", "peers", page(found), command)
+    for facts in found if options.docs else ():
+        name = f"peers-{platform.machine()}-{facts['model']}"
+        command = f"python benchmarks/peers.py --python peers/bin/python --models {facts['model']} --docs docs"
+        write_part(options.docs / "benchmarks.md", name, page([facts]), command)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_cohorts_batches_and_initial_weights_depend_on_the_seed_alone():
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("backend", ["vmap", "loop", "threads"])
+@pytest.mark.parametrize("backend", ["vmap", "loop", "threads", "chain"])
 def test_same_seed_gives_same_bits(name, backend):
     engine = LocalEngine(backend=backend)
     (_, first, records), (_, second, again) = (play(job(METHODS[name]), engine) for _ in range(2))
@@ -424,7 +424,7 @@ def test_invalid_jobs_are_an_error(settings, message):
     [
         ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
         ({"device": "meta"}, "device must be cpu or cuda, not 'meta'"),
-        ({"backend": "pmap"}, "backend must be one of auto, graph, threads, vmap, loop, not 'pmap'"),
+        ({"backend": "pmap"}, "backend must be one of auto, graph, chain, threads, vmap, loop, not 'pmap'"),
         ({"chunk": -1}, "chunk must be 0"),
         pytest.param(
             {"device": "cuda"},

@@ -138,37 +138,57 @@ class _ConvolveAlone(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-        o, i, kh, kw = kernel.shape
-        ctx.stride, ctx.padding, saved = stride, padding, None
-        height, width = (
-            (side + 2 * pad - length) // step + 1
-            for side, pad, length, step in zip(x.shape[2:], padding, (kh, kw), stride, strict=True)
-        )
-        if i >= FEW or len(x) * height * width * kh * kw * i > KEPT:
-            out = _convolution(x, kernel, bias, stride, padding).contiguous(memory_format=LAST)
-        else:
-            saved = columns(x, (kh, kw), stride, padding)
-            flat = kernel.permute(2, 3, 1, 0).reshape(-1, o)
-            rows = saved @ flat if bias is None else torch.addmm(bias, saved, flat)
-            out = rows.view(len(x), height, width, o).permute(0, 3, 1, 2)
+        ctx.stride, ctx.padding = stride, padding
+        out, saved = forward(x, kernel, bias, stride, padding)
         ctx.save_for_backward(x, kernel, saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         x, kernel, saved = ctx.saved_tensors
-        o, i, kh, kw = kernel.shape
-        where = ctx.stride, ctx.padding
         need_x, need_kernel, need_bias = ctx.needs_input_grad[:3]
-        by_kernel = None
-        if need_kernel:
-            if saved is None or torch.is_grad_enabled():  # a second derivative needs the graph from x
-                by_kernel = _kernel_gradient(grad, x, (kh, kw), *where)
-            else:
-                by_kernel = _rows(grad).mT @ saved
-            by_kernel = by_kernel.view(o, kh, kw, i).permute(0, 3, 1, 2)
-        by_x = _input_gradient(grad, x, kernel, *where) if need_x else None
+        if torch.is_grad_enabled():  # a second derivative needs the graph from x
+            saved = None
+        where = ctx.stride, ctx.padding
+        by_x, by_kernel = backward(grad, x, kernel, saved, *where, need_x=need_x, need_kernel=need_kernel)
         return by_x, by_kernel, grad.sum((0, 2, 3)) if need_bias else None, None, None
+
+
+def forward(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+) -> tuple[Tensor, Tensor | None]:
+    """The convolution, and the columns if it was computed as a product with them."""
+    o, i, kh, kw = kernel.shape
+    height, width = (
+        (side + 2 * pad - length) // step + 1
+        for side, pad, length, step in zip(x.shape[2:], padding, (kh, kw), stride, strict=True)
+    )
+    if i >= FEW or len(x) * height * width * kh * kw * i > KEPT:
+        return _convolution(x, kernel, bias, stride, padding).contiguous(memory_format=LAST), None
+    saved = columns(x, (kh, kw), stride, padding)
+    flat = kernel.permute(2, 3, 1, 0).reshape(-1, o)
+    rows = saved @ flat if bias is None else torch.addmm(bias, saved, flat)
+    return rows.view(len(x), height, width, o).permute(0, 3, 1, 2), saved
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Tensor,
+    saved: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    *,
+    need_x: bool,
+    need_kernel: bool = True,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients with respect to the images and the kernel; `saved` are the columns of `forward`."""
+    o, i, kh, kw = kernel.shape
+    by_kernel = None
+    if need_kernel:
+        flat = _kernel_gradient(grad, x, (kh, kw), stride, padding) if saved is None else _rows(grad).mT @ saved
+        by_kernel = flat.view(o, kh, kw, i).permute(0, 3, 1, 2)
+    return _input_gradient(grad, x, kernel, stride, padding) if need_x else None, by_kernel
 
 
 def _kernel_gradient(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:

@@ -16,7 +16,7 @@ from thinwire.reports.evaluation import numbers_of
 from thinwire.reports.seed_groups import SeedGroup
 
 QUIET = 0.8  # share of processor time below which a run counts as disturbed
-_LOCAL = ("loop", "vmap", "threads")  # backends that train in the process itself
+_LOCAL = ("loop", "vmap", "threads", "chain")  # backends that train in the process itself
 
 
 def processor_share(run: Recorded) -> float | None:

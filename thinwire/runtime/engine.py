@@ -10,7 +10,7 @@ import torch
 from thinwire.errors import ConfigError
 from thinwire.training.precision import Precision
 
-Mode = Literal["auto", "graph", "threads", "vmap", "loop"]
+Mode = Literal["auto", "graph", "chain", "threads", "vmap", "loop"]
 Conv = Literal["auto", "grouped", "im2col", "fused"]
 
 
@@ -22,8 +22,9 @@ class EngineSettings:
         device: `cpu` or `cuda` (also `cuda:1`).
         backend: train the clients of a group in one vectorized program (`vmap`), in one program that is recorded once
             as a CUDA graph and then replayed (`graph`: many times faster for small models), one after another (`loop`),
-            or one on each core of a CPU (`threads`); `auto` uses on a GPU the first of graph, vmap, loop that supports
-            the model, on a CPU the fastest of threads, vmap, loop in a short measurement before the first round.
+            or one on each core of a CPU, with autograd (`threads`) or, if the model is a chain of layers, without
+            (`chain`: `training/chain.py`); `auto` uses on a GPU the first of graph, vmap, loop that supports the model,
+            on a CPU the fastest of threads, chain, vmap, loop in a short measurement before the first round.
         chunk: number of clients trained together; 0 means the whole cohort, or as many as fit into the memory of a GPU:
             a half, a quarter and so on, found by trying. Fewer need less memory.
         precision: of matrix products in training on a GPU: `float32`; `tf32` rounds factors to 10 bits of mantissa

@@ -18,6 +18,7 @@ from thinwire.runtime.job import Job, RunState
 from thinwire.simulation.pipeline import Pipeline
 from thinwire.training import autotune
 from thinwire.training.autotune import Configuration, first_line
+from thinwire.training.chain import Chain, may_be_chain
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.training.inputs import Backend, TrainableModel, Trainer, UnsupportedModel, Workload
 from thinwire.training.loop import LoopTrainer
@@ -25,7 +26,7 @@ from thinwire.training.precision import prefers_onednn
 from thinwire.training.threads import ThreadPoolTrainer
 from thinwire.training.vmap import VmapTrainer
 
-_NEXT: dict[Backend, Backend] = {"graph": "vmap", "threads": "vmap", "vmap": "loop"}  # if one fails
+_NEXT: dict[Backend, Backend] = {"graph": "vmap", "chain": "threads", "threads": "vmap", "vmap": "loop"}  # if one fails
 Run = Callable[[Backend, bool, Workload, int], None]  # backend, oneDNN, batches, number of clients
 
 
@@ -43,6 +44,7 @@ class Backends:
         self.threads = ThreadPoolTrainer()
         self.trainers: dict[Backend, Trainer] = {
             "graph": CudaGraphCache(),
+            "chain": ThreadPoolTrainer(),
             "threads": self.threads,
             "vmap": VmapTrainer(),
             "loop": LoopTrainer(),
@@ -50,6 +52,7 @@ class Backends:
         model, device = federation.model, federation.device
         alone = replace(model, products=None)  # torch's own convolutions are fastest for one client
         self.models: dict[Backend, TrainableModel] = {"graph": model, "vmap": model, "loop": alone, "threads": alone}
+        self.models["chain"] = Chain(alone)
         # except for their gradients on a CPU without oneDNN
         self.columns = device.type == "cpu" and engine.conv != "grouped" and by_columns(model.module)
 
@@ -73,10 +76,12 @@ class Backends:
         def measure(one: Configuration, clients: int) -> None:
             run(one.backend, one.onednn, work.first(clients, autotune.STEPS), clients)
 
-        key = self._key(group, work)
-        # on one core, threads are a loop
-        loop: tuple[Backend, ...] = ("loop",) if self.threads.workers > 1 else ()
-        backends: tuple[Backend, ...] = ("threads", "vmap", *loop)
+        backends: list[Backend] = ["threads", "vmap"]
+        if may_be_chain(self.federation.model) and self.engine.conv != "grouped":
+            backends.insert(1, "chain")
+        if self.threads.workers > 1:  # on one core, threads are a loop
+            backends.append("loop")
+        key = (*self._key(group, work), *backends)
         (backend, onednn), reason = autotune.choose(key, backends, prefers_onednn(), len(group.clients), measure)
         return state._replace(backend=backend, backend_reason=reason, onednn=onednn)
 
@@ -96,6 +101,8 @@ class Backends:
 
     def convolutions(self, state: RunState) -> str:
         """How convolutions are computed in training, for the record of the environment."""
+        if state.backend == "chain":
+            return "chain"
         if state.backend not in ("loop", "threads"):
             return self.federation.model.products or "torch"
         onednn = prefers_onednn() if state.onednn is None else state.onednn

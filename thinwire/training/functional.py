@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ class Functional:
     (['weight', 'bias'], {})
     """
 
+    explicit: ClassVar[bool] = False
     module: nn.Module
     criterion: Loss
     products: Products | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from thinwire.optimizers.base import Correction, Optimizer
 from thinwire.optimizers.penalties import Penalty
 from thinwire.spaces.base import Space
 
-Backend = Literal["graph", "threads", "vmap", "loop"]
+Backend = Literal["graph", "chain", "threads", "vmap", "loop"]
 ExampleMask: TypeAlias = "Tensor | None"
 
 
@@ -31,6 +31,9 @@ class UnsupportedModel(ConfigError):
 
 class TrainableModel(Protocol):
     """A model and its loss as pure functions of the weights."""
+
+    explicit: ClassVar[bool]
+    """Whether `gradient` needs no autograd and returns gradients as a `FlatTree` where the weights are one."""
 
     def loss(
         self, weights: Tree, buffers: Tree, inputs: Any, targets: Tensor, mask: ExampleMask

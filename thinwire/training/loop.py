@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.state import State, stack_states
-from thinwire.core.tree import Tree, add, stack, unstack, zeros_like
+from thinwire.core.tree import Tree, add, cut, flatten, stack, unstack, zeros_like
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
 from thinwire.training.step import Step, initial_opt_state, make_step, of_client, run_steps, seeded
 
@@ -34,6 +34,9 @@ def train_client(inputs: TrainingInputs, i: int) -> TrainingOutcome:
     one = of_client(inputs, i)
     if one.optimizer.forward_only and one.space.additive:
         return _from_zero(one, opt)
+    if one.model.explicit and not one.trainable and len({block.dtype for block in one.start.values()}) == 1:
+        # one call of torch for all blocks
+        one = replace(one, start=cut(flatten(one.start), list(one.start), list(one.start.values())))
     return run_steps(_of_one(make_step(one, autograd=True)), one, opt)
 
 

@@ -124,11 +124,16 @@ def _autograd_gradients(
     model: TrainableModel, expand: Callable[[Tree], Tree], coords: Tree, batch: tuple, every: bool
 ) -> Gradients:
     """Gradients by autograd. With `every`, weights that do not depend on coordinates get a gradient too."""
+    if model.explicit and expand(coords) is coords:  # no graph at all
+        by_weights, out = model.gradient(coords, *batch)
+        return by_weights, by_weights, out
     leaves = {name: block.detach().requires_grad_() for name, block in coords.items()}
     with torch.enable_grad():
         weights = expand(leaves)
     asked = {n: w.detach().requires_grad_() if every and not w.requires_grad else w for n, w in weights.items()}
     by_weights, out = model.gradient(asked, *batch)
+    if weights is leaves:
+        return by_weights, by_weights, out
     made = {name: grad for name, grad in by_weights.items() if weights[name].requires_grad}
     found = torch.autograd.grad(
         *([weights[name] for name in made], list(leaves.values()), list(made.values())),
