@@ -47,8 +47,10 @@ def accumulated(gradients: Callable[..., Gradients], parts: int) -> Callable[...
             by_coords, by_weights, (loss, buffers) = gradients(model, expand, coords, part, every)
             share = counts[rows].sum() / total
             # a part without labels has share 0, and a gradient that some losses make NaN
-            found = [tmap(lambda g, s=share: torch.where(s > 0, g * s.to(g.dtype), 0), tree) for tree in
-                     (by_coords, by_weights, {"": loss})]
+            found = [
+                tmap(lambda g, s=share: torch.where(s > 0, g * s.to(g.dtype), 0), tree)
+                for tree in (by_coords, by_weights, {"": loss})
+            ]
             sums = [tmap(torch.add, old, new) for old, new in zip(sums, found, strict=True)] if sums else found
         return sums[0], sums[1], (sums[2][""], buffers)
 
