@@ -8,6 +8,7 @@
     mapa                 mapa, mapax, mapo, mapa_paper, mapax_paper, mapo_paper, thin
     mask_spaces          fedpm, fedmrn
     fetchsgd             fetchsgd
+    sparseloco           sparseloco
     evofed, fedlama      evofed | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
@@ -89,6 +90,7 @@ from thinwire.methods.server_optimizers import fedadagrad as fedadagrad
 from thinwire.methods.server_optimizers import fedadam as fedadam
 from thinwire.methods.server_optimizers import fedavgm as fedavgm
 from thinwire.methods.server_optimizers import fedyogi as fedyogi
+from thinwire.methods.sparseloco import sparseloco as sparseloco
 from thinwire.methods.thin import thin as thin
 from thinwire.methods.tiers import hetlora as hetlora
 from thinwire.methods.tiers import highest_tier as highest_tier
