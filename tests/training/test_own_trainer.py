@@ -219,11 +219,11 @@ def test_values_that_are_not_finite_are_divergence():
 
 def test_changes_of_what_is_not_trained_are_refused():
     method = tw.Method(space=tw.Route((("2.*", tw.Full()), ("*", tw.Frozen()))))
-    with pytest.raises(tw.ConfigError, match="changed '0.weight', which this method does not train"):
+    with pytest.raises(tw.ConfigError, match=r"changed '0.weight', which this method does not train"):
         tw.simulate(network(), clients(1), method, rounds=1, trainer=_changes_frozen)
     model = network()
     model[0].weight.requires_grad_(False)
-    with pytest.raises(tw.ConfigError, match="changed '0.weight'"):
+    with pytest.raises(tw.ConfigError, match=r"changed '0.weight'"):
         tw.simulate(model, clients(1), rounds=1, trainer=_changes_frozen)
 
 
@@ -294,7 +294,7 @@ def test_random_numbers_of_a_trainer_are_those_of_seed_round_and_client():
     drawn = []
 
     def draws(model, records, seed):
-        drawn.append((seed, random.random(), float(np.random.rand()), float(torch.rand(()))))
+        drawn.append((seed, random.random(), float(np.random.rand()), float(torch.rand(()))))  # noqa: NPY002
 
     for _ in range(2):
         tw.simulate(network(), clients(2), rounds=2, trainer=draws)

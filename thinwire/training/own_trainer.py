@@ -162,11 +162,11 @@ def _parameters(fit: Callable[..., Any]) -> list[str]:
 @contextmanager
 def _seeded_libraries(seed: int) -> Iterator[None]:
     """Seed the generators of Python and numpy too; the caller's states are restored."""
-    before = random.getstate(), np.random.get_state()
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - what trainers draw from
     random.seed(seed)
-    np.random.seed(seed % (1 << 32))
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002
     try:
         yield
     finally:
         random.setstate(before[0])
-        np.random.set_state(before[1])
+        np.random.set_state(before[1])  # noqa: NPY002

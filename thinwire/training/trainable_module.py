@@ -1,7 +1,7 @@
 """A module whose trainable parameters are the coordinates of a space, for trainers that know modules only.
 
     full     the weights themselves
-    lora     A and B: parameters `fc.weight/a`, `fc.weight/b`; the matrix W = W0 + s B A is computed in each forward pass
+    lora     A and B: parameters `fc.weight/a`, `fc.weight/b`; the matrix W = W0 + s B A in each forward pass
     mapo     b: the parameter `model/b`
 
 The state dict has the names of the coordinates, so that what a trainer returns is read by name. Weights that do not
