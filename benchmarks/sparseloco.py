@@ -2,9 +2,10 @@
 
     THINWIRE_DATA=data python benchmarks/sparseloco.py --docs docs
 
-Clients train as in `thinwire run sparseloco --on TASK`, two in a round for four steps of 16 examples; the messages are those of the last of a few rounds, when error
-feedback has earlier errors. Bits count whole messages, with headers, scales and checksums. The paper's coding has a
-fixed length: log2(4,096) = 12 bits for a position and 2 for a value. Without `--docs` the table is only printed.
+Clients train as in `thinwire run sparseloco --on TASK`, two in a round for four steps of 16 examples; the messages are
+those of the last of a few rounds, when error feedback has earlier errors. Bits count whole messages, with headers,
+scales and checksums. The paper's coding has a fixed length: log2(4,096) = 12 bits for a position and 2 for a value.
+Without `--docs` the table is only printed.
 """
 
 from __future__ import annotations
