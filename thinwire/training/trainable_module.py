@@ -68,7 +68,7 @@ def trainable_module(
     places = _places(own)
     leaves = {name: nn.Parameter(block.detach().clone()) for name, block in coords.items()}
     with torch.enable_grad():
-        weights = space.expand(base, basis, leaves)
+        weights = space.expand(base, basis, dict[str, Tensor](leaves))
     if weights.keys() != base.keys():
         raise ConfigError(f"a trainer of one's own cannot train {space!r}: its weights are no tensors of the model")
     derived, names = [], {}
