@@ -92,6 +92,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "rank-slice": tw.RankSlice(1),  # of adapters
         "quantize": tw.Quantize(8),
         "quantize/sign": tw.Quantize(scheme="sign"),
+        "quantize/sign-magnitude": tw.Quantize(scheme="sign-magnitude"),
         "quantize/qsgd": tw.Quantize(8, scheme="qsgd"),
         "quantize/fp16": tw.Quantize(scheme="fp16"),
         "lattice": tw.Lattice(0.1),

@@ -367,6 +367,16 @@ def _read_quantize(codec, data, blocks, key):
         step = (most - least) / ((1 << bits) - 1)
         return _split([least + step * level for level in read_levels(c.take(), n, bits)], blocks)
     length = n if codec.get("per") == "tree" else min(codec.get("block", 256), n)
+    if scheme == "sign-magnitude":
+        zeros = c.v()
+        where = set(read_positions(c.take(c.v()), n, zeros)) if zeros else set()
+        groups = -(-(n - zeros) // length)
+        sizes = _raw(c.take(4 * groups), "b2")
+        found = read_levels(c.take(), n - zeros, 2) if groups else []
+        signed = (
+            (1 if level >> 1 else -1) * sizes[i // length + groups * (level & 1)] for i, level in enumerate(found)
+        )
+        return _split([0.0 if i in where else next(signed) for i in range(n)], blocks)
     scales = _raw(c.take(2 * -(-n // length)), "b2")
     if scheme == "sign":
         zeros = c.v()

@@ -42,7 +42,7 @@ _COMMON = {
     "thinwire.core.registry": ("register",),
     "thinwire.experiments.plugins": ("load_plugins",),
     "thinwire.data.task": ("Task",),
-    "thinwire.training": ("Local",),
+    "thinwire.training": ("Local", "Records", "load_optimizer_tensors", "optimizer_tensors"),
     "thinwire.protocol": ("Asynchronous", "Budget", "Method", "Stage", "Tier"),
     "thinwire.spaces": ("FedPara", "LoRA", "MAPA", "MAPO"),
     "thinwire.schedules": ("FedLAMA",),
@@ -269,3 +269,6 @@ if TYPE_CHECKING:
     from thinwire.spaces import Route as Route
     from thinwire.spaces import Space as Space
     from thinwire.training import Local as Local
+    from thinwire.training import Records as Records
+    from thinwire.training import load_optimizer_tensors as load_optimizer_tensors
+    from thinwire.training import optimizer_tensors as optimizer_tensors

@@ -15,7 +15,7 @@ from thinwire.errors import ConfigError, WireError
 from thinwire.testing import check_codec
 
 PEER = Peer(Key(1))
-SCHEMES = ("block", "uniform", "qsgd", "fp16", "bf16", "sign")
+SCHEMES = ("block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude")
 
 
 def sent(codec, x, peer=PEER):
@@ -28,7 +28,8 @@ def sent(codec, x, peer=PEER):
     "codec",
     [Quantize(scheme=scheme) for scheme in SCHEMES]
     + [Quantize(bits, scheme) for bits in (2, 3, 4, 12, 13, 24, 32) for scheme in ("block", "uniform", "qsgd")]
-    + [Quantize(1, "uniform"), Quantize(4, block=3), Quantize(scheme="sign", per="tree"), Quantize(4, stochastic=True)],
+    + [Quantize(1, "uniform"), Quantize(4, block=3), Quantize(scheme="sign", per="tree"), Quantize(4, stochastic=True)]
+    + [Quantize(scheme="sign-magnitude", block=3), Quantize(scheme="sign-magnitude", per="tree")],
     ids=repr,
 )
 def test_satisfies_the_codec_contract(codec):

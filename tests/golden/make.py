@@ -135,6 +135,7 @@ CODECS = {
     "quantize-fp16": Quantize(scheme="fp16"),
     "quantize-bf16": Quantize(scheme="bf16"),
     "quantize-sign": Quantize(scheme="sign", block=100),
+    "quantize-sign-magnitude": Quantize(scheme="sign-magnitude", block=100),
     "lattice": Lattice(0.7),
     "lattice-stochastic": Lattice(1.0, stochastic=True),
     "lattice-fine": Lattice(0.01),

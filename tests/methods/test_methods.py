@@ -23,7 +23,7 @@ NAMES = [
     *("fp16", "full", "hetlora", "highest-tier", "int4", "int8", "lattice-topk", "local", "lora", "lowest-tier"),
     *("lowrank", "mapa", "mapa-paper", "mapax", "mapax-paper", "mapo", "mapo-paper"),
     *("pfedpara", "powersgd", "pufferfish", "quantize", "scaffold", "signsgd", "slora", "sparse"),
-    *("sparse-adapter", "spdst", "stc", "thin", "topk"),
+    *("sparse-adapter", "sparseloco", "spdst", "stc", "thin", "topk"),
 ]
 METHODS = {name: entry for name, entry in entries("method").items() if entry.make.__module__.startswith("thinwire.")}
 

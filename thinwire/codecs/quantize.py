@@ -14,19 +14,20 @@ import torch
 
 from thinwire.codecs.base import Codec, Peer
 from thinwire.codecs.half import decode_half, encode_half
+from thinwire.codecs.scales import FLOAT32, as_rows, bfloat16_up, read_scales, widen
+from thinwire.codecs.signs import decode_magnitudes, decode_signs, encode_magnitudes, encode_signs
 from thinwire.core.key import Key
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import common_type, cut, join
 from thinwire.errors import ConfigError, WireError
-from thinwire.wire import indices, symbols
-from thinwire.wire.bits import Bytes, read_varint, varint
+from thinwire.wire import symbols
+from thinwire.wire.bits import Bytes
 
-Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign"]
+Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude"]
 Per = Literal["block", "tree"]
 
-_BF16_MAX = 0x7F7F  # the bits of the largest bfloat16
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -39,15 +40,17 @@ class Quantize(Codec):
         qsgd      the same with s = ||x||_2 / L and q rounded up or down at random, so that E[s q] = x
         uniform   x ~ min + s q,  0 <= q < 2^bits,  s = (max - min) / (2^bits - 1) of the whole tree
         sign      x ~ s sign(x),  s = mean |x| of the non-zero values;  0 stays 0
+        sign-magnitude   x ~ l sign(x) or h sign(x), the means of small and large |x|: two bits;  0 stays 0
         fp16, bf16   sixteen-bit floating point
 
     Args:
-        bits: bits per value, 1 to 32 (2 or more for `block` and `qsgd`); the last three schemes ignore it.
+        bits: bits per value, 1 to 32 (2 or more for `block` and `qsgd`); fp16, bf16 and both of signs ignore it.
         scheme: the rounding scheme, see above.
         block: the number of consecutive values that share a scale; blocks run over the joined tree.
         stochastic: round up or down at random, without bias; `qsgd` always does. The randomness is drawn from the
             peer's key, so that encoding is deterministic.
-        per: `block` uses a scale for each block, `tree` one scale for all values (`block`, `qsgd`, `sign`).
+        per: `block` uses a scale for each block, `tree` one scale for all values (all but
+            `uniform`, `fp16` and `bf16`).
 
     >>> import torch
     >>> tree, peer = {"w": torch.linspace(-1, 1, 128)}, Peer(Key(0))
@@ -79,7 +82,7 @@ class Quantize(Codec):
             raise ConfigError(f"block must be 1 or more, not {self.block}")
         if self.scheme in ("block", "qsgd") and self.bits < 2:
             raise ConfigError(f"one bit has no level besides zero with scheme {self.scheme!r}; write scheme = 'sign'")
-        if self.stochastic and self.scheme in ("fp16", "bf16", "sign"):
+        if self.stochastic and self.scheme in ("fp16", "bf16", "sign", "sign-magnitude"):
             raise ConfigError(f"scheme {self.scheme!r} has no stochastic rounding; write stochastic = false")
 
     def init(self, spec: Spec) -> Tree:
@@ -97,10 +100,12 @@ class Quantize(Codec):
         x = vector.float().numpy() if self._short(vector.dtype) else vector.double().numpy()
         if self.scheme == "uniform":
             return self._encode_uniform(x.astype(np.float64), peer.key), state
-        rows = _rows(x, self._length(len(x)))
+        if self.scheme == "sign-magnitude":
+            return encode_magnitudes(x, self._length(len(x))), state
+        rows = as_rows(x, self._length(len(x)))
         scales = self._scales(rows)
         if self.scheme == "sign":
-            return scales.tobytes() + _encode_signs(x), state
+            return scales.tobytes() + encode_signs(x), state
         q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
         np.clip(q, -self._levels, self._levels, out=q)
         if self.scheme == "block":  # the largest value has the highest level, or nearly
@@ -122,9 +127,11 @@ class Quantize(Codec):
             return _finite_split(self._decode_uniform(data, n), spec)
         real: type[np.floating] = np.float32 if self._short(dtype) else np.float64
         length = self._length(n)
-        scales, rest = _read_scales(data, -(-n // length))
-        x = _decode_signs(rest, n, real) if self.scheme == "sign" else self._decode_levels(rest, n, real)
-        wide, end = _widen(scales).astype(real), n // length * length
+        if self.scheme == "sign-magnitude":
+            return _finite_split(decode_magnitudes(memoryview(data), n, length, real), spec)
+        scales, rest = read_scales(data, -(-n // length))
+        x = decode_signs(rest, n, real) if self.scheme == "sign" else self._decode_levels(rest, n, real)
+        wide, end = widen(scales).astype(real), n // length * length
         with np.errstate(over="ignore"):  # clamped below
             rows = x[:end].reshape(-1, length)
             np.multiply(rows, wide[: len(rows), None], out=rows)
@@ -167,7 +174,7 @@ class Quantize(Codec):
             size = most * np.sqrt(np.square(share).sum(axis=1)) / self._levels
         else:
             size = np.abs(rows).sum(axis=1, dtype=np.float64) / np.maximum(1, np.count_nonzero(rows, axis=1))
-        return _round_up(size)
+        return bfloat16_up(size)
 
     def _round(self, x: np.ndarray, key: Key) -> np.ndarray:
         random = self.stochastic or self.scheme == "qsgd"
@@ -177,7 +184,7 @@ class Quantize(Codec):
 
     def _encode_uniform(self, x: np.ndarray, key: Key) -> bytes:
         """In float64: max - min may exceed the range of float32."""
-        ends = np.array([x.min(), x.max()]).clip(*_RANGE).astype("<f4")
+        ends = np.array([x.min(), x.max()]).clip(*FLOAT32).astype("<f4")
         low, step = self._grid(ends)
         q = self._round((x - low) / (step or 1.0), key)
         return ends.tobytes() + symbols.encode(np.clip(q, 0, (1 << self.bits) - 1).astype(np.int64), self.bits)
@@ -199,9 +206,6 @@ class Quantize(Codec):
         return low, (high - low) / ((1 << self.bits) - 1)
 
 
-_RANGE = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
-
-
 def _highest(bits: int) -> int:
     return (1 << (bits - 1)) - 1
 
@@ -213,46 +217,12 @@ def _unsigned(q: np.ndarray, bits: int) -> np.ndarray:
     return shifted
 
 
-def _rows(x: np.ndarray, length: int) -> np.ndarray:
-    """A vector as rows of that length, the last one padded with zeros."""
-    if len(x) % length == 0:
-        return x.reshape(-1, length)
-    rows = np.empty((-(-len(x) // length), length), x.dtype)
-    rows.reshape(-1)[: len(x)] = x
-    rows.reshape(-1)[len(x) :] = 0
-    return rows
-
-
 def _flat(rows: np.ndarray, n: int) -> np.ndarray:
     return rows.reshape(-1)[:n]
 
 
-def _round_up(size: np.ndarray) -> np.ndarray:
-    """The bits of the smallest bfloat16 that is not smaller, or of the largest finite one."""
-    single = size.clip(0, _RANGE[1]).astype("<f4").view("<u4")
-    up = (single.astype(np.int64) + 0xFFFF) >> 16
-    bits: np.ndarray = np.minimum(up, _BF16_MAX).astype("<u2")
-    return bits
-
-
-def _read_scales(data: Bytes, count: int) -> tuple[np.ndarray, memoryview]:
-    """So many scales, as the bits of bfloat16, and the bytes after them."""
-    scales = np.frombuffer(data[: 2 * count], np.uint8)
-    if len(scales) != 2 * count:
-        raise WireError(f"expected {count} scales of two bytes, got {len(scales)} bytes")
-    scales = scales.view("<u2")
-    if int(scales.max()) > _BF16_MAX:
-        raise WireError("a scale is negative or not finite")
-    return scales, memoryview(data)[2 * count :]
-
-
-def _widen(scales: np.ndarray) -> np.ndarray:
-    wide: np.ndarray = (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return wide
-
-
 def _divisor(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    wide = _widen(scales).astype(dtype)
+    wide = widen(scales).astype(dtype)
     return np.where(wide == 0, 1, wide).astype(dtype)[:, None]
 
 
@@ -267,30 +237,3 @@ def _finite_split(x: np.ndarray, spec: Spec) -> Tree:
         out[block.name] = piece.clamp_(-limit, limit).to(block.dtype, copy=True).reshape(block.shape)
         position += block.numel
     return out
-
-
-def _encode_signs(x: np.ndarray) -> bytes:
-    """The number of zeros, their positions, and the signs of all other values.
-
-    Zeros are kept: any other value would move, every round, a weight that no client trained.
-    """
-    zero = np.flatnonzero(x == 0)
-    where = indices.encode(zero, len(x)) if len(zero) else b""
-    signs = symbols.encode((x[x != 0] > 0).astype(np.uint8), 1)
-    return varint(len(zero)) + (varint(len(where)) + where if len(zero) else b"") + signs
-
-
-def _decode_signs(data: memoryview, n: int, real: type[np.floating]) -> np.ndarray:
-    count, position = read_varint(data)
-    if count > n:
-        raise WireError(f"{count} zeros announced, there are {n} values")
-    some = np.ones(n, np.bool_)
-    if count:
-        length, position = read_varint(data, position)
-        if length > len(data) - position:
-            raise WireError(f"positions of {length} bytes announced, {len(data) - position} are left")
-        some[indices.decode(data[position : position + length], n, count)] = False
-        position += length
-    x = np.zeros(n, real)
-    x[some] = 2 * symbols.decode(data[position:], n - count, 1).astype(np.int8) - 1
-    return x

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from thinwire.core.reference import is_file
 from thinwire.deployment.jobs import deployable
 from thinwire.errors import ConfigError
 from thinwire.experiments.config import Experiment, to_table
-from thinwire.experiments.files import write_all
+from thinwire.experiments.files import why_unreadable, write_all
 from thinwire.experiments.toml import Table, dumps
 
 PACKAGE = "federated"
 EXPERIMENT_FILE = "experiment.toml"
+TRAINER_FILE = "own_trainer.py"
 
 _PYPROJECT = """\
 [build-system]
@@ -103,6 +105,19 @@ def write_app(experiment: Experiment, folder: Path) -> list[Path]:
     return write_files(experiment, experiment.task.label, to_table(experiment), code, folder)
 
 
+def _own_trainer(table: Table) -> dict[str, str]:
+    """The file of a trainer of one's own, which nodes need; the table then names the copy beside it."""
+    local = table.get("local", {})
+    where, _, name = str(local.get("trainer", "")).rpartition(":")
+    if not is_file(where):
+        return {}
+    local["trainer"] = f"{TRAINER_FILE}:{name}"
+    try:
+        return {TRAINER_FILE: Path(where).read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file of local.trainer, {where}, cannot be read: {why_unreadable(error)}") from error
+
+
 def check_new(folder: Path) -> None:
     """Raise ConfigError if a folder has files already."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -123,6 +138,7 @@ def write_files(experiment: Experiment, label: str, table: Table, code: dict[str
     title = f"{experiment.name} on {label}"
     quoted = dumps({"x": title}).removeprefix("x = ").strip()  # a name may contain quotes
     fields = {"name": name, "quoted": quoted, "package": PACKAGE}
+    code = code | _own_trainer(table)
     apps = {file: text.format(**fields) if file.endswith("_app.py") else text for file, text in code.items()}
     texts = {
         "pyproject.toml": _PYPROJECT.format(**fields),

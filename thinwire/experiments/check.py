@@ -76,7 +76,7 @@ def _memory(simulation: Simulation, cohort: int) -> dict[str, int]:
     space = contract.training_space
     shared = space is not contract.method.space  # clients share the weights and have only adapters of their own
     own = 4 * (contract.coords.nbytes if shared else contract.weights.nbytes)  # values, gradient, change, optimizer
-    batch = job.local.batch or int(job.task.clients.sizes().max())
+    batch = -(-(job.local.batch or int(job.task.clients.sizes().max())) // job.local.accumulate)
     basis = contract.basis(0, federation.device)
     activations = 0
     if contract.method.client_opt.forward_only:  # the weights of the start, of a step, and those perturbed

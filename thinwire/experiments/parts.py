@@ -103,6 +103,8 @@ def plain(value: Any, hint: Any = Any) -> Any:
         return [plain(v, inner[0] if inner[1:] == (Ellipsis,) else Any) for v in value]
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
+    if callable(value):  # a function that was given in Python, such as `Local.trainer`
+        return str(getattr(value, "__qualname__", type(value).__name__))
     return value
 
 

@@ -57,6 +57,7 @@ def simulate(
     objective: str | None = None,
     validation_fraction: float = 0.0,
     local: Local | None = None,
+    trainer: str | Callable[..., Any] | None = None,
     speed: Speed | None = None,
     device: str | None = None,
     backend: Mode | None = None,
@@ -99,6 +100,8 @@ def simulate(
         validation_fraction: fraction of each client's examples that is kept from training; `patience` and the best
             model then go by the accuracy or loss on these, and the test set has no part in the choice.
         local: local training of a client in a round; one epoch with batches of 32.
+        trainer: a function `fit(model, records)` that trains a client instead of our steps: a loop of your own, a
+            `transformers.Trainer` (docs/own-trainer.md); or a reference to one, `my_trainer.py:fit`.
         speed: how long simulated clients take, for the simulated clock of the records (docs/methods/fedavg.md).
         device: `cpu` or `cuda`; `cpu`.
         backend: `auto`, `graph`, `threads`, `vmap` or `loop`; `auto`.
@@ -124,6 +127,7 @@ def simulate(
         recipe: training settings that a method by name or a file does not state (docs/recipe.md); `paper` for none.
     """
     settings = Settings.of(method, recipe).changed(rounds=rounds, seed=seed, local=local, speed=speed)
+    settings = settings.changed("local", trainer=trainer)
     settings = settings.changed("engine", device=device, backend=backend, chunk=chunk, precision=precision)
     settings = settings.changed(cohort=None if cohort is None else Cohort(cohort))
     settings = settings.changed("checkpoint", on_divergence=on_divergence, every=checkpoint_every, best=True)

@@ -50,6 +50,7 @@ class Client:
         self.federation = Federation(replace(engine, backend="loop", chunk=1), job)
         self.contract, self.job = self.federation.contract, job
         self.model = replace(self.federation.model, products=None)
+        self.trainer = self.federation.own_trainer or LoopTrainer()
         self.secure: SecureClient | None = None
         if job.method.secure_aggregation:
             need_cryptography()
@@ -149,7 +150,7 @@ class Client:
         with self.federation.compute():
             evaluation = self._evaluation(client, public, state)
             inputs = training_inputs(self.contract, self.model, group, work)
-            outcome = LoopTrainer().train(inputs)
+            outcome = self.trainer.train(inputs)
             updates = begin_updates(self.contract, group, inputs.start, outcome)()
             secagg = cohort(float(updates.loss[0]), work.samples[0]) if cohort else None
             (message,), (after,) = make_uploads(self.contract, group, updates, work.samples, secagg)

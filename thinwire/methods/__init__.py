@@ -9,6 +9,7 @@
     seeds                decomfl, fedkseed
     mask_spaces          fedpm, fedmrn
     fetchsgd             fetchsgd
+    sparseloco           sparseloco
     evofed, fedlama      evofed, ferret | fedlama, fedlama_public, fedlama_accelerated
     fedpara              fedpara, fedpara_paper, pfedpara, lowrank, pufferfish
     factorized_fl        factorized_fl, factorized_fl_u, factorized_fl_sparse
@@ -98,6 +99,7 @@ from thinwire.methods.server_optimizers import fedadagrad as fedadagrad
 from thinwire.methods.server_optimizers import fedadam as fedadam
 from thinwire.methods.server_optimizers import fedavgm as fedavgm
 from thinwire.methods.server_optimizers import fedyogi as fedyogi
+from thinwire.methods.sparseloco import sparseloco as sparseloco
 from thinwire.methods.thin import thin as thin
 from thinwire.methods.tiers import hetlora as hetlora
 from thinwire.methods.tiers import highest_tier as highest_tier

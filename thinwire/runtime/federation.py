@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from thinwire.schedules.base import Plan
 from thinwire.training.evaluation import Evaluation, evaluate
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
+from thinwire.training.own_trainer import OwnTrainer
 from thinwire.training.precision import compute_with, prefers_onednn
 
 OnMessage = Callable[[int, str, int, bytes], None]  # round, "down" or "up", client, message
@@ -71,6 +73,12 @@ class Federation:
         self.sampler = Sampler(self.key, self.eligible, job.cohort, job.local, *data)
         self.recorded: Mapping[int, tuple[int, ...]] = {}  # cohorts by round that replace those of the seed
         self.arrivals: Mapping[int, Mapping[int, int]] = {}  # of asynchronous rounds: client -> version trained
+
+    @cached_property
+    def own_trainer(self) -> OwnTrainer | None:
+        """The trainer of one's own, where there is one; only machines that train load it."""
+        trainer = self.job.local.trainer
+        return OwnTrainer.of(trainer, replace(self.model, products=None)) if trainer else None
 
     def try_model(self) -> None:
         """Check data, model and loss, so that a mismatch is found before anything is trained or written."""

@@ -22,10 +22,12 @@ from thinwire.protocol.state import ClientState, ServerState
 from thinwire.protocol.sync_counts import SyncCounts
 from thinwire.runtime.attacks import Attack
 from thinwire.runtime.speed import Speed
+from thinwire.training.accumulate import check_accumulates
 from thinwire.training.batches import Local
 from thinwire.training.evaluation import correct_and_labels
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Backend
+from thinwire.training.own_trainer import check_own_trainer
 from thinwire.wire.bits import Bytes
 
 
@@ -112,6 +114,10 @@ class Job:
                 f"asynchronous rounds need a cohort below the number of clients, {clients}, not {self.cohort}: others "
                 f"train meanwhile; write cohort.size = {max(1, clients // 2)}, or asynchronous.concurrency = 0"
             )
+        if self.local.trainer:
+            check_own_trainer(self.method.correction, self.method.penalty)
+        if self.local.accumulate > 1:
+            check_accumulates(self.task.model, self.local.logit_adjustment)
         if self.local.logit_adjustment and self.task.loss is not cross_entropy:
             raise ConfigError("local.logit_adjustment needs class labels and the loss cross-entropy; leave it at 0")
         if self.method.next_stage is not None and self.method.next_stage.at >= self.rounds:

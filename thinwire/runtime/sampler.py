@@ -68,12 +68,15 @@ class Sampler:
         planned, self._planned = self._planned, None
         fits = planned is not None and planned[:2] == (number, clients)
         batches = planned[2] if planned and fits else self._batches(number, clients)
+        own = tuple(self.clients.client(i) for i in clients)
         return Workload(
             torch.from_numpy(batches.index) if self.device.type == "cpu" else sent(batches.index, self.device),
             batches.rows,
-            tuple(len(self.clients.client(i)) for i in clients),
+            tuple(map(len, own)),
             tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),
             self.train.gather,
+            self.local.accumulate,
+            own,
         )
 
     def _batches(self, number: int, clients: tuple[int, ...]) -> Batches:

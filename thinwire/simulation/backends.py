@@ -41,13 +41,17 @@ class Backends:
 
     def __init__(self, engine: EngineSettings, job: Job, federation: Federation) -> None:
         self.engine, self.job, self.federation = engine, job, federation
+        if job.local.trainer and engine.backend not in ("auto", "loop"):
+            raise ConfigError(
+                f"backend = {engine.backend!r} runs our own steps, and local.trainer is set; write backend = 'auto'"
+            )
         self.threads = ThreadPoolTrainer()
         self.trainers: dict[Backend, Trainer] = {
             "graph": CudaGraphCache(),
             "chain": ThreadPoolTrainer(),
             "threads": self.threads,
             "vmap": VmapTrainer(),
-            "loop": LoopTrainer(),
+            "loop": federation.own_trainer or LoopTrainer(),
         }
         model, device = federation.model, federation.device
         alone = replace(model, products=None)  # torch's own convolutions are fastest for one client
@@ -58,6 +62,8 @@ class Backends:
 
     def initial(self) -> tuple[Backend, str]:
         """The backend before the first round, and the reason if it is not the default."""
+        if self.job.local.trainer:
+            return "loop", "a trainer of one's own trains one client after another"
         if self.engine.backend != "auto":
             return self.engine.backend, "given"
         return "graph" if self.federation.device.type == "cuda" else "vmap", ""

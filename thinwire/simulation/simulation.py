@@ -111,7 +111,8 @@ class Simulation:
         self.contract, self.device = self.federation.contract, self.federation.device
         self.backends = Backends(engine, job, self.federation)
         self.attackers = Attackers(job, engine)
-        ahead = self.device.type == "cuda" and not engine.workers and not job.attack  # an attack cannot be predicted
+        # an attack cannot be predicted
+        ahead = self.device.type == "cuda" and not (engine.workers or job.attack or job.local.trainer)
         self.pipeline = Pipeline(self.device, on=ahead)
         self.clock = SimulatedClock(job)
 
@@ -242,7 +243,8 @@ class Simulation:
                 before = self.federation.first._replace(version=opened.states[ids[0]].version)
                 message = b"".join(opened.download().messages[ids[0]])
                 public = receive(self.contract, before, message, ids[0]).public
-            size = state.chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
+            alone = 1 if self.job.local.trainer else 0  # clients may keep different things
+            size = alone or state.chunk or self.engine.chunk or math.ceil(len(ids) / max(1, self.engine.workers))
             for part in (tuple(ids[start : start + size]) for start in range(0, len(ids), size)):
                 yield Group(public, opened.plan, part, tuple(opened.states[i] for i in part))
 

@@ -11,15 +11,17 @@ that all batches have one shape; the repeated ones do not count in the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from thinwire.core.key import Key, permutations
 from thinwire.core.numbers import check_numbers
 from thinwire.core.rare import short_repr
+from thinwire.core.reference import is_reference
 from thinwire.errors import ConfigError
 
 
@@ -35,6 +37,10 @@ class Local:
             logarithm of how often their class occurs in the batch (`losses.adjust_logits`); 0 for not at all. Only
             with cross entropy. Evaluation does not change.
         pseudo_count: is added to the count of each class in the batch.
+        accumulate: divide each batch into so many parts and add up their gradients: the step of the whole batch, in the
+            memory of one part (`accumulate.py`).
+        trainer: a function `fit(model, records)` that trains instead of our steps (`own_trainer.py`): the function, or
+            a reference such as `my_trainer.py:fit`; "" for none. `records.batches()` has epochs, batch and steps.
     """
 
     epochs: int = 1
@@ -42,6 +48,8 @@ class Local:
     steps: int = 0
     logit_adjustment: float = field(default=0.0, metadata={"rare": True})
     pseudo_count: float = field(default=0.5, metadata={"rare": True})
+    accumulate: int = field(default=1, metadata={"rare": True})
+    trainer: str | Callable[..., Any] = field(default="", metadata={"rare": True})
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
@@ -58,6 +66,15 @@ class Local:
             )
         if not 0 < self.pseudo_count < math.inf:
             raise ConfigError(f"pseudo_count must be above 0, not {self.pseudo_count}; write for example 0.5")
+        if self.accumulate < 1:
+            raise ConfigError(f"accumulate must be 1 (no parts) or a number of parts of a batch, not {self.accumulate}")
+        if not (callable(self.trainer) or self.trainer == "" or is_reference(str(self.trainer))):
+            raise ConfigError(
+                f"trainer must be a function fit(model, records) or a reference to one, not {self.trainer!r}; write "
+                'for example "my_trainer.py:fit"'
+            )
+        if self.trainer and self.accumulate > 1:
+            raise ConfigError("a trainer of one's own takes its own steps; accumulate there, and leave accumulate at 1")
 
 
 @dataclass(frozen=True, eq=False)

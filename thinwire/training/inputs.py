@@ -7,7 +7,7 @@ axis of every block.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -58,6 +58,8 @@ class Workload:
         samples: number of examples of each client.
         keys: one for each client, for random layers such as dropout.
         gather: returns inputs and targets for indices.
+        accumulate: parts of a batch whose gradients are computed one after another and added up.
+        examples: the indices of all examples of each client, for a trainer of one's own; empty where there is none.
     """
 
     index: Tensor
@@ -65,6 +67,8 @@ class Workload:
     samples: tuple[int, ...]
     keys: tuple[Key, ...]
     gather: Callable[[Tensor], tuple[Any, Tensor]]
+    accumulate: int = 1
+    examples: tuple[np.ndarray, ...] = ()
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -79,7 +83,14 @@ class Workload:
         """The first steps of some clients, starting with client number `begin`."""
         part = slice(begin, begin + clients)
         index, rows = self.index[part, :steps], self.rows[part, :steps]
-        return Workload(index, rows, self.samples[part], self.keys[part], self.gather)
+        return replace(
+            self,
+            index=index,
+            rows=rows,
+            samples=self.samples[part],
+            keys=self.keys[part],
+            examples=self.examples[part],
+        )
 
 
 class TrainingOutcome(NamedTuple):

@@ -19,6 +19,7 @@ from torch.func import grad_and_value, vjp, vmap
 
 from thinwire.core.state import State
 from thinwire.core.tree import Tree, add, repeat, tmap, unstack
+from thinwire.training.accumulate import Gradients, accumulated
 from thinwire.training.inputs import (
     ExampleMask,
     TrainableModel,
@@ -29,7 +30,6 @@ from thinwire.training.inputs import (
 )
 
 Step: TypeAlias = Callable[..., tuple[Tree, State, Tree, Tensor]]
-Gradients: TypeAlias = tuple[Tree, Tree, tuple[Tensor, Tree]]  # by coordinates, by weights; loss and buffers
 
 RECOMPUTES = (
     "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
@@ -49,7 +49,7 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
     optimizer = inputs.optimizer
     if lr_factor is None and inputs.lr_factor is not None:
         optimizer = replace(optimizer, lr=optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
-    gradients = _autograd_gradients if autograd else _functional_gradients
+    gradients = accumulated(_autograd_gradients if autograd else _functional_gradients, inputs.work.accumulate)
     correction, penalty = inputs.correction, inputs.penalty
 
     def expand(coords: Tree) -> Tree:
