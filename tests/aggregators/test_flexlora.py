@@ -120,6 +120,8 @@ def test_refusals():
         Federation(method.replace(secure_aggregation=True))
     with pytest.raises(IncompatibleParts, match="correction = 'none'"):
         Federation(method.replace(correction=tw.Scaffold()))
+    with pytest.raises(IncompatibleParts, match="mask = 'none'"):
+        Federation(method.replace(mask=tw.RandomMask(0.5)))
     for outer in (tw.Bounded, tw.NearestMixing):
         with pytest.raises(ConfigError, match="inner = 'weighted'"):
             outer(inner=tw.FlexLoRA())

@@ -46,7 +46,7 @@ def test_a_stack_and_the_mean_factors_make_the_mean_of_the_weights(kind, rank, s
         for name in base
     }
     stack = space.stack(values, shares)
-    assert Spec.of(stack.blocks) == space.stack_spec(Spec.of(base), stack.count)
+    assert Spec.of(stack.blocks) == space.stack_spec(Spec.of(base), stack.adapters)
     assert sum(b.numel() for b in stack.blocks.values()) <= sum(b.numel() for b in base.values())
     made, mean = space.with_stack(base, stack.blocks), tw.WeightedMean().of(values, shares)
     after = space.expand(made, {}, mean if kind is LoRAResidual else first)
@@ -54,7 +54,7 @@ def test_a_stack_and_the_mean_factors_make_the_mean_of_the_weights(kind, rank, s
         size = float(weight.norm())
         torch.testing.assert_close(after[name].double() / size, weight / size, atol=1e-5, rtol=0)
     if kind is LoRAResidual:
-        assert stack.count == len(shares) - 1
+        assert stack.adapters == len(shares) - 1
         assert bool(stack.blocks) == (len(shares) > 1)
 
 

@@ -58,7 +58,8 @@ def save_adapter(
         weights: the final weights.
     """
     if isinstance(space, LoRASB):
-        space, coords = space.lora, space.as_lora(basis, coords)
+        coords = space.as_lora(basis, coords)
+        space = space.lora
     if not isinstance(space, LoRA):
         raise ConfigError(f"an adapter needs the space 'lora', not {type(space).__name__}; use run.model()")
     if space.redraw_every:

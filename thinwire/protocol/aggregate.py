@@ -67,7 +67,8 @@ def aggregate(contract: Contract, public: PublicState, plan: Plan, uploads: Sequ
         [one.buffers for one in uploads],
     )
     update = _as_delta(contract, public, plan, update)
-    return Aggregate(update, *(mean(trees) if trees[0] else {} for trees in others), stack)
+    report, schedule_report, buffers = (mean(trees) if trees[0] else {} for trees in others)
+    return Aggregate(update, report, schedule_report, buffers, stack)
 
 
 def _as_delta(contract: Contract, public: PublicState, plan: Plan, update: Tree) -> Tree:

@@ -50,7 +50,7 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
     else:
         code = contract.method.down.decode(data, spec, contract.peer(version, EVERYONE))
     if stacking is None:
-        return ServerStep(names, *bring((code,), device))
+        return ServerStep(names, bring((code,), device)[0])
     count, blocks = _read_stack(contract, stacking, body.fields[wire.STACK], version)
     code, blocks = bring((code, blocks), device)
     return ServerStep(names, code, Stack(count, blocks))
@@ -59,9 +59,9 @@ def read_step(contract: Contract, body: wire.Body, version: int, device: torch.d
 def _pack_stack(contract: Contract, stack: Stack, version: int) -> bytes:
     """How many adapters are stacked, and their factors, encoded by the download codec, which keeps no state of them."""
     if not stack.blocks:
-        return varint(stack.count)
+        return varint(stack.adapters)
     down = contract.method.down
-    return varint(stack.count) + bytes(down.encode(stack.blocks, {}, contract.peer(version, STACKED))[0])
+    return varint(stack.adapters) + bytes(down.encode(stack.blocks, {}, contract.peer(version, STACKED))[0])
 
 
 def _read_stack(contract: Contract, stacking: Stacking, data: Bytes, version: int) -> Stack:

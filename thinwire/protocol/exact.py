@@ -28,6 +28,7 @@ def _check_of_values(method: Method) -> None:
                 "A is stored as a change from its start",
                 "from_start = false",
             ),
+            (method.mask.active, method.mask, "the aggregate has values outside of it", "mask = 'none'"),
             (not method.sketch.is_identity, method.sketch, "clients send codes", "the identity sketch"),
             (
                 not method.schedule.resamples(1),

@@ -123,4 +123,4 @@ def read_sum(contract: Contract, body: wire.Body, device: torch.device) -> Serve
     expect_fields(body, {wire.SUM})
     spec = contract.coords.restrict(names)
     total = contract.method.merge_codec.decode(body.fields[wire.SUM], spec, contract.peer(0, EVERYONE))
-    return ServerStep(names, *bring((total,), device))
+    return ServerStep(names, bring((total,), device)[0])

@@ -23,11 +23,11 @@ class Stack(NamedTuple):
     """A change of the base as stacked factors, so that it can be sent without its full size.
 
     Args:
-        count: how many adapters of each matrix are stacked.
+        adapters: how many adapters of each matrix are stacked.
         blocks: `x/b` and `x/a`, whose product is the change of the weight x, or `x/w`, the change itself.
     """
 
-    count: int
+    adapters: int
     blocks: Tree
 
 
