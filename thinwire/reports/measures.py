@@ -74,7 +74,7 @@ def measured(measure: str, experiment: Experiment, out: Path | Runs) -> float | 
             return float(reached[0]) if reached else None
         done = metrics(experiment, out)[: reached[0]]
         if goal[1] == "MB up a client":
-            return sum(record["bytes_up"] / record["clients"] for record in done if record["clients"]) / 1e6
+            return float(sum(record["bytes_up"] / record["clients"] for record in done if record["clients"])) / 1e6
         return seconds(done, link(goal[3])) / 60
     raise ConfigError(f"unknown measure {measure!r}; write for example best_accuracy, or rounds to 0.8")
 
