@@ -58,6 +58,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the federatio
 from benchmarks.fuzz_build import Encode, Parts, built, packed_body, repaired
 from tests.federation import Federation, digits_task, perceptron
 from tests.parts import Turns
+from thinwire.aggregators import FlexLoRA
 from thinwire.aggregators.client_weight import Uniform
 from thinwire.codecs import (
     Binary,
@@ -91,7 +92,23 @@ from thinwire.protocol.setup import plan_round
 from thinwire.protocol.upload import decode_upload, decode_uploads, trained_by_tier
 from thinwire.schedules import AllBlocks, FedLAMA
 from thinwire.sketches import CountSketch, EvoFed, Identity, evofed
-from thinwire.spaces import MAPA, MAPAX, MAPO, FactorizedFL, FedMRN, FedPara, FedPM, Frozen, Full, LoRA, LowRank, Route
+from thinwire.spaces import (
+    MAPA,
+    MAPAX,
+    MAPO,
+    FactorizedFL,
+    FedMRN,
+    FedPara,
+    FedPM,
+    Frozen,
+    Full,
+    LoRA,
+    LoRAResidual,
+    LoRASB,
+    LoRAStack,
+    LowRank,
+    Route,
+)
 from thinwire.wire import message as wire
 from thinwire.wire.body import FIELDS
 
@@ -139,6 +156,10 @@ METHODS = {
     "fedpara": Method(space=FedPara(gamma=0.3), up=TopK(0.2)),
     "low rank": Method(space=LowRank(rank=4)),
     "lora": Method(space=LoRA(rank=4), download="full"),
+    "lora, residual": Method(space=LoRAResidual(rank=4), down=Quantize(8)),
+    "lora, stacked": Method(space=LoRAStack(rank=2), up=TopK(0.3)),
+    "lora, products": Method(space=LoRA(rank=4), aggregator=FlexLoRA(), up=Quantize(8)),
+    "lora, squares": Method(space=LoRASB(rank=8), up=Quantize(4), down=Quantize(8)),
     "factorized": Method(space=FactorizedFL(), up=TopK(0.1)),
     "route": Method(space=ROUTE),
     "no drift check": Method(drift_check=False, down=Quantize(8)),

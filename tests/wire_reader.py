@@ -66,9 +66,22 @@ def read_message(data, digest, blocks, client=0):
         if bits & 1:
             bitmap = c.take(-(-len(blocks) // 8))
             plan = [name for i, name in enumerate(blocks) if bitmap[i // 8] >> i % 8 & 1]
-        assert bits < 1 << 10, "an unknown field"
-        bodies.append((plan, {i: read_field(c, i) for i in range(1, 10) if bits >> i & 1}))
+        assert bits < 1 << 11, "an unknown field"
+        bodies.append((plan, {i: read_field(c, i) for i in range(1, 11) if bits >> i & 1}))
     return kind, version, behind, bodies
+
+
+def read_stack(data, weights, rank, codec, key):
+    """How many adapters are stacked, and the blocks of the stack; `weights` are the matrices with an adapter."""
+    c, blocks = Cursor(data), []
+    count = c.v()
+    for name, (outputs, inputs), kind in weights if count else ():
+        n = count * min(rank, outputs, inputs)
+        if n * (outputs + inputs) >= outputs * inputs:
+            blocks.append((name + "/w", (outputs, inputs), kind))
+        else:
+            blocks += [(name + "/b", (outputs, n), kind), (name + "/a", (n, inputs), kind)]
+    return count, read_codec(codec, c.take(), blocks, key) if blocks else {}, blocks
 
 
 def read_field(c, number):

@@ -138,6 +138,11 @@ def test_steps_are_read(name):
             codec = file["merge_codec"] if ends else "raw"
             found = reader.read_codec(codec, fields.pop(3), blocks, peer(file, at, -1))
         else:
+            if 10 in fields:
+                adapted = [block for block in flat(file["weights"]) if f"{block[0]}/b" in plan]
+                stack = reader.read_stack(fields.pop(10), adapted, file["rank"], file["down"], peer(file, at, -2))
+                assert stack[:2] == (wanted["stacked"], values(stack[2], wanted["stack"]))
+                blocks = [block for block in blocks if "/" not in block[0]]  # those of adapters are stacked
             found = reader.read_codec(file["down"], fields.pop(1), blocks, peer(file, at, -1))
             at += 1
         assert found == values(file["coords"], wanted["values"])

@@ -50,7 +50,7 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import read_sum
 from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
-from thinwire.spaces import MAPO
+from thinwire.spaces import MAPO, LoRAStack
 from thinwire.wire import indices, symbols
 from thinwire.wire import message as wire
 from thinwire.wire.weight import encode as encode_weight
@@ -212,6 +212,7 @@ METHODS = {
     ),
     "sums": (Method(down=TopK(0.3, inner=Lattice(0.5)), merge_codec=LatticeSum()), {}),
     "mapo": (Method(space=MAPO(k=4, layout="contiguous"), up=Quantize(scheme="fp16")), {}),
+    "stacks": (Method(space=LoRAStack(1, 2.0, ("fc.weight", "head"), ("fc.bias",)), down=Quantize(scheme="bf16")), {}),
 }
 
 
@@ -260,6 +261,7 @@ def messages() -> Iterator[tuple[str, dict]]:
             "window": method.space.redraw_every,
             "key": KEY.value,
             "digest": contract.schema.digest.hex(),
+            **({"rank": method.space.rank} if isinstance(method.space, LoRAStack) else {}),
             **{
                 part: blocks_of(getattr(contract, part))
                 for part in ("weights", "coords", "sendable", "shared", "buffers")
@@ -300,7 +302,7 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
         at = version
         for one in message.bodies[:-1]:
             body = wire.unpack_body(one, contract.schema)
-            kind = "entry"
+            kind, stack = "entry", None
             if wire.SUM in body.fields:
                 names, values, _ = read_sum(contract, body, torch.device("cpu"))
                 kind, until = "sum", message.version
@@ -310,10 +312,12 @@ def received(contract: Contract, servers: list[ServerState], data: bytes) -> dic
                 until = min(message.version, end or message.version)
                 names, values = read_snapshot(contract, body, torch.device("cpu"), end if until == end else None)
             else:
-                names, values, _ = read_step(contract, body, at, torch.device("cpu"))
+                names, values, stack = read_step(contract, body, at, torch.device("cpu"))
                 until = at + 1
             step = {"kind": kind, "from": at, "until": until, "plan": in_order(contract, names)}
-            out["steps"].append(step | {"values": as_hex(values)})
+            step |= {"values": as_hex(values)}
+            step |= {"stacked": stack.adapters, "stack": as_hex(stack.blocks)} if stack else {}
+            out["steps"].append(step)
             at = until
     return out | {"before": public_hex(before), "after": public_hex(after)}
 
