@@ -116,7 +116,7 @@ def test_names_of_modules_select_as_in_peft():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_dora": True}, "use_dora: its factor"),
+        ({"use_dora": True}, "use_dora is not supported"),
         ({"bias": "all"}, "bias = 'all' of peft is not supported"),
         ({"layers_to_transform": [0]}, "layers_to_transform"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern and alpha_pattern"),

@@ -21,8 +21,8 @@ _PLAIN: dict[str, Any] = {
     "lora_bias": False,
 }
 DORA = (
-    "use_dora: its factor divides by the norm of W0 + B A, so each client would need W0 + B A for itself; wrap the "
-    "model by peft.get_peft_model and train it in the space 'full', or write use_dora = False"
+    "use_dora is not supported: it trains a length for each output besides A and B; wrap the model by "
+    "peft.get_peft_model and train it in the space 'full', or write use_dora = False"
 )
 
 
