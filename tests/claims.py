@@ -30,7 +30,7 @@ NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 
 def paragraphs(text: str) -> list[str]:
     """The paragraphs, list items and table rows of a page, without code and generated sections."""
-    text = re.sub(r"<!-- begin .*?<!-- end \w+ -->", "", text, flags=re.S)
+    text = re.sub(r"<!-- begin .*?<!-- end [\w-]+ -->", "", text, flags=re.S)
     text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     text = re.sub(r"^    .*$", "", text, flags=re.M)
     return [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=- |\| )", text) if part.strip()]

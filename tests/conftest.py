@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -23,6 +24,13 @@ settings.register_profile("thinwire", deadline=None, derandomize=True, database=
 settings.load_profile("thinwire")
 
 os.environ["THINWIRE_PROBE"] = "off"  # the fastest backend depends on the machine; tests of the autotuner turn it on
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Draws of a test do not depend on the tests before it, whose order depends on the time that they take."""
+    torch.manual_seed(0)
+    random.seed(0)
 
 
 @pytest.fixture

@@ -191,12 +191,31 @@ def test_every_part_has_a_one_line_description():
             assert entry.doc.endswith("."), f"{kind} {entry.name}: {entry.doc!r}"
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LANGUAGE = ROOT / "examples/fine_tune_language_model.py"  # on a small checkpoint, below
+
+
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path != LANGUAGE], ids=lambda path: path.name)
 def test_examples_run(example, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_language_example_runs_on_a_small_checkpoint(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    from tests.checkpoints import write_language_model
+
+    monkeypatch.setenv("CHECKPOINT", str(write_language_model(tmp_path / "checkpoint")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(LANGUAGE)])
+    runpy.run_path(str(LANGUAGE), run_name="__main__")
+    assert "perplexity after round 1" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "fine-tuned").iterdir()} == {
+        *("records.jsonl", "run", "page.html", "adapter", "model")
+    }
 
 
 def test_csv_example_writes_a_page(capsys, monkeypatch, tmp_path):
