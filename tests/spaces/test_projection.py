@@ -222,7 +222,9 @@ NORMALIZED = [
         ({"entries": "gaussian", "normalize": "orthonormal"}, True),
     ],
 )
-@pytest.mark.parametrize(("k", "p"), [(6, 1), (6, 3), (1, 7)])
+@pytest.mark.parametrize(
+    ("k", "p"), [(6, 3), pytest.param(6, 1, marks=pytest.mark.slow), pytest.param(1, 7, marks=pytest.mark.slow)]
+)
 def test_an_isometric_basis_keeps_the_mean_of_a_step_and_the_norm_of_the_gradient(k, p, settings, stored, monkeypatch):
     """E[P P^T] = I and E |P^T g|^2 = |g|^2 also where k does not divide d, here 20 weights in 6 segments of 4 or 3."""
     if not stored:
