@@ -303,6 +303,16 @@ def test_a_base_in_few_bits_trains_and_its_adapter_fits_the_full_base(world, tmp
         )
 
 
+@pytest.mark.parametrize("block", [16, 32])
+def test_blocks_of_eight_bits_have_the_values_of_q8_0(block):
+    """32 values with one step, which is that of the largest magnitude over 127; also in halves."""
+    drawn = Key(5).normal(20, 18, 32)
+    step = (drawn.abs().amax(2, keepdim=True) / 127).half().float()
+    weight = ((drawn / step).round().clamp(-127, 127) * step).view(20, -1)
+    found = Blocks.of(weight, 8, block).decoded(torch.float32)
+    assert torch.allclose(found, weight, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_blocks_have_the_values_of_a_grid_and_few_bytes(bits):
     generator = torch.Generator().manual_seed(0)

@@ -3,8 +3,8 @@
     weight = low + step * code          one low and one step for each 32 values of a row;  code: 4 or 8 bits
 
 Of each block the number of steps between its smallest and its largest value is chosen, so that the values of a GGUF
-file with 4 bits (Q4_0, Q4_1) are kept up to rounding; in blocks of 16 values with 8 bits, those of Q6_K. Such layers
-are constants: not trained, not sent, without coordinates. Layers with adapters stay as they are.
+file with 4 bits (Q4_0, Q4_1) are kept up to rounding; with 8 bits those of Q8_0 and, in blocks of 16, of Q6_K. Such
+layers are constants: not trained, not sent, without coordinates. Layers with adapters stay as they are.
 
 >>> weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
 >>> layer = Blocks.of(weight, bits=8)
@@ -56,18 +56,23 @@ class Blocks:
         values = values.reshape(len(weight), -1, block)
         low, span = values.amin(2), values.amax(2) - values.amin(2)
         most = (1 << bits) - 1
-        steps = torch.full_like(low, most)
-        error = _error(values, low, span, steps)
+        step = span / most
+        error = _error(values, low, step)
+        if bits == 8:
+            symmetric = _symmetric_step(values)
+            found = _error(values, low, symmetric)
+            better = (found < error) & (span <= (most + 0.5) * symmetric)
+            step, error = torch.where(better, symmetric, step), torch.where(better, found, error)
         grids = {most // k * k for k in range(2, 1 << min(bits, 6))} - {most}  # that have k steps in them
         for count in sorted(grids, reverse=True):
             open_ = error > EXACT * span
             if not open_.any():
                 break
-            found = _error(values[open_], low[open_], span[open_], torch.full_like(low[open_], count))
+            trial = span[open_] / count
+            found = _error(values[open_], low[open_], trial)
             better = found < error[open_]
-            steps[open_] = torch.where(better, count, steps[open_])
+            step[open_] = torch.where(better, trial, step[open_])
             error[open_] = torch.where(better, found, error[open_])
-        step = span / steps
         codes = ((values - low[..., None]) / step.clamp(min=1e-30)[..., None]).round().clamp(0, most).to(torch.uint8)
         if bits == 4:
             codes = codes[..., ::2] | codes[..., 1::2] << 4
@@ -203,8 +208,16 @@ def _put(model: nn.Module, path: str, layer: nn.Module) -> None:
     setattr(model.get_submodule(parent), name, layer)
 
 
-def _error(values: Tensor, low: Tensor, span: Tensor, steps: Tensor) -> Tensor:
-    """The largest error in each block with this number of steps."""
-    step = (span / steps).clamp(min=1e-30)[..., None]
-    moved = values - low[..., None]
+def _symmetric_step(values: Tensor) -> Tensor:
+    """The steps of Q8_0, whose largest magnitude among 32 values is 127 steps: one for each block of 16 or 32."""
+    largest = values.abs().amax(2)
+    together = BLOCK // values.shape[2]  # blocks with the same step
+    rows, blocks = largest.shape
+    groups = F.pad(largest, (0, -blocks % together)).view(rows, -1, together)
+    return groups.amax(2).repeat_interleave(together, 1)[:, :blocks] / 127
+
+
+def _error(values: Tensor, low: Tensor, step: Tensor) -> Tensor:
+    """The largest error in each block with these steps."""
+    step, moved = step.clamp(min=1e-30)[..., None], values - low[..., None]
     return (moved - step * (moved / step).round()).abs().amax(-1)
