@@ -119,7 +119,7 @@ class LoRA(Space):
             raise ConfigError(f"lora_dropout must be at least 0 and below 1, not {self.lora_dropout}")
         if self.adapter and (self.from_start or self.redraw_every):
             other = "from_start" if self.from_start else "redraw_every"
-            raise ConfigError(f"adapter goes on from given factors, which {other} draws anew; leave {other} out")
+            raise ConfigError(f"adapter gives the first values of A and B, and {other} changes them; leave {other} out")
         if not self.target_modules:
             raise ConfigError('target_modules selects nothing; write for example target_modules = ["*"]')
 
