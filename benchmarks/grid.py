@@ -4,7 +4,8 @@
 
 `thinwire/experiments/grid.py` defines the format of a grid file. Every run is an ordinary run directory, and finished
 runs are reused. The table (mean and standard deviation over seeds) is written to docs/results/NAME.md, and the values
-of every run to NAME.json, both from those directories.
+of every run to NAME.json. Runs that a .json file there has are not run again, so rows of different days stand together;
+with `targets` they are, since bytes by round are not kept.
 
 `reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
 reached (with `"eval.target_accuracy"` in `set`, runs end there); `last = 5` adds the mean of the last five evaluations.
@@ -19,11 +20,14 @@ import json
 import math
 import statistics
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from thinwire.cli.terminal import print_run
 from thinwire.core.units import human_bytes
+from thinwire.experiments.archive import Archive, Runs
+from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.grid import (
     LAST,
     Grid,
@@ -56,7 +60,7 @@ def interval(values: list[float | None]) -> str:
     return f"{mean - half:.2f} to {mean + half:.2f}"
 
 
-def results(grid: Grid, lines: list[Line], out: Path) -> str:
+def results(grid: Grid, lines: list[Line], out: Runs) -> str:
     """The main table."""
     personal = any(e.task.validation_fraction for line in lines for e in line.runs)
     targets, last = grid.content.get("targets", []), grid.content.get("last", 0)
@@ -99,7 +103,7 @@ def results(grid: Grid, lines: list[Line], out: Path) -> str:
     return markdown(*widened(head, rows, runs))
 
 
-def _mean_bytes(lines: list[Line], label: str | None, direction: str, out: Path) -> float | None:
+def _mean_bytes(lines: list[Line], label: str | None, direction: str, out: Runs) -> float | None:
     """The mean bytes of the row with that label; None if there is no such row or no finished run."""
     known = [s[direction] for line in lines if line.label == label for e in line.runs if (s := summary(e, out))]
     return statistics.fmean(known) if known else None
@@ -115,7 +119,7 @@ def _target_cells(reached: list[tuple[int, int, int] | None]) -> list[str]:
     return [f"{rounds:.0f}{note}", human_bytes(honest) + note, human_bytes(ideal) + note]
 
 
-def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
+def search(grid: Grid, trials: list[Line], lines: list[Line], out: Runs) -> str:
     """The table of trials; marks whether the chosen value is at the edge of the range."""
     chosen = {(line.row, json.dumps(line.chosen)) for line in lines}
     rows, runs = [], []
@@ -144,7 +148,7 @@ def search(grid: Grid, trials: list[Line], lines: list[Line], out: Path) -> str:
     return text + markdown(*widened(head, rows, runs))
 
 
-def _score_text(line: Line, by: str, out: Path) -> str:
+def _score_text(line: Line, by: str, out: Runs) -> str:
     """The score of a trial as text; failed runs have no score."""
     if by.startswith(LAST):
         return "failed" if broken(line, out) else f"{100 * score(line, out, by):.2f}"
@@ -154,7 +158,7 @@ def _score_text(line: Line, by: str, out: Path) -> str:
     return "failed" if broken(line, out) else "never" if value == -math.inf else human_bytes(-value)
 
 
-def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
+def page(path: Path, grid: Grid, lines: list[Line], out: Runs) -> str:
     """The page of a grid."""
     first = lines[0].runs[0]
     steps = sorted({e.local.steps for line in lines for e in line.runs})
@@ -172,7 +176,7 @@ def page(path: Path, grid: Grid, lines: list[Line], out: Path) -> str:
     return text + f"\nWritten by `python benchmarks/grid.py {words}`.\n"
 
 
-def records(lines: list[Line], out: Path, last: int = 0) -> dict[str, Any]:
+def records(lines: list[Line], out: Runs, last: int = 0) -> dict[str, Any]:
     """The values of every run of a page, by the short digest used in the page."""
     found = {}
     for line in lines:
@@ -192,6 +196,30 @@ def records(lines: list[Line], out: Path, last: int = 0) -> dict[str, Any]:
     return found
 
 
+def archive(grids: Iterable[Grid], docs: Path) -> Archive:
+    """The runs of some grids that the .json files of a folder have, by seed, rounds and the short digest."""
+    files = [json.loads(file.read_text()) for file in sorted(docs.glob("*.json"))]
+    kept = {name: run for file in files for name, run in file.items() if isinstance(run, dict) and "accuracy" in run}
+    runs = {}
+    for grid in grids:
+        if not grid.content.get("targets"):
+            for e in (e for line in (*grid.lines(), *grid.trials()) for e in line.runs):
+                if found := _same(e, kept.get(e.digest()[:6])):
+                    runs[e.digest()[:6]] = {**found, "digest": e.digest(), "curve": _curve(found)}
+    return Archive({}, runs)
+
+
+def _same(experiment: Experiment, run: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The run, if it has the seed and the rounds of the experiment."""
+    wanted = (experiment.seed, experiment.rounds)
+    return run if run is not None and (run.get("seed"), run.get("rounds")) == wanted else None
+
+
+def _curve(run: dict[str, Any]) -> list[list[Any]]:
+    """Round, bytes (not kept) and accuracy of every evaluated round."""
+    return [[number, 0, accuracy] for number, accuracy in run["accuracy"]]
+
+
 def main() -> None:  # noqa: D103
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grids", nargs="+", type=Path)
@@ -203,14 +231,15 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
     grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}
+    runs = Runs(options.out, archive(grids.values(), options.docs))
     if not options.table_only:
-        run_grids(list(grids.values()), options.out, options.jobs, on_run=print_run)
+        run_grids(list(grids.values()), options.out, options.jobs, on_run=print_run, archive=runs.archive)
     options.docs.mkdir(parents=True, exist_ok=True)
     for path, grid in grids.items():
-        lines = grid.final(options.out)
-        text = page(path, grid, lines, options.out)
+        lines = grid.final(runs)
+        text = page(path, grid, lines, runs)
         (options.docs / f"{path.stem}.md").write_text(text)
-        kept = records([*lines, *grid.trials()], options.out, grid.content.get("last", 0))
+        kept = records([*lines, *grid.trials()], runs, grid.content.get("last", 0))
         body = ",\n".join(f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(kept.items()))
         (options.docs / f"{path.stem}.json").write_text("{\n" + body + "\n}\n")
         print(text)
