@@ -4,12 +4,15 @@
     python benchmarks/speed.py --device cpu --models cnn2 --cohorts 10  one model, one cohort
     python benchmarks/speed.py --device cuda --methods fedavg mapo      a comparison of methods (CNN-2, cohort 10)
     python benchmarks/speed.py --device cuda --whole 500                a complete run, evaluated every 10 rounds
+    python benchmarks/speed.py --device cuda --evaluate                 one evaluation on Shakespeare
+    python benchmarks/speed.py --device cuda --startup                  process start to the end of the first round
     python benchmarks/speed.py --device cuda --profile                  a profile of a round
     python benchmarks/speed.py --table speed.json                       write the results to docs/benchmarks.md
 
 Times are wall-clock times of complete rounds, including messages and server (the plain loop has neither): the median of
-a few rounds after two warm-up rounds. The images are random, with the shapes of Fashion-MNIST and CIFAR-10, except in
-the complete run, which reads Fashion-MNIST from the folder THINWIRE_DATA. After one round each variant must have the
+a few rounds after two warm-up rounds. Images and text are random, with the shapes of Fashion-MNIST, CIFAR-10 and
+Shakespeare, except in complete runs and evaluations, which read data from the folder THINWIRE_DATA. The plain loop
+trains an LSTM as `nn.LSTM`, with the kernels of cuDNN. After one round each variant must have the
 averaged weights of the plain loop: "difference" is the norm of the difference, relative to the norm of the change.
 Rounding moves some activations across the kink of ReLU, most often in 16 bits; one missing or additional step changes
 the weights by about as much as the last step of the plain loop. So "difference" must stay below half of that
@@ -23,10 +26,13 @@ import copy
 import cProfile
 import json
 import math
+import os
 import platform
 import pstats
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,19 +45,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.page import write_part
 from thinwire.core.registry import lookup
-from thinwire.data.examples import Images
+from thinwire.data.examples import Examples, Images, TextWindows
 from thinwire.data.losses import cross_entropy
 from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import method_from, resolve
 from thinwire.experiments.presets import preset
+from thinwire.models.lstm import NextCharacter
 from thinwire.optimizers import SGD
 from thinwire.protocol import Method
 from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.training import Local
+from thinwire.training.evaluation import evaluate
 
 # model, its options, channels, size, examples of a client
 MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
@@ -59,6 +67,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int, int, int]] = {
     "cnn-cifar": ("cnn-cifar", {}, 3, 32, 500),
     "resnet20-gn": ("resnet20", {"norm": "gn"}, 3, 32, 500),
     "vgg16-gn": ("vgg16-gn", {}, 3, 32, 500),
+    "lstm-shakespeare": ("lstm80", {}, 0, 80, 500),  # 0 channels: text
 }
 BATCH = 32
 # backend, conv, precision
@@ -86,17 +95,39 @@ VARIANTS = {
 
 
 def make_task(name: str, clients: int) -> Task:
-    """Random images partitioned among clients; the pool has the size of the real dataset."""
+    """Random images or text partitioned among clients; the pool has the size of the real dataset."""
     kind, options, channels, size, each = MODELS[name]
     torch.manual_seed(0)
     pool = each * 100
 
-    def images(n: int) -> Images:
+    def examples(n: int) -> Examples:
+        if not channels:
+            return TextWindows(torch.randint(0, 80, (n + size,), dtype=torch.uint8), torch.arange(n), size)
         pixels = torch.randint(0, 256, (n, channels, size, size), dtype=torch.uint8)
         return Images(pixels, torch.randint(0, 10, (n,)), (0.5,) * channels, (0.5,) * channels)
 
     assignment = Assignment(np.arange(clients * each) % pool, np.arange(clients + 1) * each)
-    return Task(lookup("model", kind).make(**options), images(pool), assignment)
+    return Task(lookup("model", kind).make(**options), examples(pool), assignment)
+
+
+def as_anybody_writes_it(module: torch.nn.Module) -> torch.nn.Module:
+    """The model of the plain loop: a copy; an LSTM as `nn.LSTM`, whose weights have the same names."""
+    model = copy.deepcopy(module).train()
+    if isinstance(model, NextCharacter):
+        ours = model.lstm
+        model.lstm = _LastState(ours.weight_ih_l0.shape[1], ours.hidden, ours.layers).to(ours.weight_ih_l0.device)
+        model.lstm.load_state_dict(ours.state_dict())
+    return model
+
+
+class _LastState(torch.nn.LSTM):
+    """`nn.LSTM` that returns the last hidden state."""
+
+    def __init__(self, inputs: int, hidden: int, layers: int) -> None:
+        super().__init__(inputs, hidden, layers, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x)[0][:, -1]  # type: ignore[no-any-return]
 
 
 def clock(fn: Callable[[], Any], device: torch.device, times: int) -> float:
@@ -125,7 +156,7 @@ def plain(
     The contribution of the last step of each client to the mean is stored in `last`.
     """
     work = simulation.federation.sampler.workload(0, cohort)
-    start = copy.deepcopy(simulation.federation.model.module).train()
+    start = as_anybody_writes_it(simulation.federation.model.module)
     total = {name: torch.zeros_like(p) for name, p in start.named_parameters()}
     steps = 0
     for i in range(len(cohort)):
@@ -238,6 +269,42 @@ def whole(rounds: int, device: torch.device, engine: LocalEngine) -> dict[str, A
     took = [record.seconds for record in records[2:]]
     row |= {"first_rounds_s": sum(record.seconds for record in records[:2]), "ms_round": statistics.median(took) * 1e3}
     row |= {"warm_s": sum(took), "images": "Fashion-MNIST", "accuracy": records[-1].accuracy}
+    show(row)
+    return row
+
+
+def evaluation(device: torch.device, engine: LocalEngine) -> dict[str, Any]:
+    """One evaluation of the LSTM on the test examples of Shakespeare: the first, and the median of three more."""
+    simulation = engine.prepare(build_job(resolve("fedavg", on="shakespeare", overrides={"rounds": 1})))
+    state, federation = simulation.start(), simulation.federation
+    test, metrics = federation.test, federation.job.all_metrics
+    assert test is not None
+
+    def one() -> None:
+        with federation.compute(None):
+            evaluate(federation.model, *federation.final(state), test, metrics=metrics)
+
+    first = clock(one, device, 1)
+    row = {"evaluation": "shakespeare", "precision": engine.precision, "examples": len(test), "first_s": first}
+    row["seconds"] = clock(one, device, 3)
+    if device.type == "cuda":
+        row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    show(row)
+    return row
+
+
+def startup(device: torch.device, engine: str) -> dict[str, Any]:
+    """Seconds from the start of a process to the end of its first round on Fashion-MNIST.
+
+    Twice: with an empty cache of compiled kernels, as on a new machine, and with a full one.
+    """
+    row: dict[str, Any] = {"startup": "fashion-mnist", "precision": engine.split("/")[-1]}
+    command = [sys.executable, __file__, "--device", str(device), "--whole", "1", "--engine", engine]
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("new_machine_s", "seconds"):
+            began = time.perf_counter()
+            subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": cache}, check=True, capture_output=True)
+            row[name] = time.perf_counter() - began
     show(row)
     return row
 
@@ -361,6 +428,8 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--rounds", type=int, default=5, help="number of timed rounds")
     parser.add_argument("--methods", nargs="*", help="compare these presets")
     parser.add_argument("--whole", type=int, default=0, help="time a complete run of this many rounds")
+    parser.add_argument("--evaluate", action="store_true", help="time one evaluation on Shakespeare")
+    parser.add_argument("--startup", action="store_true", help="time a process until its first round ends")
     parser.add_argument("--profile", action="store_true", help="profile a round")
     parser.add_argument(
         "--engine", default="auto/auto/float32", help="backend/conv/precision for --methods, --whole and --profile"
@@ -383,6 +452,10 @@ def main() -> None:  # noqa: D103
         rows = methods(options.methods, device, options.rounds, engine)
     elif options.whole:
         rows = [whole(options.whole, device, engine)]
+    elif options.evaluate:
+        rows = [evaluation(device, engine)]
+    elif options.startup:
+        rows = [startup(device, options.engine)]
     elif options.profile:
         profile(device, engine, options.cohorts[0], options.models[0])
     else:

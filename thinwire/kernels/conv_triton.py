@@ -17,11 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.precision import dot_precision
+
 Pair = tuple[int, int]
 
-# float32 on tensor cores: each factor is split into two of 11 bits, and three of the four products are computed. This
-# is as accurate as float32 up to the last two bits, and several times faster than without tensor cores.
-EXACT = "tf32x3"
 PROGRAMS = 512  # programs that occupy a large GPU; a constant, so that sums do not depend on the GPU
 
 
@@ -255,7 +254,7 @@ def kernel_gradient(
         _multiply_by_patches[(*blocks, c * parts)](
             *(x, grad, partial, rows, chunk, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw),
             *(*stride, *padding),
-            *(int(ones), _precision(x), *block[:3]),
+            *(int(ones), dot_precision(x.dtype), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,
         )
@@ -281,7 +280,7 @@ def _multiply(
     with torch.cuda.device_of(x):
         _multiply_patches[(-(-rows // block.m), -(-outer // block.n), c * phases)](
             *(x, kernel, added, out, rows, *_strides(x), *grid, *x.shape[-2:], *size),
-            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, _precision(x), *block[:3]),
+            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, dot_precision(x.dtype), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,
         )
@@ -325,11 +324,6 @@ def _last(x: Tensor) -> Tensor:
 def _strides(x: Tensor) -> tuple[int, ...]:
     """The strides of clients, images, rows, columns and channels."""
     return tuple(x.stride(axis) for axis in (0, 1, 3, 4, 2))
-
-
-def _precision(x: Tensor) -> str:
-    allowed = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return "tf32" if allowed == "tf32" or x.dtype == torch.bfloat16 else EXACT
 
 
 def _power(value: int, least: int, most: int) -> int:
