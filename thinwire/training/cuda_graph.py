@@ -21,6 +21,7 @@ from torch import Tensor
 from thinwire.core.pinned import sent
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
+from thinwire.training.cuda_chain import chain_step
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
 from thinwire.training.step import keep_finished, make_step, no_randomness, vmapped
 
@@ -84,6 +85,9 @@ class _Recording:
         # without the trees of this round, which would stay in memory
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
         self.step = vmapped(make_step(fixed, self.factor))
+        self.chain = chain_step(inputs, self.factor)
+        if self.chain is not None:
+            self.coords, self.opt = self.chain.coords, self.chain.opt
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.replay: dict[bool, Callable[[], None]] = {}
         self.loaded: dict[str, Tree] = {}
@@ -159,6 +163,9 @@ class _Recording:
 
     def _step(self, masked: bool) -> None:
         """One step; reads and writes the tensors of the recording."""
+        if self.chain is not None:
+            self.chain(self.batches, self.done, self.loss, masked)
+            return
         batch = self.batches.index_select(0, self.done)[0]
         index, rows = batch[:, :-1], batch[:, -1]
         x, y = self.gather(index)
