@@ -52,7 +52,18 @@ def _gather(
 
 
 @triton.jit
-def _average(x, out, count, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, FIRST: tl.constexpr, B: tl.constexpr):
+def _average(
+    x,
+    out,
+    count,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    FIRST: tl.constexpr,
+    B: tl.constexpr,
+):
     """Means over adjacent windows; FIRST: channels first in the result."""
     OH: tl.constexpr = H // KH
     OW: tl.constexpr = W // KW
@@ -74,7 +85,19 @@ def _average(x, out, count, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K
 
 
 @triton.jit
-def _spread(grad, y, out, count, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, FIRST: tl.constexpr, B: tl.constexpr):
+def _spread(
+    grad,
+    y,
+    out,
+    count,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    FIRST: tl.constexpr,
+    B: tl.constexpr,
+):
     """The gradient of `_average` of the ReLU whose result was y."""
     OH: tl.constexpr = H // KH
     OW: tl.constexpr = W // KW
@@ -94,22 +117,34 @@ def _spread(grad, y, out, count, H: tl.constexpr, W: tl.constexpr, C: tl.constex
 
 
 @triton.jit
-def _sum_parts(partial, by_kernel, by_bias, parts, kernel_client, bias_client, O: tl.constexpr, I: tl.constexpr, TAPS: tl.constexpr, ONES: tl.constexpr, B: tl.constexpr):
+def _sum_parts(
+    partial,
+    by_kernel,
+    by_bias,
+    parts,
+    kernel_client,
+    bias_client,
+    OUTER: tl.constexpr,
+    INNER: tl.constexpr,
+    TAPS: tl.constexpr,
+    ONES: tl.constexpr,
+    B: tl.constexpr,
+):
     """Sum of the terms of a kernel gradient, (o, tap, i) -> (o, i, tap); a last column is the bias gradient."""
-    COLUMNS: tl.constexpr = TAPS * I + ONES
+    COLUMNS: tl.constexpr = TAPS * INNER + ONES
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * B + tl.arange(0, B)
-    known = at < O * COLUMNS
+    known = at < OUTER * COLUMNS
     total = tl.zeros((B,), dtype=tl.float32)
-    for part in range(0, parts):
-        total += tl.load(partial + (client * parts + part) * (O * COLUMNS) + at, mask=known, other=0.0)
+    for part in range(parts):
+        total += tl.load(partial + (client * parts + part) * (OUTER * COLUMNS) + at, mask=known, other=0.0)
     o = at // COLUMNS
     column = at % COLUMNS
-    weight = column < TAPS * I
-    to = (o * I + column % I) * TAPS + column // I
+    weight = column < TAPS * INNER
+    to = (o * INNER + column % INNER) * TAPS + column // INNER
     tl.store(by_kernel + client * kernel_client + to, total, mask=known & weight)
     if ONES:
-        tl.store(by_bias + client * bias_client + o, total, mask=known & (column == TAPS * I))
+        tl.store(by_bias + client * bias_client + o, total, mask=known & (column == TAPS * INNER))
 
 
 @triton.jit
@@ -225,7 +260,9 @@ def sum_parts(partial: Tensor, by_kernel: Tensor, by_bias: Tensor | None) -> Non
         )
 
 
-def cross_entropy(outputs: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor, by_bias: Tensor | None, losses: Tensor) -> Tensor:
+def cross_entropy(
+    outputs: Tensor, bias: Tensor | None, targets: Tensor, rows: Tensor, by_bias: Tensor | None, losses: Tensor
+) -> Tensor:
     """The gradient of each client's mean cross entropy with respect to its outputs (c, n, classes).
 
     Args:

@@ -224,9 +224,7 @@ def _multiply_by_patches(
 # -- x (c, n, i, h, w), kernel (c, o, i, kh, kw), bias (c, o), grad (c, n, o, oh, ow), in any order in memory ----------
 
 
-def forward(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool = False
-) -> Tensor:
+def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool = False) -> Tensor:
     """The convolution, in the type of the kernel; with `relu` the larger of it and zero."""
     (h, w), (kh, kw) = x.shape[-2:], kernel.shape[-2:]
     oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (w + 2 * padding[1] - kw) // stride[1] + 1

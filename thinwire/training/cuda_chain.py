@@ -8,6 +8,7 @@ with ReLU, cross entropy, and SGD on all weights; other models are trained by th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -121,6 +122,10 @@ class ChainStep:
         parts = zip(self.like.items(), matrix.split(sizes, 1), strict=True)
         return {name: part.view(block.shape) for (name, block), part in parts}
 
+    def copied(self) -> Tree:
+        """A copy of the coordinates."""
+        return self._cut(self.matrix.clone())
+
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.
 
@@ -137,7 +142,9 @@ class ChainStep:
         for layer in reversed(self.layers):
             if grad is not None:
                 grad = layer.backward(grad, self.coords, self.grads)
-        change, state = vmap(self.optimizer.update)({"": self.grad}, self.state, {"": self.matrix})
+        update = self.optimizer.update  # on all clients at once, unless it depends on a client's norm
+        update = update if self.optimizer.clip_norm == math.inf else vmap(update)
+        change, state = update({"": self.grad}, self.state, {"": self.matrix})
         step = change[""] if self.factor is None else change[""] * self.factor
         if masked:
             active = (rows > 0)[:, None]
