@@ -241,7 +241,7 @@ def kernel_gradient(
     grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients with respect to a kernel of this size and to the bias; the second is empty without a bias."""
-    c, _, o = grad.shape[:3]
+    c = len(grad)
     (kh, kw), i = size, x.shape[2]
     grad = grad.permute(0, 1, 3, 4, 2).contiguous()
     partial, columns = kernel_gradient_parts(grad, x, size, stride, padding, bias), kh * kw * i

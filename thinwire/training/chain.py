@@ -207,11 +207,18 @@ def trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]
     if not all(map(_is_known, leaves := _leaves(module))):
         raise UnsupportedModel("the model has other layers than Conv2d, ReLU, AvgPool2d, MaxPool2d, Flatten and Linear")
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+    versions = [0]  # of the last output, which counts changes in place
+    unchanged: list[bool] = []
+
+    def compare(layer: nn.Module, args: tuple) -> None:
+        unchanged.append(args[0]._version == versions[-1] or not seen)
 
     def keep(layer: nn.Module, args: tuple, out: Tensor) -> None:
         seen.append((layer, args[0], out))
+        versions.append(out._version)
 
-    handles = [layer.register_forward_hook(keep) for layer in leaves]
+    handles = [layer.register_forward_pre_hook(compare) for layer in leaves]
+    handles += [layer.register_forward_hook(keep) for layer in leaves]
     try:
         with torch.no_grad():
             weights = {name: p.detach().to(x.device) for name, p in module.named_parameters()}
@@ -219,9 +226,9 @@ def trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]
     finally:
         for handle in handles:
             handle.remove()
-    follows = all(after[1] is before[2] for before, after in pairwise(seen))
+    follows = all(after[1] is before[2] for before, after in pairwise(seen)) and all(unchanged)
     once = len(seen) == len(leaves) == len({layer for layer, *_ in seen}) and len(seen) > 0
-    if not (follows and once and end is seen[-1][2] and end.dim() == 2):
+    if not (follows and once and end is seen[-1][2] and end.dim() == 2 and end._version == versions[-1]):
         raise UnsupportedModel("the model is not a chain of layers, each of which gets the output of the one before")
     return [(layer, tuple(given.shape)) for layer, given, _ in seen]
 

@@ -63,22 +63,23 @@ def _layers(model: Functional, x: Tensor, shapes: dict[str, tuple[int, ...]]) ->
     at, images = 0, x.dim() == 4
     while at < len(calls):
         layer, shape = calls[at]
-        own = (f"{names[layer]}weight", f"{names[layer]}bias" if getattr(layer, "bias", None) is not None else None)
-        if any(name not in shapes for name in own if name):
+        weight = f"{names[layer]}weight"
+        bias = f"{names[layer]}bias" if getattr(layer, "bias", None) is not None else None
+        if weight not in shapes or (bias and bias not in shapes):
             return []
         if isinstance(layer, nn.Conv2d) and kinds[at : at + 3] == [nn.Conv2d, nn.ReLU, nn.AvgPool2d]:
             window = _window(calls[at + 2][0], calls[at + 2][1])
             if window is None:
                 return []
             last = kinds[at + 3 : at + 4] == [nn.Linear]
-            place: Any = (tuple(layer.stride), tuple(layer.padding))
-            made.append(explicit_gpu.ConvReluPool(*own, *place, window, kind, not made, last))
+            stride, padding = _pair(layer.stride), _pair(layer.padding)
+            made.append(explicit_gpu.ConvReluPool(weight, bias, stride, padding, window, kind, not made, last))
             at += 3
         elif isinstance(layer, nn.Linear) and len(shape) == 2 and (made or not images):
             last = at == len(calls) - 1
             if not last and kinds[at + 1] is not nn.ReLU:
                 return []
-            made.append(explicit_gpu.Linear(*own, kind, not made, last))
+            made.append(explicit_gpu.Linear(weight, bias, kind, not made, last))
             at += 1 if last else 2
         else:
             return []
@@ -91,9 +92,13 @@ def _layers(model: Functional, x: Tensor, shapes: dict[str, tuple[int, ...]]) ->
 def _window(pool: nn.Module, shape: tuple[int, ...]) -> tuple[int, int] | None:
     """The window of an average pooling over adjacent windows that cover the images; None for another one."""
     at: Any = pool
-    size, stride = ((value, value) if isinstance(value, int) else tuple(value) for value in (at.kernel_size, at.stride))
+    size, stride = _pair(at.kernel_size), _pair(at.stride)
     plain = size == stride and at.padding in (0, (0, 0)) and not at.ceil_mode and at.divisor_override is None
     return size if plain and shape[2] % size[0] == 0 and shape[3] % size[1] == 0 else None
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 class ChainStep:
@@ -119,7 +124,7 @@ class ChainStep:
     def _cut(self, matrix: Tensor) -> Tree:
         """Blocks of all clients as views of a matrix with a row for each."""
         sizes = [block[0].numel() for block in self.like.values()]
-        parts = zip(self.like.items(), matrix.split(sizes, 1), strict=True)
+        parts = zip(self.like.items(), torch.split(matrix, sizes, 1), strict=True)
         return {name: part.view(block.shape) for (name, block), part in parts}
 
     def copied(self) -> Tree:

@@ -106,7 +106,9 @@ class _Recording:
         self._load(inputs, clients)
         rows = sent(work.rows, self.device)
         batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1)
-        for i, part in enumerate(batches.split(most)):  # several where there are more steps than in the first round
+        for i, part in enumerate(
+            torch.split(batches, most)
+        ):  # several where there are more steps than in the first round
             self.batches[: len(part)].copy_(part)
             self.done.zero_()
             for replay in replays[i]:
