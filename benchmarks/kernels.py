@@ -348,7 +348,7 @@ def looked_up(turns: int = 5) -> dict[str, float]:
 def tune(until: float) -> None:
     """Time other block sizes for the most expensive convolutions."""
     from thinwire.kernels import conv_triton as kernels
-    from thinwire.kernels.conv_triton import Block
+    from thinwire.kernels.conv_blocks import Block
 
     product, gradient = kernels.product_block, kernels.gradient_block
     cases = [

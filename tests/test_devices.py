@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,13 @@ from torch.func import grad_and_value, vmap
 from thinwire import models
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
+from thinwire.data.examples import Images
+from thinwire.data.partitions.base import Assignment
 from thinwire.data.task import Task, pool_clients
 from thinwire.experiments.build import build_task
 from thinwire.experiments.config import resolve
 from thinwire.kernels import conv as convolve
+from thinwire.kernels import lstm
 from thinwire.kernels import projection as random_products
 from thinwire.kernels.projection import draw_rows
 from thinwire.kernels.support import has_triton
@@ -180,6 +184,49 @@ def test_fused_group_norms_and_their_gradients_equal_torch(shape, kind):
     for a, b, c in zip(first, again, wanted, strict=True):
         assert torch.equal(a, b)
         assert float((a.double() - c).abs().max()) <= (2e-2 if kind == torch.bfloat16 else 1e-5) * float(c.abs().max())
+
+
+@triton_only
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("examples", [5, 40])
+def test_the_recurrence_of_an_lstm_and_its_gradients_equal_torch(examples, kind):
+    torch.manual_seed(0)
+    inputs, factor = torch.randn(3, 7, examples, 4 * 48, device="cuda"), torch.randn(3, 7, examples, 48, device="cuda")
+    args = (inputs.to(kind), (0.2 * torch.randn(3, 4 * 48, 48, device="cuda")).to(kind), factor)
+
+    def loss(recurrence):
+        return vmap(grad_and_value(lambda x, w, f: (recurrence(x, w).to(f.dtype) * f).sum(), argnums=(0, 1)))
+
+    wanted, _ = loss(lstm._by_steps)(*(block.double() for block in args))
+    first, _ = loss(lstm.recurrence)(*args)
+    again, _ = loss(lstm.recurrence)(*args)
+    for a, b, c in zip(first, again, wanted, strict=True):
+        assert torch.equal(a, b)
+        assert float((a.double() - c).norm()) <= (2e-2 if kind == torch.bfloat16 else 1e-5) * float(c.norm())
+
+
+@triton_only
+@pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, momentum=0.9, weight_decay=1e-3, clip_norm=0.5)], ids=repr)
+@pytest.mark.parametrize("hidden", [0, 12])
+def test_a_chain_of_layers_without_autograd_equals_a_run_on_the_cpu(hidden, optimizer):
+    torch.manual_seed(0)
+    net = models.cnn.ConvNet(1, 12, (4, 16), hidden, 5)
+    images = Images(torch.randint(0, 256, (90, 1, 12, 12), dtype=torch.uint8), Key(6).integers(90, 5), (0.5,), (0.4,))
+    task = Task(net, images, Assignment(np.arange(90), np.array([0, 20, 37, 90])))  # clients of different sizes
+    job = Job(task, Method(client_opt=optimizer), rounds=3, cohort=3, local=Local(batch=8))
+    ends = []
+    for engine in (LocalEngine("cuda", "graph"), LocalEngine("cuda", "graph"), LocalEngine("cpu", "vmap")):
+        simulation = engine.prepare(job)
+        state = simulation.start()
+        for _ in range(job.rounds):
+            state, record = simulation.round(state)
+        kept = simulation.backends.trainers["graph"]._kept.values()
+        assert engine.device == "cpu" or all(recording.chain is not None for recording in kept)
+        ends.append((record.loss, {k: v.cpu() for k, v in simulation.federation.weights(state.server.public).items()}))
+    for name, block in ends[2][1].items():
+        assert torch.equal(ends[0][1][name], ends[1][1][name])
+        assert float((ends[0][1][name] - block).abs().max()) < 1e-5
+    assert abs(ends[0][0] - ends[2][0]) < 1e-5
 
 
 @triton_only

@@ -117,12 +117,12 @@ class Images(Examples):
         """Normalize bytes to float32."""
         x = pixels.to(torch.float32).div_(255)
         if self.mean != (0.0,) or self.std != (1.0,):
-            mean, std = self._statistics
+            mean, std = self.statistics
             x = x.sub_(mean).div_(std)
         return x
 
     @cached_property
-    def _statistics(self) -> tuple[Tensor, Tensor]:
+    def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation on the device of the pixels: a copy for every batch would block the device."""
         shape, device = (len(self.mean), 1, 1), self.pixels.device
         return torch.tensor(self.mean, device=device).view(shape), torch.tensor(self.std, device=device).view(shape)

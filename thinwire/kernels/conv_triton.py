@@ -10,19 +10,15 @@ are reproducible bit for bit.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-Pair = tuple[int, int]
+from thinwire.kernels.conv_blocks import PROGRAMS, gradient_block, product_block
+from thinwire.kernels.precision import dot_precision
 
-# float32 on tensor cores: each factor is split into two of 11 bits, and three of the four products are computed. This
-# is as accurate as float32 up to the last two bits, and several times faster than without tensor cores.
-EXACT = "tf32x3"
-PROGRAMS = 512  # programs that occupy a large GPU; a constant, so that sums do not depend on the GPU
+Pair = tuple[int, int]
 
 
 @triton.jit
@@ -53,6 +49,7 @@ def _multiply_patches(
     PW: tl.constexpr,
     BACK: tl.constexpr,
     BIAS: tl.constexpr,
+    RELU: tl.constexpr,
     PRECISION: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -120,7 +117,7 @@ def _multiply_patches(
             kh = th
             kw = tw
         inside = live[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
-        a = tl.load(source[:, None] + step[None, :], mask=inside, other=0.0)
+        a = tl.load(source[:, None] + step[None, :], mask=inside, other=0.0).to(kernel.dtype.element_ty)
         from_kernel = kernel + (kh * KW + kw) * INNER + i
         known = (o < OUTER)[None, :]
         if INNER % BK != 0:
@@ -131,6 +128,8 @@ def _multiply_patches(
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias + client * OUTER + o, mask=o < OUTER, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.maximum(total, 0.0)
     images = rows // (HEIGHT * WIDTH)
     pixel = (image * Y_HEIGHT + to_row) * Y_WIDTH + to_column
     out += client * images * Y_HEIGHT * Y_WIDTH * OUTER
@@ -209,9 +208,9 @@ def _multiply_by_patches(
         if INNER % BN != 0:
             inside = inside & (k < COLUMNS)[None, :]
         source = (m // (WIDTH * HEIGHT)) * x_image + row * x_row + column * x_column
-        b = tl.load(x + (source[:, None] + step[None, :]), mask=inside, other=0.0)
+        b = tl.load(x + (source[:, None] + step[None, :]), mask=inside, other=0.0).to(grad.dtype.element_ty)
         if ONES:
-            b = tl.where((k == COLUMNS)[None, :], 1.0, b).to(x.dtype.element_ty)
+            b = tl.where((k == COLUMNS)[None, :], 1.0, b).to(grad.dtype.element_ty)
         a = tl.load(grad + m[:, None] * OUTER + o[None, :], mask=(m < end)[:, None] & (o < OUTER)[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
     out += tl.program_id(2).to(tl.int64) * OUTER * (COLUMNS + ONES)
@@ -222,11 +221,11 @@ def _multiply_by_patches(
 # -- x (c, n, i, h, w), kernel (c, o, i, kh, kw), bias (c, o), grad (c, n, o, oh, ow), in any order in memory ----------
 
 
-def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-    """The convolution."""
+def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, relu: bool = False) -> Tensor:
+    """The convolution, in the type of the kernel; with `relu` the larger of it and zero."""
     (h, w), (kh, kw) = x.shape[-2:], kernel.shape[-2:]
     oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (w + 2 * padding[1] - kw) // stride[1] + 1
-    return _multiply(x, kernel.permute(0, 1, 3, 4, 2), bias, (oh, ow), (oh, ow), stride, padding, False)
+    return _multiply(x, kernel.permute(0, 1, 3, 4, 2), bias, (oh, ow), (oh, ow), stride, padding, False, relu)
 
 
 def input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -239,12 +238,27 @@ def kernel_gradient(
     grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients with respect to a kernel of this size and to the bias; the second is empty without a bias."""
-    c, n, o, oh, ow = grad.shape
-    i = x.shape[2]
-    kh, kw = size
+    c = len(grad)
+    (kh, kw), i = size, x.shape[2]
+    grad = grad.permute(0, 1, 3, 4, 2).contiguous()
+    partial, columns = kernel_gradient_parts(grad, x, size, stride, padding, bias), kh * kw * i
+    total = partial.sum(1) if partial.shape[1] > 1 else partial[:, 0]
+    by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(grad.dtype)  # type: ignore[no-untyped-call]
+    if not bias:
+        return by_kernel, by_kernel.new_empty(c, 0)
+    ones = total.shape[-1] > columns
+    return by_kernel, total[..., columns].to(grad.dtype) if ones else grad.sum((1, 2, 3))
+
+
+def kernel_gradient_parts(grad: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, bias: bool) -> Tensor:
+    """Terms of the kernel gradient, in float32: (c, parts, o, kh kw i), with one more column for that of the bias.
+
+    The column is missing where it would take a block of its own. The gradient is (c, n, oh, ow, o), contiguous.
+    """
+    c, n, oh, ow, o = grad.shape
+    (kh, kw), i, x = size, x.shape[2], _last(x)
     rows, columns = n * oh * ow, kh * kw * i
-    x, grad = _last(x), grad.permute(0, 1, 3, 4, 2).contiguous()
-    block = gradient_block(o, i, columns + bias, x.dtype)
+    block = gradient_block(o, i, columns + bias, grad.dtype)
     ones = bias and columns % block.n != 0
     blocks = -(-(columns + ones) // block.n), -(-o // block.m)
     parts = max(1, min(-(-PROGRAMS // (blocks[0] * blocks[1] * c)), rows // (8 * block.k)))
@@ -255,19 +269,23 @@ def kernel_gradient(
         _multiply_by_patches[(*blocks, c * parts)](
             *(x, grad, partial, rows, chunk, parts, *_strides(x), oh, ow, *x.shape[-2:], i, o, kh, kw),
             *(*stride, *padding),
-            *(int(ones), _precision(x), *block[:3]),
+            *(int(ones), dot_precision(grad.dtype), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,
         )
-    total = partial.sum(1) if parts > 1 else partial[:, 0]
-    by_kernel = total[..., :columns].unflatten(-1, (kh, kw, i)).permute(0, 1, 4, 2, 3).to(grad.dtype)  # type: ignore[no-untyped-call]
-    if not bias:
-        return by_kernel, by_kernel.new_empty(c, 0)
-    return by_kernel, total[..., columns].to(grad.dtype) if ones else grad.sum((1, 2, 3))
+    return partial
 
 
 def _multiply(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, grid: Pair, size: Pair, stride: Pair, padding: Pair, back: bool
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    grid: Pair,
+    size: Pair,
+    stride: Pair,
+    padding: Pair,
+    back: bool,
+    relu: bool = False,
 ) -> Tensor:
     """Launch `_multiply_patches` for kernels (c, outer, kh, kw, inner) and `grid` pixels per image and phase."""
     c, n, inner = x.shape[:3]
@@ -275,44 +293,18 @@ def _multiply(
     x, kernel = _last(x), kernel.contiguous()
     rows = n * grid[0] * grid[1]
     phases = stride[0] * stride[1] if back else 1
-    block = product_block(c * phases, rows, outer, inner, kh * kw, x.dtype)
-    out = torch.empty((c, n, *size, outer), dtype=x.dtype, device=x.device)
+    block = product_block(c * phases, rows, outer, inner, kh * kw, kernel.dtype)
+    out = torch.empty((c, n, *size, outer), dtype=kernel.dtype, device=x.device)
     added = x if bias is None else bias.contiguous()
     with torch.cuda.device_of(x):
         _multiply_patches[(-(-rows // block.m), -(-outer // block.n), c * phases)](
             *(x, kernel, added, out, rows, *_strides(x), *grid, *x.shape[-2:], *size),
-            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, _precision(x), *block[:3]),
+            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, relu),
+            *(dot_precision(kernel.dtype), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,
         )
     return out.permute(0, 1, 4, 2, 3)
-
-
-class Block(NamedTuple):
-    """The tile of one program: m x n results, k products at a time; its number of warps and pipeline stages."""
-
-    m: int
-    n: int
-    k: int
-    warps: int
-    stages: int
-
-
-def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kind: torch.dtype) -> Block:
-    """The tile for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
-    n = _power(outer, 16, 128)
-    many = groups * -(-outer // n)
-    m = next((m for m in (128, 64) if -(-rows // m) * many >= PROGRAMS), 32)
-    one_tap = _divisor(inner, 64 if kind == torch.bfloat16 else 32)
-    k = one_tap if one_tap >= 16 else _power(taps * inner, 16, 32)
-    return Block(m, n, k, 8 if m * n >= 1 << 14 else 4, 3)
-
-
-def gradient_block(outer: int, inner: int, columns: int, kind: torch.dtype) -> Block:
-    """The tile for the gradient with respect to `outer` kernels of `columns` values each."""
-    m = _power(outer, 16, 128)
-    n = _divisor(inner, 128) if inner % 32 == 0 else _power(columns, 16, 128)
-    return Block(m, n, 64 if kind == torch.bfloat16 else 32, 8 if m * n >= 1 << 14 else 4, 3)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -325,18 +317,3 @@ def _last(x: Tensor) -> Tensor:
 def _strides(x: Tensor) -> tuple[int, ...]:
     """The strides of clients, images, rows, columns and channels."""
     return tuple(x.stride(axis) for axis in (0, 1, 3, 4, 2))
-
-
-def _precision(x: Tensor) -> str:
-    allowed = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return "tf32" if allowed == "tf32" or x.dtype == torch.bfloat16 else EXACT
-
-
-def _power(value: int, least: int, most: int) -> int:
-    """The next power of two, clamped to a range."""
-    return min(max(1 << (value - 1).bit_length(), least), most)
-
-
-def _divisor(value: int, most: int) -> int:
-    """The largest power of two that divides a value, up to a limit."""
-    return min(value & -value, most)

@@ -40,6 +40,11 @@ class exact_init(TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: N
         key: the source of randomness.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether to import torch's compiler, which takes seconds, to exclude this mode from it."""
+        return False
+
     def __init__(self, key: Key) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.key, self.calls = key, 0

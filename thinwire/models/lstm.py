@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
+from thinwire.kernels.lstm import recurrence
 from thinwire.models.checks import at_least
 
 
@@ -29,8 +30,8 @@ class LSTM(nn.Module):
     Parameter names, gate order and initialization (uniform within 1 / sqrt(hidden)) are those of `nn.LSTM`. With
     `biases=2` its state dict can be loaded; with `biases=1` a layer has only `bias_hh`.
 
-    The input products of all steps of a layer are one matrix product before the loop over time. Without gradients, in
-    evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
+    The input products of all steps of a layer are one matrix product before the recurrence (`kernels/lstm.py`). Without
+    gradients, in evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
 
     With `weight_norm` each row of a matrix has a length that is a parameter of its own (Salimans and Kingma, 2016):
 
@@ -74,12 +75,12 @@ class LSTM(nn.Module):
         """The hidden state of the last layer after the last step."""
         if not torch.is_grad_enabled():  # evaluation: the fused kernels of torch take a fraction of the time
             return self._fused(x)
-        states = list(x.unbind(1))
+        states = x.transpose(0, 1)
         for layer in range(self.layers):
             bias = getattr(self, f"bias_hh_l{layer}")
             if self.biases == 2:
                 bias = bias + getattr(self, f"bias_ih_l{layer}")
-            states = recur(torch.stack(states), self._matrix(f"ih_l{layer}"), self._matrix(f"hh_l{layer}"), bias)
+            states = recurrence(F.linear(states, self._matrix(f"ih_l{layer}"), bias), self._matrix(f"hh_l{layer}"))
         return states[-1]
 
     def _matrix(self, part: str) -> Tensor:
@@ -99,26 +100,6 @@ class LSTM(nn.Module):
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")  # cuDNN
             output, _, _ = torch.lstm(x, [zero, zero], blocks, True, self.layers, 0.0, False, False, True)
         return output[:, -1]
-
-
-def recur(
-    x: Tensor,  # (steps, n, inputs)
-    w_ih: Tensor,  # (4 hidden, inputs)
-    w_hh: Tensor,  # (4 hidden, hidden)
-    bias: Tensor,  # (4 hidden,)
-) -> list[Tensor]:  # steps times (n, hidden)
-    """The hidden states of one layer, from a zero state."""
-    # unbind instead of indexing: its gradient is one stack, not a full-size tensor of zeros per step.
-    inputs = F.linear(x, w_ih, bias).unbind(0)
-    back = w_hh.t()
-    h = c = x.new_zeros(x.shape[1], w_hh.shape[1])
-    states = []
-    for step in inputs:
-        i, f, g, o = torch.addmm(step, h, back).chunk(4, dim=-1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        states.append(h)
-    return states
 
 
 class NextCharacter(nn.Module):

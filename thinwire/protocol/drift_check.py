@@ -100,7 +100,7 @@ def _sums(rows: Tensor, factor: float, signs: Tensor) -> tuple[int, float]:
     square = torch.zeros((), dtype=torch.float64, device=rows.device)
     step = _ROWS.get(rows.device.type, 4096)
     if rows.device.type == "cpu":  # a small model in parts: float64 takes twice its memory
-        step = min(step, max(1, len(rows) // 8))
+        step = min(step, max(8, len(rows) // 8))
     for part, its_signs in zip(torch.split(rows, step), torch.split(signs[_WIDE:], step), strict=True):
         whole = part.double().mul_(factor).round_()
         total += ((whole @ columns).long() * its_signs.long()).sum()

@@ -31,9 +31,9 @@ class EngineSettings:
             instead of 23; `bf16` computes layers in 16 bits (weights stay float32; also on a CPU), and what stays in
             float32, evaluation too, as `tf32` does.
         conv: convolutions of many clients as one `grouped` convolution, as matrix products (`im2col`), which takes more
-            memory and, on a GPU, less time, or as Triton kernels (`fused`), which take the least memory; `auto` uses on
-            a GPU `fused` with bf16, else `im2col`. Clients that train alone on a CPU without oneDNN use our own
-            gradients (`kernels/conv_cpu.py`), with `grouped` torch's.
+            memory and, on a GPU, less time, or as Triton kernels (`fused`), which take the least memory and time;
+            `auto` uses on a GPU `fused` where triton is installed, else `im2col`. Clients that train alone on a CPU
+            without oneDNN use our own gradients (`kernels/conv_cpu.py`), with `grouped` torch's.
         workers: number of processes that train groups of the cohort in parallel, through Ray, on all GPUs or machines
             that it manages; 0 for none. The cohort is divided into as many groups unless `chunk` is given.
     """

@@ -202,9 +202,8 @@ def _conv(engine: EngineSettings, device: torch.device) -> Products | None:
     """How convolutions of many clients are computed; None for torch's grouped convolution."""
     conv = engine.conv
     if conv == "auto":
-        # measured on an H200: in 16 bits fused kernels are fastest; in 32 their kernel gradient takes too long
-        fused = engine.precision == "bf16" and has_triton(device)
-        conv = "grouped" if device.type == "cpu" else "fused" if fused else "im2col"
+        # measured on an H200 (docs/benchmarks.md): fused kernels are fastest in every precision
+        conv = "grouped" if device.type == "cpu" else "fused" if has_triton(device) else "im2col"
     if conv == "fused" and not has_triton(device):
         raise ConfigError("conv = 'fused' needs a GPU and the package triton; write conv = 'auto'")
     return None if conv == "grouped" else conv

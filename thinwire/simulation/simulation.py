@@ -12,6 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.threads import on_one_core
+from thinwire.core.threads import LEAST, on_one_core
 from thinwire.data.task import Exchange
 from thinwire.errors import Diverged
 from thinwire.protocol.client import (
@@ -115,6 +116,7 @@ class Simulation:
         ahead = self.device.type == "cuda" and not (engine.workers or job.attack or job.local.trainer)
         self.pipeline = Pipeline(self.device, on=ahead)
         self.clock = SimulatedClock(job)
+        self._long = self.device.type == "cuda" and self.contract.code.nbytes >= LEAST  # messages
 
     def start(self) -> RunState:
         """The state before the first round."""
@@ -274,8 +276,13 @@ class Simulation:
             alone = len(tasks) == 1 and not (state.chunk or self.engine.chunk)
             if alone and (self.device.type == "cuda" or self.pipeline.on) and state.round + 1 < self.job.rounds:
                 self._work_ahead(state, one)
-            opened.download()
-            yield self._uploads(task, one.inputs.work, wait())
+            with ThreadPoolExecutor(1) if self._long else nullcontext() as other:
+                if other:
+                    other.submit(opened.download)  # on another core; an error is raised when it is used
+                else:
+                    opened.download()
+                result = self._uploads(task, one.inputs.work, wait())
+            yield result
 
     def train_group(self, task: GroupTask, work: Workload | None = None) -> GroupResult:
         """Train a group and make its uploads; on the clients' own batches of the round by default."""

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from thinwire.core.tree import FlatTree, Tree, cut
 from thinwire.data.losses import cross_entropy
@@ -40,13 +41,15 @@ _KNOWN = (*_CONVOLUTIONS, *_AVERAGES, *_MAXIMA, nn.ReLU, nn.Flatten, nn.Linear)
 _aten: Any = torch.ops.aten
 
 
-def may_be_chain(model: Functional) -> bool:
+def may_be_chain(model: Functional, *, half: bool = False) -> bool:
     """Whether a model has only layers that a chain may have; whether it is one is known when it runs.
+
+    With `half` also a model that is trained in 16 bits.
 
     >>> may_be_chain(Functional.of(nn.Linear(2, 2))), may_be_chain(Functional.of(nn.LSTM(2, 2)))
     (True, False)
     """
-    return not model.half and not model.buffers() and all(map(_is_known, _leaves(model.module)))
+    return (half or not model.half) and not model.buffers() and all(map(_is_known, _leaves(model.module)))
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -165,7 +168,7 @@ def _check(model: Functional, found: Tree, weights: Tree, inputs: Tensor, target
 def program(module: nn.Module, x: Tensor) -> list[Layer]:
     """The layers of a network for batches of this shape."""
     names = {layer: f"{name}." if name else "" for name, layer in module.named_modules()}
-    calls = _trace(module, x)
+    calls = trace(module, x)
     first = 1 if isinstance(calls[0][0], nn.Flatten) and len(calls) > 1 else 0  # the first with weights
     if not isinstance(calls[first][0], nn.Conv2d | nn.Linear):
         raise UnsupportedModel("a chain of layers begins with a Conv2d or Linear, after at most one Flatten")
@@ -196,25 +199,36 @@ def program(module: nn.Module, x: Tensor) -> list[Layer]:
     return made
 
 
-def _trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """The layers in the order in which they run, with the shapes of their inputs."""
+def trace(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """The layers in the order in which they run, with the shapes of their inputs; x may be a meta tensor.
+
+    Raises UnsupportedModel if the model is not a chain of known layers.
+    """
     if not all(map(_is_known, leaves := _leaves(module))):
         raise UnsupportedModel("the model has other layers than Conv2d, ReLU, AvgPool2d, MaxPool2d, Flatten and Linear")
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+    versions = [0]  # of the last output, which counts changes in place
+    unchanged: list[bool] = []
+
+    def compare(layer: nn.Module, args: tuple) -> None:
+        unchanged.append(args[0]._version == versions[-1] or not seen)
 
     def keep(layer: nn.Module, args: tuple, out: Tensor) -> None:
         seen.append((layer, args[0], out))
+        versions.append(out._version)
 
-    handles = [layer.register_forward_hook(keep) for layer in leaves]
+    handles = [layer.register_forward_pre_hook(compare) for layer in leaves]
+    handles += [layer.register_forward_hook(keep) for layer in leaves]
     try:
         with torch.no_grad():
-            end = module(x.clone())
+            weights = {name: p.detach().to(x.device) for name, p in module.named_parameters()}
+            end = functional_call(module, weights, (x.clone(),))
     finally:
         for handle in handles:
             handle.remove()
-    follows = all(after[1] is before[2] for before, after in pairwise(seen))
+    follows = all(after[1] is before[2] for before, after in pairwise(seen)) and all(unchanged)
     once = len(seen) == len(leaves) == len({layer for layer, *_ in seen}) and len(seen) > 0
-    if not (follows and once and end is seen[-1][2] and end.dim() == 2):
+    if not (follows and once and end is seen[-1][2] and end.dim() == 2 and end._version == versions[-1]):
         raise UnsupportedModel("the model is not a chain of layers, each of which gets the output of the one before")
     return [(layer, tuple(given.shape)) for layer, given, _ in seen]
 

@@ -6,12 +6,13 @@ coordinates, optimizer states, buffers, the states of the correction, base and b
 begins, and so are the indices of all batches; the graph counts the steps and gathers the examples of the next one.
 
 There are two recordings of a step: one for full batches, and one with a mask, for short batches and for clients that
-finish before others. On a CPU nothing is recorded: the same step is called instead.
+finish before others. For a chain of layers (`cuda_chain.py`), whose steps are few kernels, all steps of a round are one
+recording. On a CPU nothing is recorded: the same step is called instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +22,13 @@ from torch import Tensor
 from thinwire.core.pinned import sent
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
+from thinwire.training.cuda_chain import chain_step
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
 from thinwire.training.step import keep_finished, make_step, no_randomness, vmapped
 
 KEPT = 8  # recordings for different shapes of a cohort; the least recently used one is dropped
+ROUNDS = 4  # recordings of a whole round; where clients differ in their numbers of steps, rounds differ, too
+LONGEST = 64  # steps of such a recording
 WARM = 3  # steps before a recording, in which libraries choose their kernels and allocate memory
 
 
@@ -84,8 +88,11 @@ class _Recording:
         # without the trees of this round, which would stay in memory
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
         self.step = vmapped(make_step(fixed, self.factor))
+        self.chain = chain_step(inputs, self.factor)
+        if self.chain is not None:
+            self.coords, self.opt = self.chain.coords, self.chain.opt
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self.replay: dict[bool, Callable[[], None]] = {}
+        self.replay: dict[tuple[bool, ...], Callable[[], None]] = {}  # by which of its steps are masked
         self.loaded: dict[str, Tree] = {}
 
     def train(self, inputs: TrainingInputs) -> TrainingOutcome:
@@ -93,19 +100,21 @@ class _Recording:
         work = inputs.work
         clients, steps, width = work.index.shape
         masked: list[bool] = np.any(work.rows < width, axis=0).tolist()
-        for kind in sorted(set(masked)):  # before anything is loaded: recording changes the tensors
-            if kind not in self.replay:
-                self.replay[kind] = self._record(kind)
+        most = len(self.batches)
+        # before anything is loaded: recording changes the tensors
+        replays = [self._replays(tuple(masked[first : first + most])) for first in range(0, steps, most)]
         self._load(inputs, clients)
         rows = sent(work.rows, self.device)
         batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1)
-        for first in range(0, steps, len(self.batches)):  # several times where there are more than in the first round
-            part = batches[first : first + len(self.batches)]
+        for i, part in enumerate(
+            torch.split(batches, most)
+        ):  # several where there are more steps than in the first round
             self.batches[: len(part)].copy_(part)
             self.done.zero_()
-            for kind in masked[first : first + len(part)]:
-                self.replay[kind]()
-        coords, buffers = (tmap(torch.clone, tree) for tree in (self.coords, self.buffers))
+            for replay in replays[i]:
+                replay()
+        coords = tmap(torch.clone, self.coords) if self.chain is None else self.chain.copied()
+        buffers = tmap(torch.clone, self.buffers)
         return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, smap(torch.clone, self.opt))
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
@@ -131,34 +140,51 @@ class _Recording:
             _copy((places,), (tree,))
             self.loaded[name] = dict(tree)
 
-    def _record(self, masked: bool) -> Callable[[], None]:
-        """A function that does one step: on a GPU the replay of a graph, else the step itself."""
+    def _replays(self, masked: tuple[bool, ...]) -> list[Callable[[], None]]:
+        """The recordings whose replay does these steps, made where there are none: one of all, or one for each."""
+        whole = self.chain is not None and self.device.type == "cuda" and 1 < len(masked) <= LONGEST
+        if whole and (masked in self.replay or sum(len(known) > 1 for known in self.replay) < ROUNDS):
+            kinds = [masked]
+        else:
+            kinds = [(one,) for one in masked]
+        for kind in sorted(set(kinds)):
+            if kind not in self.replay:
+                self.replay[kind] = self._record(kind)
+        return [self.replay[kind] for kind in kinds]
 
-        def step() -> None:
-            self._step(masked)
+    def _record(self, masked: tuple[bool, ...]) -> Callable[[], None]:
+        """A function that does these steps: on a GPU the replay of a graph, else the steps themselves."""
+
+        def run(kinds: Iterable[bool] = masked) -> None:
+            for kind in kinds:
+                self._step(kind)
 
         self.done.zero_()
         if self.device.type != "cuda":
             with no_randomness(self.device):
-                step()
-            return step
+                run()
+            return run
         with torch.cuda.device(self.device):
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(WARM):  # a replay would draw other random numbers
-                    with no_randomness(self.device):
-                        step()
-                    self.done.zero_()
+                    for kind in sorted(set(masked)):
+                        with no_randomness(self.device):
+                            run((kind,))
+                        self.done.zero_()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # recordings share the memory of temporaries: none is read after its step
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                step()
+                run()
         return graph.replay
 
     def _step(self, masked: bool) -> None:
         """One step; reads and writes the tensors of the recording."""
+        if self.chain is not None:
+            self.chain(self.batches, self.done, self.loss, masked)
+            return
         batch = self.batches.index_select(0, self.done)[0]
         index, rows = batch[:, :-1], batch[:, -1]
         x, y = self.gather(index)

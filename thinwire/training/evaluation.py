@@ -160,7 +160,7 @@ class _Access(NamedTuple):
 def _at_once(inputs: Inputs, largest: int, device: torch.device) -> int:
     """The number of examples to evaluate at once, where each adds `largest` bytes to the largest tensor.
 
-    1,000; more small images on a GPU, which is idle until the host launches the next batch; fewer where the largest
+    1,000; more small ones on a GPU, which is idle until the host launches the next batch; fewer where the largest
     tensor, such as the outputs of a language model, would take more than `MAX_TENSOR_BYTES`.
 
     >>> tokens = torch.zeros(1, 256, dtype=torch.int64)
@@ -168,13 +168,18 @@ def _at_once(inputs: Inputs, largest: int, device: torch.device) -> int:
     [1000, 5]
     """
     most = 1000
-    if device.type != "cpu" and isinstance(inputs, Tensor) and inputs.is_floating_point():
+    if device.type != "cpu" and isinstance(inputs, Tensor):
         most = max(1000, min(10_000, (1 << 23) // max(1, inputs.numel())))
     return max(1, min(most, MAX_TENSOR_BYTES["cpu" if device.type == "cpu" else "gpu"] // max(1, largest)))
 
 
 class _TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the size in bytes of every tensor that an operation inside the context returns, in order."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether to import torch's compiler, which takes seconds, to exclude this mode from it."""
+        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

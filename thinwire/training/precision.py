@@ -30,7 +30,7 @@ def compute_with(device: torch.device, precision: Precision, onednn: bool | None
     ]
     if device.type == "cuda":
         kind, cudnn = "ieee" if precision == "float32" else "tf32", torch.backends.cudnn
-        products: Any = (torch.backends.cuda.matmul, cudnn.conv)  # type: ignore[attr-defined]
+        products: Any = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)  # type: ignore[attr-defined]
         settings += [(part, "fp32_precision", kind) for part in products]
         settings += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
     before = [getattr(part, name) for part, name, _ in settings]

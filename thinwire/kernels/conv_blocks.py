@@ -1,0 +1,50 @@
+"""The tiles in which the Triton convolutions (`conv_triton.py`) are computed.
+
+>>> product_block(10, 8192, 128, 64, 25, torch.bfloat16)
+Block(m=128, n=128, k=64, warps=8, stages=3)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+PROGRAMS = 512  # programs that occupy a large GPU; a constant, so that sums do not depend on the GPU
+
+
+class Block(NamedTuple):
+    """The tile of one program: m x n results, k products at a time; its number of warps and pipeline stages."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kind: torch.dtype) -> Block:
+    """The tile for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
+    n = _power(outer, 16, 128)
+    many = groups * -(-outer // n)
+    m = next((m for m in (128, 64) if -(-rows // m) * many >= PROGRAMS), 32)
+    one_tap = _divisor(inner, 64 if kind == torch.bfloat16 else 32)
+    k = one_tap if one_tap >= 16 else _power(taps * inner, 16, 32)
+    return Block(m, n, k, 8 if m * n >= 1 << 14 else 4, 3)
+
+
+def gradient_block(outer: int, inner: int, columns: int, kind: torch.dtype) -> Block:
+    """The tile for the gradient with respect to `outer` kernels of `columns` values each."""
+    m = _power(outer, 16, 128)
+    n = _divisor(inner, 128) if inner % 32 == 0 else _power(columns, 16, 128)
+    return Block(m, n, 64 if kind == torch.bfloat16 else 32, 8 if m * n >= 1 << 14 else 4, 3)
+
+
+def _power(value: int, least: int, most: int) -> int:
+    """The next power of two, clamped to a range."""
+    return min(max(1 << (value - 1).bit_length(), least), most)
+
+
+def _divisor(value: int, most: int) -> int:
+    """The largest power of two that divides a value, up to a limit."""
+    return min(value & -value, most)

@@ -1,0 +1,124 @@
+"""Layers with explicit gradients for many clients at once on a GPU, for networks that are a chain of layers.
+
+    y = layer.forward(x, weights)            keeps what the gradient needs
+    gx = layer.backward(gy, weights, grads)  writes the gradients of its weights into `grads`
+
+Weights and gradients are trees of float32 blocks with a client axis, each client's part contiguous. Images between
+layers are (c, n, height, width, channels). Products are computed in the type that the layer is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.core.tree import Tree
+from thinwire.kernels.conv_cpu import Pair
+
+_NONE = torch.empty(0)
+
+
+def _kernels() -> tuple[Any, Any]:
+    from thinwire.kernels import chain_triton, conv_triton
+
+    return conv_triton, chain_triton
+
+
+@dataclass(eq=False)
+class ConvReluPool:
+    """Convolution, ReLU and average pooling over adjacent windows.
+
+    Args:
+        weight, bias: names; no bias if None.
+        stride, padding: of the convolution.
+        window: of the pooling.
+        kind: type of the products.
+        first: whether the inputs are the examples, (c, n, channels, height, width), whose gradient is not needed.
+        last: whether the result is flattened, channels first.
+    """
+
+    weight: str
+    bias: str | None
+    stride: Pair
+    padding: Pair
+    window: Pair
+    kind: torch.dtype
+    first: bool
+    last: bool
+    x: Tensor = _NONE
+    y: Tensor = _NONE
+
+    def forward(self, x: Tensor, weights: Tree) -> Tensor:
+        """Convolve and pool the images."""
+        conv, others = _kernels()
+        self.x = x if self.first else x.permute(0, 1, 4, 2, 3)
+        kernel = self._ordered(weights[self.weight], (0, 1, 3, 4, 2)).permute(0, 1, 4, 2, 3)
+        bias = weights[self.bias] if self.bias else None
+        made = conv.forward(self.x, kernel, bias, self.stride, self.padding, relu=True)
+        self.y = made.permute(0, 1, 3, 4, 2)
+        out: Tensor = others.average(self.y, self.window, self.last)
+        return out.flatten(2) if self.last else out
+
+    def backward(self, grad: Tensor, weights: Tree, grads: Tree) -> Tensor | None:
+        """Gradients by images, kernel and bias."""
+        conv, others = _kernels()
+        grad = others.spread(grad.contiguous(), self.y, self.window, self.last)
+        by_kernel, by_bias = grads[self.weight], grads[self.bias] if self.bias else None
+        size, place = tuple(by_kernel.shape[-2:]), (self.stride, self.padding)
+        partial = conv.kernel_gradient_parts(grad, self.x, size, *place, by_bias is not None)
+        others.sum_parts(partial, by_kernel, by_bias)
+        if by_bias is not None and partial.shape[-1] == by_kernel[0, 0].numel():
+            torch.sum(grad, (1, 2, 3), dtype=torch.float32, out=by_bias)
+        if self.first:
+            return None
+        kernel = self._ordered(weights[self.weight], (0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
+        by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), kernel, tuple(self.x.shape[-2:]), *place)
+        return by_x.permute(0, 1, 3, 4, 2)  # type: ignore[no-any-return]
+
+    def _ordered(self, kernel: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """The kernel with its axes in this order in memory."""
+        view = kernel.permute(axes)
+        return torch.empty(view.shape, dtype=self.kind, device=view.device).copy_(view)
+
+
+@dataclass(eq=False)
+class Linear:
+    """A linear layer, with ReLU unless it is the last one, whose bias is added by the loss.
+
+    Args:
+        weight, bias: names; no bias if None.
+        kind: type of the products.
+        first: whether no gradient with respect to the inputs is needed.
+        last: whether it is the last layer.
+    """
+
+    weight: str
+    bias: str | None
+    kind: torch.dtype
+    first: bool
+    last: bool
+    x: Tensor = _NONE
+    y: Tensor = _NONE
+    matrix: Tensor = _NONE
+
+    def forward(self, x: Tensor, weights: Tree) -> Tensor:
+        """max(x W^T + b, 0); x W^T in the last layer."""
+        self.x, self.matrix = x, weights[self.weight].to(self.kind)
+        if self.last or not self.bias:
+            y = torch.bmm(x, self.matrix.mT)
+        else:
+            y = torch.baddbmm(weights[self.bias].to(self.kind)[:, None], x, self.matrix.mT)
+        self.y = y if self.last else y.relu_()
+        return self.y
+
+    def backward(self, grad: Tensor, weights: Tree, grads: Tree) -> Tensor | None:
+        """Gradients by inputs, weight and bias; that of the last layer's bias is the loss's."""
+        if not self.last:
+            grad = torch.ops.aten.threshold_backward(grad, self.y, 0)
+            if self.bias:
+                torch.sum(grad, 1, dtype=torch.float32, out=grads[self.bias])
+        grads[self.weight].copy_(torch.bmm(grad.mT, self.x))
+        return None if self.first else torch.bmm(grad, self.matrix)

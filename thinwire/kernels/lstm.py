@@ -1,0 +1,96 @@
+"""The recurrence of an LSTM layer, with gradients under autograd and vmap: on a GPU in Triton (`lstm_triton.py`).
+
+    i, f, g, o = inputs_t + W h_{t-1};   c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g),   h_t = sigmoid(o) tanh(c_t)
+
+>>> recurrence(torch.zeros(5, 3, 64), torch.zeros(64, 16)).shape      # 5 steps, 3 examples, 16 hidden units
+torch.Size([5, 3, 16])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.batch_dim import batch_dim_first
+from thinwire.kernels.support import has_triton
+
+LEAST = 16  # hidden units: a multiple of it
+
+
+def recurrence(inputs: Tensor, weight: Tensor) -> Tensor:
+    """The hidden states (steps, n, hidden), from a zero state.
+
+    Args:
+        inputs: (steps, n, 4 hidden) what each step adds to the gates.
+        weight: (4 hidden, hidden) W.
+    """
+    kernel = weight.to(inputs.dtype)
+    if has_triton(inputs.device) and weight.shape[1] % LEAST == 0 and inputs.dtype in (torch.float32, torch.bfloat16):
+        return _Recurrence.apply(inputs, kernel)[0]  # type: ignore[no-untyped-call, no-any-return]
+    return _by_steps(inputs, kernel)
+
+
+def _by_steps(inputs: Tensor, weight: Tensor) -> Tensor:
+    """The same by torch's operations."""
+    back, kind = weight.t(), torch.promote_types(inputs.dtype, torch.float32)
+    h = inputs.new_zeros(inputs.shape[1], weight.shape[1])
+    c = h.to(kind)
+    states = []
+    # unbind instead of indexing: its gradient is one stack, not a full-size tensor of zeros per step
+    for step in inputs.unbind(0):
+        i, f, g, o = torch.addmm(step, h, back).chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = (torch.sigmoid(o) * torch.tanh(c)).to(inputs.dtype)
+        states.append(h)
+    return torch.stack(states)
+
+
+def _kernels() -> Any:
+    from thinwire.kernels import lstm_triton
+
+    return lstm_triton
+
+
+class _Recurrence(torch.autograd.Function):
+    """The hidden states; gates and cells are further outputs, saved for the gradient."""
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return tuple(block[0] for block in _kernels().forward(inputs[None], weight[None]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        hidden, gates, cells = output
+        ctx.mark_non_differentiable(gates, cells)
+        ctx.save_for_backward(inputs[1], hidden, gates, cells)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple:  # type: ignore[override]
+        weight, hidden, gates, cells = ctx.saved_tensors
+        by_inputs = _InputGradient.apply(grad, gates, cells, weight)  # type: ignore[no-untyped-call]
+        by_weight = by_inputs[1:].flatten(0, 1).mT @ hidden[:-1].flatten(0, 1)
+        return by_inputs, by_weight
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *args: Tensor) -> tuple:
+        stacked = (batch_dim_first(block, dim, info.batch_size) for block, dim in zip(args, in_dims, strict=True))
+        return _kernels().forward(*stacked), (0, 0, 0)
+
+
+class _InputGradient(torch.autograd.Function):
+    """The gradient with respect to the inputs."""
+
+    @staticmethod
+    def forward(grad: Tensor, gates: Tensor, cells: Tensor, weight: Tensor) -> Tensor:
+        return _kernels().gradient(grad[None], gates[None], cells[None], weight[None])[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *args: Tensor) -> tuple:
+        stacked = (batch_dim_first(block, dim, info.batch_size) for block, dim in zip(args, in_dims, strict=True))
+        return _kernels().gradient(*stacked), 0
