@@ -130,6 +130,7 @@ def frontier_grid(rows: Sequence[Table], where: Where, work: Work) -> FrontierGr
             "share": work.share,
             "validation_fraction": where.experiment().task.validation_fraction or VALIDATION_FRACTION,
             "by": CRITERION,
+            "set": {"eval.every": {"of_rounds": 1.0}},  # evaluating all clients takes longer than a round
         },
     }
     return FrontierGrid(content, where.device, where.changes)
