@@ -46,7 +46,7 @@ def pieces(size: int) -> list[Piece]:
 
 
 def hadamard(x: np.ndarray) -> np.ndarray:
-    """H x of a vector whose length is a power of two; H H x = n x. Takes the memory of one more vector: x is overwritten.
+    """H x of a vector whose length is a power of two; H H x = n x. x is overwritten: it takes one more vector.
 
     >>> hadamard(np.array([1.0, 2.0, 3.0, 4.0])).tolist()
     [10.0, -2.0, -4.0, 0.0]
@@ -61,7 +61,7 @@ def hadamard(x: np.ndarray) -> np.ndarray:
 
 
 def _stages(now: np.ndarray, other: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The transform of a matrix along its first axis, one stage a bit of the index; the result, and the other buffer."""
+    """The transform of a matrix along its first axis, one stage a bit of the index; the result and the other buffer."""
     half, columns = 1, len(now) // rows
     while half < rows:
         pairs, sums = now.reshape(-1, 2, half * columns), other.reshape(-1, 2, half * columns)
