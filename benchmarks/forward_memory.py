@@ -45,9 +45,7 @@ def measure(method: str, examples: int) -> int:
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins again here
 
     local = tw.Local(batch=examples, steps=1)
-    tw.simulate(
-        model, [data], METHODS[method](), rounds=2, local=local, backend="loop", on_round=begin, progress=False
-    )
+    tw.simulate(model, [data], METHODS[method](), rounds=2, local=local, backend="loop", on_round=begin, progress=False)
     return resident("VmHWM") - before
 
 
