@@ -106,14 +106,14 @@ def frontier_grid(rows: Sequence[Table], where: Where, work: Work) -> FrontierGr
     """The grid of a frontier; reads the dataset once, for the number of weights.
 
     Args:
-        rows: methods and densities; those of which k would be above the number of weights are left out.
+        rows: methods and densities; of the whole set those whose k would be above the number of weights are left out.
         where: the task, and settings for all rows.
         work: seeds, and the search of each row.
     """
     work.check()
     rounds = where.experiment().rounds if work.rounds is None else work.rounds
     weights = _weights(where)
-    fitting = [row for row in rows if row.get("k", 0) * MAPO(k=0).sizes(weights).k <= weights]
+    fitting = _fitting(rows, weights)
     common: Table = {
         "eval.every": {"of_rounds": EVALUATIONS},
         "checkpoint.every": {"of_rounds": 1.0},  # of a method with client states it is large; runs are short
@@ -156,6 +156,15 @@ def _searched(row: Table, where: Where, rates: int, weights: int) -> Table:
     own = _center(row, experiment, key)
     over = {key: [float(f"{own * factor:.6g}") for factor in factors(rates)]}
     return {"label": row["label"], "method": row["method"], "set": settings, "over": over}
+
+
+def _fitting(rows: Sequence[Table], weights: int) -> list[Table]:
+    """The rows whose k is at most the number of weights; raises a ConfigError for another that was named."""
+    usual = MAPO(k=0).sizes(weights).k
+    left_out = [row["label"] for row in rows if row.get("k", 0) * usual > weights]
+    if left_out and list(rows) != rows_of():
+        raise ConfigError(f"{left_out[0]}: k would be above the {weights:,} weights of the model; name a smaller one")
+    return [row for row in rows if row["label"] not in left_out]
 
 
 def _center(row: Table, experiment: Experiment, key: str) -> float:
