@@ -1,7 +1,7 @@
 """Accuracy by attack, aggregation rule and method, over seeds; runs are ordinary run directories, and are used again.
 
     python benchmarks/attacks.py digits --jobs 2 --docs docs
-    python benchmarks/attacks.py fashion-mnist --attacks none sign-flip --methods fedavg --seeds 0 --docs docs
+    python benchmarks/attacks.py fashion-mnist --methods fedavg thin --device cuda --jobs 12 --budget 100 --docs docs
 
 Two classes a client, 20 clients, all of them in every round, of which a fifth attack (`[attack]`, docs/attacks.md).
 Fashion-MNIST is reduced: few local steps and rounds. Rates are those of the default recipe; nothing is searched.
@@ -51,7 +51,14 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def grid_of(task: str, methods: Sequence[str], rules: Sequence[str], attacks: Sequence[str], seeds: list[int]) -> Grid:
+def grid_of(
+    task: str,
+    methods: Sequence[str],
+    rules: Sequence[str],
+    attacks: Sequence[str],
+    seeds: list[int],
+    device: str = "cpu",
+) -> Grid:
     """All runs of a table."""
     common = {
         "task.clients": CLIENTS,
@@ -68,7 +75,7 @@ def grid_of(task: str, methods: Sequence[str], rules: Sequence[str], attacks: Se
                 settings = {"method.aggregator": RULES[rule], **attack}
                 settings |= {"method.norm_bound": 1.0} if "norm_bound" in rule else {}
                 rows.append({"method": method, "label": f"{method}|{rule}|{name}", "set": settings})
-    return Grid({"on": task, "rounds": TASKS[task]["rounds"], "seeds": seeds, "set": common, "rows": rows})
+    return Grid({"on": task, "rounds": TASKS[task]["rounds"], "seeds": seeds, "set": common, "rows": rows}, device)
 
 
 def value(line: Line, out: Path) -> list[float]:
@@ -117,15 +124,17 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
     parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--budget", type=float, help="stop after so many seconds: seed by seed; the next call goes on")
     parser.add_argument("--out", type=Path, default=Path("runs/attacks"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--no-run", action="store_true", help="run nothing; cells of missing runs are -")
     parser.add_argument("--docs", type=Path, help="the documentation folder; its attacks.md gets the tables")
     options = parser.parse_args()
-    grid = grid_of(options.task, options.methods, options.rules, options.attacks, options.seeds)
+    grid = grid_of(options.task, options.methods, options.rules, options.attacks, options.seeds, options.device)
     if not options.no_run:
-        run_grids([grid], options.out, options.jobs, options.data_dir, print_run)
+        run_grids([grid], options.out, options.jobs, options.data_dir, print_run, options.budget)
     found: dict[tuple[str, str, str], list[float]] = {}
     for line in grid.lines():
         method, rule, attack = line.label.split("|")
@@ -141,6 +150,7 @@ def main() -> None:
             ("--seeds", list(map(str, options.seeds)), ["0", "1", "2"]),
         ):
             words += [name, *(f"'{one}'" if " " in one else one for one in given)] if given != usual else []
+        words += ["--device", options.device] if options.device != "cpu" else []
         command = f"python benchmarks/attacks.py {' '.join(words)} --docs docs"
         write_part(options.docs / "attacks.md", options.task.split("-")[0], text, command)
 

@@ -1,6 +1,6 @@
 """Measure what returning clients download: every missed broadcast, or one sum of them.
 
-    python benchmarks/catchup.py fashion-mnist --rounds 60 --steps 1 --json docs/results/catchup.jsonl
+    python benchmarks/catchup.py fashion-mnist --rounds 60 --json docs/results/catchup.jsonl
     python benchmarks/catchup.py --table docs/results/catchup.jsonl --docs docs
 
 Every row is one run with ten of a hundred clients a round, in which the downloads of each round are encoded twice: with
@@ -58,7 +58,8 @@ class WithoutSums(RoundOpening):
 def measure(task: str, row: str, rounds: int, steps: int, seed: int) -> dict[str, Any]:
     """Bytes of a run with and without sums, and its accuracy."""
     method, settings = ROWS[row]
-    quick = {"rounds": rounds, "eval.every": rounds, "local.steps": steps, "seed": seed, **settings}
+    quick = {"rounds": rounds, "eval.every": rounds, "seed": seed, **settings}
+    quick |= {"local.steps": steps} if steps else {}
     simulation = LocalEngine().prepare(build_job(resolve(method, task, quick)))
     state, out = simulation.start(), {"row": row, "up": 0, "down": 0, "catchup": 0, "without": 0}
     for _ in range(rounds):
@@ -87,7 +88,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         ]
         shares = [f"{100 * one['catchup'] / max(1, one['without']):.1f}"]
         shares += [f"{100 * one['catchup'] / max(1, size):.1f}" for size in first[:1]] or ["-"]
-        lines.append((one["row"], str(one["steps"]), accuracy, *sizes, *shares))
+        lines.append((one["row"], str(one["steps"] or "all"), accuracy, *sizes, *shares))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -101,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="fashion-mnist")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=4, help="local steps of a client in a round")
+    parser.add_argument("--steps", type=int, default=0, help="local steps of a client in a round; 0 for all epochs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--json", type=Path, help="append the values of each row to this file")

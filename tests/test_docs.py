@@ -29,6 +29,7 @@ from thinwire.core.units import human_bytes
 from thinwire.experiments import plugins as experiment_plugins
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import parse_overrides, resolve
+from thinwire.experiments.frontier import rows_of
 from thinwire.experiments.presets import presets
 from thinwire.experiments.repro import load
 from thinwire.reports.repro_page import section
@@ -176,6 +177,8 @@ def test_commands_of_a_page_are_valid(page, tmp_path, monkeypatch):
     for verb, *words in commands(page):
         given = get_command(app).commands[verb].make_context(verb, list(words)).params
         names = given.get("methods") or [given.get("what")]
+        if verb == "frontier" and given.get("methods"):
+            names = [row["method"] for row in rows_of(names)]  # labels of rows, or methods
         for name in names:
             if name and not re.search(r"[A-Z./]", name):
                 flags = {"rounds": given.get("rounds"), "task.clients": given.get("clients")}

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.experiments.frontier import SEARCH_SEED, Where, Work, frontier_grid, rows_of
+from thinwire.experiments.frontier import SEARCH_SEED, Where, Work, _center, frontier_grid, rows_of
 from thinwire.experiments.grid import summary
+from thinwire.experiments.presets import preset
 
 SMALL = ("--set", "task.clients=4", "--set", "cohort.size=2", "--set", "local.steps=2")
 CHANGES = tuple(word for word in SMALL if word != "--set")
@@ -27,15 +28,29 @@ def test_the_documented_set_is_large_and_every_row_has_the_same_search():
         ((key, values),) = row["over"].items()
         assert key.endswith("_opt.lr")
         assert values[2] == pytest.approx(2 * values[1]) == pytest.approx(4 * values[0])
+    assert "thin, 16 k" not in thin  # more than the weights
+    with pytest.raises(ConfigError, match="thin, 16 k: k would be above the 4,810 weights"):
+        frontier_grid(rows_of(["thin, 16 k"]), Where("digits", changes=CHANGES), Work(rounds=8))
     trials = frontier_grid(rows[:2], Where("digits", changes=CHANGES), Work(rounds=8)).trials()
     assert len(trials) == 3 * 2
-    assert {(e.seed, e.rounds, e.task.validation_fraction) for line in trials for e in line.runs} == {
-        (SEARCH_SEED, 4, 0.1)
+    assert {(e.seed, e.rounds, e.eval.every, e.task.validation_fraction) for line in trials for e in line.runs} == {
+        (SEARCH_SEED, 4, 4, 0.1)
     }
 
 
+def test_a_center_is_that_of_the_row_or_of_the_set_for_the_task():
+    of_set = rows_of(["fedavg", "fetchsgd"])
+    own = {"label": "own", "method": "fedavg", "center": {"digits": 0.7}}
+    grid = frontier_grid([*of_set, own], Where("digits", changes=CHANGES), Work(rates=1, rounds=8))
+    assert [list(row["over"].values()) for row in grid.content["rows"]] == [[[0.3]], [[1.0]], [[0.7]]]
+    centers = preset("frontiers", "default").table["center"]
+    experiment = Where("fashion-mnist").experiment()
+    assert _center(of_set[0], experiment, "method.client_opt.lr") == centers["fashion-mnist"]
+    assert _center(of_set[1], experiment, "method.server_opt.lr") == 1.0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [row["label"] for row in rows_of()])
+@pytest.mark.parametrize("name", [row["label"] for row in rows_of() if row["label"] != "thin, 16 k"])
 def test_every_row_of_the_set_trains(name, tmp_path):
     from thinwire.experiments.run_grids import run_grids
 

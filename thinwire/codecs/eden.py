@@ -24,6 +24,7 @@ from thinwire.wire.bits import Bytes
 
 MOST_BITS = 8
 _LARGEST = float(np.finfo(np.float32).max)
+_CHUNK = 4096  # levels that are looked up at a time: a decoder needs little more memory than its result
 _GRID = 1 << 20  # centroids are multiples of 1 / _GRID, so that they are the same on all platforms
 
 
@@ -71,11 +72,11 @@ class Eden(Codec):
         """For each piece its scale and its levels."""
         vector = join(tree)
         x = (vector if vector.dtype is torch.float64 else vector.float()).numpy()
-        d, out = signs(peer.key, len(x)), bytearray()
+        out = bytearray()
         for piece in pieces(len(x)):
-            own, turned = x[at := slice(piece.start, piece.start + piece.values)], d[at]
+            own = x[piece.start : piece.start + piece.values]
             unit = _unit(own)
-            y = rotate(own if unit == 1.0 else (own / unit).astype(np.float32), turned, piece.length)
+            y = rotate(own if unit == 1.0 else (own / unit).astype(np.float32), signs(peer.key, piece), piece.length)
             length = math.sqrt(float(np.square(y, dtype=np.float64).sum()) / piece.length)  # that of the piece of x
             groups = self._groups(piece, peer.key)
             levels = [_nearest(y[at] * np.float32(1 / length if length else 1), bits) for at, bits in groups]
@@ -90,21 +91,33 @@ class Eden(Codec):
         """The levels times their scale, rotated back."""
         if len(data) != self.size(spec):
             raise WireError(f"expected {self.size(spec)} bytes of {self.bits:g} bits a value, got {len(data)}")
-        x, d, position, bound = np.empty(spec.size, np.float32), signs(peer.key, spec.size), 0, 0.0
+        x, position, bound = np.empty(spec.size, np.float32), 0, 0.0
         for piece in pieces(spec.size):
             scale = np.frombuffer(data[position : position + 4], "<f4")[0]
             if not 0 <= scale < math.inf:
                 raise WireError(f"a scale of {scale} is not possible, expected a finite number from 0")
-            c, position = np.zeros(piece.length, np.float32), position + 4
-            for at, bits in self._groups(piece, peer.key):
-                count = len(c[at])
-                c[at] = codebook(bits)[unpack_planes(data[position : position + _bytes(count, bits)], count, bits)]
-                position += _bytes(count, bits)
-            at = slice(piece.start, piece.start + piece.values)
+            own, position = x[piece.start : piece.start + piece.values], position + 4
+            c = own if piece.values == piece.length else np.empty(piece.length, np.float32)
+            position += self._levels(data[position:], piece, peer.key, c)
+            y = hadamard(c)[: piece.values]
+            y *= signs(peer.key, piece)
             with np.errstate(over="ignore"):
-                np.multiply(hadamard(c)[: piece.values] * d[at], scale, out=x[at])
+                np.multiply(y, scale, out=own)
             bound = max(bound, float(scale) * piece.length * MOST_BITS)  # no level is above MOST_BITS
         return _within_range(cut(torch.from_numpy(x), spec), bound)
+
+    def _levels(self, data: Bytes, piece: Piece, key: Key, out: np.ndarray) -> int:
+        """Write the levels of a piece, 0 where none was sent; returns the bytes that were read."""
+        position = 0
+        out.fill(0.0)
+        for at, bits in self._groups(piece, key):
+            count = len(out[at]) if isinstance(at, slice) else len(at)
+            index = unpack_planes(data[position : position + _bytes(count, bits)], count, bits)
+            position += _bytes(count, bits)
+            for first in range(0, count, _CHUNK):
+                part = slice(first, first + _CHUNK)
+                out[part if isinstance(at, slice) else at[part]] = codebook(bits)[index[part]]
+        return position
 
     def size(self, spec: Spec) -> int:
         """Four bytes a piece, and `bits` a value."""
@@ -133,7 +146,10 @@ class Eden(Codec):
             return [(slice(None), counts[0][1])]
         odd, first = (int(word) for word in key.fold("eden", piece.start).words_numpy(2))
         # an odd factor permutes the numbers below a power of two
-        order = (np.arange(piece.length, dtype=np.int64) * (odd | 1) + first) & (piece.length - 1)
+        order = np.arange(piece.length, dtype=np.uint32)
+        order *= np.uint32(odd | 1)  # modulo 2^32, of which the length is a divisor
+        order += np.uint32(first)
+        order &= np.uint32(piece.length - 1)
         ends = np.cumsum([n for n, _ in counts])
         return [(order[end - n : end], bits) for end, (n, bits) in zip(ends, counts, strict=True)]
 

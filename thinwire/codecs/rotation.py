@@ -46,31 +46,34 @@ def pieces(size: int) -> list[Piece]:
 
 
 def hadamard(x: np.ndarray) -> np.ndarray:
-    """H x of a vector whose length is a power of two, as a new array; H H x = n x.
+    """H x of a vector whose length is a power of two; H H x = n x. x is overwritten: it takes one more vector.
 
     >>> hadamard(np.array([1.0, 2.0, 3.0, 4.0])).tolist()
     [10.0, -2.0, -4.0, 0.0]
     """
     low = 1 << ((len(x).bit_length() - 1) // 2)
-    first = _stages(x.reshape(-1, low))  # each half of the bits of the index is the first axis once: long rows are fast
-    second = _stages(np.ascontiguousarray(first.T))
-    return np.ascontiguousarray(second.T).reshape(-1)
-
-
-def _stages(x: np.ndarray) -> np.ndarray:
-    """The transform of a matrix along its first axis, whose length is a power of two: one stage a bit of the index."""
-    now, other, half = x, np.empty_like(x), 1
-    while half < len(x):
-        pairs, sums = now.reshape(-1, 2, half * x.shape[1]), other.reshape(-1, 2, half * x.shape[1])
-        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
-        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
-        now, other, half = other, np.empty_like(x) if now is x else now, 2 * half
+    now, other = x, np.empty_like(x)
+    for rows in (len(x) // low, low):  # each half of the bits of the index is the first axis once: long rows are fast
+        now, other = _stages(now, other, rows)
+        np.copyto(other.reshape(-1, rows), now.reshape(rows, -1).T)
+        now, other = other, now
     return now
 
 
-def signs(key: Key, size: int) -> np.ndarray:
-    """The random signs D of a vector, as float32."""
-    drawn: np.ndarray = key.fold("rotation").signs(size).numpy()
+def _stages(now: np.ndarray, other: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The transform of a matrix along its first axis, one stage a bit of the index; the result and the other buffer."""
+    half, columns = 1, len(now) // rows
+    while half < rows:
+        pairs, sums = now.reshape(-1, 2, half * columns), other.reshape(-1, 2, half * columns)
+        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        now, other, half = other, now, 2 * half
+    return now, other
+
+
+def signs(key: Key, piece: Piece) -> np.ndarray:
+    """The random signs D of a piece of a vector, as float32."""
+    drawn: np.ndarray = key.fold("rotation").signs(piece.values, start=piece.start).numpy()
     return drawn
 
 

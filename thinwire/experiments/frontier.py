@@ -1,11 +1,12 @@
 """The frontier of a task: a set of methods and densities, each with the same search, as one grid.
 
-    rates of a row = its own learning rate times 2^-1, 2^0, 2^1, ...        the same number for every row
+    rates of a row = its center times 2^-1, 2^0, 2^1, ...        the same number for every row
 
 The set is a preset (`presets/frontiers`): rows with a `label`, a `method`, settings (`set`), and where the size of a
-subspace matters `k`, a multiple of the k that the space derives from the number of weights. The rates are tried on
-another seed than those of the result, over a share of the rounds, and judged by examples that clients hold out; the
-test set chooses nothing.
+subspace matters `k`, a multiple of the k that the space derives from the number of weights. The center of the rates is
+that of the row for the task (`center`), else that of the set for rates of clients, else the rate of the method on the
+task. The rates are tried on another seed than those of the result, over a share of the rounds, and judged by examples
+that clients hold out; the test set chooses nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from thinwire.spaces import MAPO
 DEFAULT_SET = "default"
 CRITERION = "final_client_accuracy"  # of the search: clients' accuracy on held-out examples after the last round
 REFERENCE = "fedavg"  # the row whose bytes are the unit
+CLIENT_RATE = "method.client_opt.lr"
 EVALUATIONS = 0.02  # rounds between two evaluations, as a share of the run
 
 
@@ -104,13 +106,14 @@ def frontier_grid(rows: Sequence[Table], where: Where, work: Work) -> FrontierGr
     """The grid of a frontier; reads the dataset once, for the number of weights.
 
     Args:
-        rows: methods and densities.
+        rows: methods and densities; of the whole set those whose k would be above the number of weights are left out.
         where: the task, and settings for all rows.
         work: seeds, and the search of each row.
     """
     work.check()
     rounds = where.experiment().rounds if work.rounds is None else work.rounds
     weights = _weights(where)
+    fitting = _fitting(rows, weights)
     common: Table = {
         "eval.every": {"of_rounds": EVALUATIONS},
         "checkpoint.every": {"of_rounds": 1.0},  # of a method with client states it is large; runs are short
@@ -121,12 +124,13 @@ def frontier_grid(rows: Sequence[Table], where: Where, work: Work) -> FrontierGr
         "rounds": rounds,
         "seeds": list(range(work.seeds)),
         "set": common,
-        "rows": [_searched(row, where, work.rates, weights) for row in rows],
+        "rows": [_searched(row, where, work.rates, weights) for row in fitting],
         "tune": {
             "seeds": [SEARCH_SEED],
             "share": work.share,
             "validation_fraction": where.experiment().task.validation_fraction or VALIDATION_FRACTION,
             "by": CRITERION,
+            "set": {"eval.every": {"of_rounds": 1.0}},  # evaluating all clients takes longer than a round
         },
     }
     return FrontierGrid(content, where.device, where.changes)
@@ -147,11 +151,27 @@ def _searched(row: Table, where: Where, rates: int, weights: int) -> Table:
     settings = dict(row.get("set", {}))
     experiment = where.experiment(row["method"], settings)
     if "k" in row:
-        settings["method.space.k"] = max(1, min(weights, round(row["k"] * MAPO(k=0).sizes(weights).k)))
+        settings["method.space.k"] = max(1, round(row["k"] * MAPO(k=0).sizes(weights).k))
     key = rate_key(experiment)
-    own = setting(to_table(experiment), key)
+    own = _center(row, experiment, key)
     over = {key: [float(f"{own * factor:.6g}") for factor in factors(rates)]}
     return {"label": row["label"], "method": row["method"], "set": settings, "over": over}
+
+
+def _fitting(rows: Sequence[Table], weights: int) -> list[Table]:
+    """The rows whose k is at most the number of weights; raises a ConfigError for another that was named."""
+    usual = MAPO(k=0).sizes(weights).k
+    left_out = [row["label"] for row in rows if row.get("k", 0) * usual > weights]
+    if left_out and list(rows) != rows_of():
+        raise ConfigError(f"{left_out[0]}: k would be above the {weights:,} weights of the model; name a smaller one")
+    return [row for row in rows if row["label"] not in left_out]
+
+
+def _center(row: Table, experiment: Experiment, key: str) -> float:
+    """The middle of a row's rates: placed for this task in the row, or in the set for rates of clients, or its own."""
+    task = experiment.task.label
+    of_set = preset("frontiers", DEFAULT_SET).table.get("center", {}) if key == CLIENT_RATE else {}
+    return float(row.get("center", {}).get(task) or of_set.get(task) or setting(to_table(experiment), key))
 
 
 def _weights(where: Where) -> int:

@@ -9,6 +9,7 @@ grid, which are not used in the search. If a run fails on one of them (diverges,
 
 The criterion is the accuracy on the test set. With `tune.validation_fraction = 0.1`, a tenth of every client's examples
 is kept from training on the seeds for tuning, and the criterion is the accuracy on those, averaged over clients.
+`tune.set` has settings of the search alone.
 
 A row may have its own `rounds`, `seeds` and `by`, or a `share` of the grid's rounds. In settings `{ of_rounds = 0.1 }`
 is a tenth of the rounds of the run, also of a shorter run in a search: for evaluation intervals and learning-rate
@@ -90,7 +91,7 @@ class Grid:
         common = {
             "rounds": rounds,
             "engine.device": self.device,
-            **_in_rounds(self.content.get("set", {}), rounds),
+            **_in_rounds({**self.content.get("set", {}), **(self.tune.get("set", {}) if seeds else {})}, rounds),
             **(
                 {"task.validation_fraction": fraction}
                 if seeds is not None and (fraction := self.tune.get("validation_fraction"))
