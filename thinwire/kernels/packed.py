@@ -78,7 +78,9 @@ class PackedKernel:
         output = (q1 * b + q2) * o + out
         width, outputs = self.patch + self.joined, torch.arange(a * b * o).view(a * b, o)
         place = np.broadcast_to(output * width + patch, (a, b, o, i, kh, kw)).reshape(a * b, -1).copy()
-        return torch.from_numpy(place), outputs * width + self.patch if self.joined else outputs + outputs.numel() * width
+        return torch.from_numpy(
+            place
+        ), outputs * width + self.patch if self.joined else outputs + outputs.numel() * width
 
     @cached_property
     def _maps(self) -> tuple[Tensor, Tensor, Tensor]:
