@@ -177,7 +177,8 @@ class Quantize(Codec):
             if draw is None:
                 np.rint(level, out=level)
             else:
-                level = np.floor(level + draw(level.size).reshape(level.shape))
+                level += draw(level.size).reshape(level.shape)
+                np.floor(level, out=level)
             q[at : at + step] = np.clip(level, -top, top, out=level)
         return scales, _flat(q, len(x))
 
@@ -187,7 +188,8 @@ class Quantize(Codec):
             size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / self._levels
         elif self.scheme == "qsgd":
             most = np.abs(rows).max(axis=1).astype(np.float64)
-            share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the values themselves may overflow
+            share = rows.astype(np.float64)
+            share /= np.where(most == 0, 1, most)[:, None]  # squares of the values themselves may overflow
             size = most * np.sqrt(np.square(share, out=share).sum(axis=1)) / self._levels
         else:
             size = np.abs(rows).sum(axis=1, dtype=np.float64) / np.maximum(1, np.count_nonzero(rows, axis=1))
