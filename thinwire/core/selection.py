@@ -41,7 +41,8 @@ def top_positions(score: np.ndarray, k: int) -> np.ndarray:
     if len(score) >= LONG and 4 * k <= len(score):  # of a long vector, partition only what may be among the highest
         some = np.flatnonzero(score >= _below_edge(score, k))
         if k <= len(some) < len(score):
-            return some[top_positions(score[some], k)]
+            chosen: np.ndarray = some[top_positions(score[some], k)]
+            return chosen
     edge = np.partition(score, len(score) - k)[len(score) - k]
     at = np.flatnonzero(score >= edge)
     if len(at) == k:  # the common case: no ties at the edge, so no sort

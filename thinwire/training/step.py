@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
@@ -174,7 +175,8 @@ def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome
     width, rows = work.index.shape[-1], torch.from_numpy(work.rows).to(device)
     loss_sum = torch.zeros(len(work.samples), device=device)
     coords, buffers = inputs.start, inputs.buffers
-    short, finished = (work.rows < width).any(0).tolist(), (work.rows == 0).any(0).tolist()
+    short: np.ndarray = (work.rows < width).any(axis=0)
+    finished: np.ndarray = (work.rows == 0).any(axis=0)
     for s in range(work.rows.shape[1]):
         x, y = work.gather(work.index[:, s])
         mask = None
