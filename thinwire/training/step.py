@@ -175,8 +175,8 @@ def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome
     width, rows = work.index.shape[-1], torch.from_numpy(work.rows).to(device)
     loss_sum = torch.zeros(len(work.samples), device=device)
     coords, buffers = inputs.start, inputs.buffers
-    short: np.ndarray = (work.rows < width).any(axis=0)
-    finished: np.ndarray = (work.rows == 0).any(axis=0)
+    short = np.asarray((work.rows < width).any(axis=0))
+    finished = np.asarray((work.rows == 0).any(axis=0))
     for s in range(work.rows.shape[1]):
         x, y = work.gather(work.index[:, s])
         mask = None
