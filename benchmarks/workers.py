@@ -83,6 +83,11 @@ def median(call: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
+def host_seconds(part: dict[str, float]) -> float:
+    """Seconds of the host for a client; 0 where it is less than the noise of the training."""
+    return max(0.0, part["round"] - part["groups"]) / COHORT
+
+
 def page(found: dict[str, dict[str, float]]) -> str:
     """Tables of the parts and of the plan."""
     text = [
@@ -94,9 +99,10 @@ def page(found: dict[str, dict[str, float]]) -> str:
         "|" + "---|" * 9,
     ]
     for model, part in found.items():
-        host = max(0.0, part["round"] - part["groups"]) / COHORT
+        host = host_seconds(part)
         text.append(
-            f"| {model} | {part['round']:.3f} | {part['groups']:.3f} | {1e3 * host:.2f} | {1e3 * part['ping']:.2f} "
+            f"| {model} | {part['round']:.3f} | {part['groups']:.3f} "
+            f"| {f'{1e3 * host:.2f}' if host else '-'} | {1e3 * part['ping']:.2f} "
             f"| {part['public']:,.0f} | {1e3 * part['put']:.2f} | {part['task']:,.0f} | {part['result']:,.0f} |"
         )
     text += [
@@ -107,7 +113,7 @@ def page(found: dict[str, dict[str, float]]) -> str:
         "|" + "---|" * 8,
     ]
     for model, part in found.items():
-        host = max(0.0, part["round"] - part["groups"]) / COHORT
+        host = host_seconds(part)
         for machines, gpus in PLANS:
             clients, away = (
                 COHORT * machines * gpus,
@@ -117,7 +123,7 @@ def page(found: dict[str, dict[str, float]]) -> str:
             back = away * clients * part["result"]
             text.append(
                 f"| {model} | {machines} | {machines * gpus} | {clients:,} | {out / 1e6:.1f} | {back / 1e6:.1f} "
-                f"| {(out + back) / LINK:.3f} | {host * clients:.2f} |"
+                f"| {(out + back) / LINK:.3f} | {f'{host * clients:.2f}' if host else '-'} |"
             )
     return "\n".join(text)
 
