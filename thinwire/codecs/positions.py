@@ -61,11 +61,11 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
     values = inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
     vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(mask, values)
     del values, mask
-    return cut(vector, spec)
+    return cut(vector, spec, copy=False)
 
 
 def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:
     """A tree of these values at their positions in the joined vector, and zeros at all others."""
     vector = torch.zeros(spec.size, dtype=values.dtype)
     vector.scatter_(0, torch.from_numpy(at), values)  # three times as fast as vector[at] = values
-    return cut(vector, spec)
+    return cut(vector, spec, copy=False)

@@ -28,6 +28,7 @@ from thinwire.wire.bits import Bytes
 Scheme = Literal["block", "uniform", "qsgd", "fp16", "bf16", "sign", "sign-magnitude"]
 Per = Literal["block", "tree"]
 
+_PART = 1 << 14  # values at a time
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -102,12 +103,9 @@ class Quantize(Codec):
             return self._encode_uniform(x.astype(np.float64), peer.key), state
         if self.scheme == "sign-magnitude":
             return encode_magnitudes(x, self._length(len(x))), state
-        rows = as_rows(x, self._length(len(x)))
-        scales = self._scales(rows)
         if self.scheme == "sign":
-            return scales.tobytes() + encode_signs(x), state
-        q = self._round(_flat(rows / _divisor(scales, x.dtype), len(x)), peer.key)
-        np.clip(q, -self._levels, self._levels, out=q)
+            return self._scales(as_rows(x, self._length(len(x)))).tobytes() + encode_signs(x), state
+        scales, q = self._quantized(x, peer.key)
         if self.scheme == "block":  # the largest value has the highest level, or nearly
             return scales.tobytes() + symbols.encode(_unsigned(q, self.bits), self.bits), state
         # if many values share a scale, the levels of qsgd are near 0: send the number of bits in use
@@ -164,14 +162,35 @@ class Quantize(Codec):
     def _length(self, n: int) -> int:
         return n if self.per == "tree" else min(self.block, n)
 
+    def _quantized(self, x: np.ndarray, key: Key) -> tuple[np.ndarray, np.ndarray]:
+        """Scales and levels of `block` and `qsgd`, some rows at a time: they stay in the cache of a core."""
+        rows, top = as_rows(x, self._length(len(x))), self._levels
+        draw = key.fold("quantise").cpu_uniform_parts() if self.stochastic or self.scheme == "qsgd" else None
+        step = max(1, _PART // rows.shape[1])
+        step += step * rows.shape[1] % 2  # the generator draws two words at a time
+        scales: np.ndarray = np.empty(len(rows), "<u2")
+        q: np.ndarray = np.empty(rows.shape, np.int8 if self.bits <= 8 else np.int32)
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            scales[at : at + step] = self._scales(part)
+            level = part / _divisor(scales[at : at + step], x.dtype)
+            if draw is None:
+                np.rint(level, out=level)
+            else:
+                level += draw(level.size).reshape(level.shape)
+                np.floor(level, out=level)
+            q[at : at + step] = np.clip(level, -top, top, out=level)
+        return scales, _flat(q, len(x))
+
     def _scales(self, rows: np.ndarray) -> np.ndarray:
         """One scale per row, as the bits of a bfloat16."""
         if self.scheme == "block":
             size = np.maximum(rows.max(axis=1), -rows.min(axis=1)).astype(np.float64) / self._levels
         elif self.scheme == "qsgd":
             most = np.abs(rows).max(axis=1).astype(np.float64)
-            share = rows / np.where(most == 0, 1, most)[:, None]  # squares of the values themselves may overflow
-            size = most * np.sqrt(np.square(share).sum(axis=1)) / self._levels
+            share = rows.astype(np.float64)
+            share /= np.where(most == 0, 1, most)[:, None]  # squares of the values themselves may overflow
+            size = most * np.sqrt(np.square(share, out=share).sum(axis=1)) / self._levels
         else:
             size = np.abs(rows).sum(axis=1, dtype=np.float64) / np.maximum(1, np.count_nonzero(rows, axis=1))
         return bfloat16_up(size)
@@ -212,8 +231,8 @@ def _highest(bits: int) -> int:
 
 def _unsigned(q: np.ndarray, bits: int) -> np.ndarray:
     """Levels around 0 as unsigned integers of one byte where possible, which makes entropy coding faster."""
-    shifted: np.ndarray = np.empty(q.shape, np.uint8 if bits <= 8 else np.uint32)
-    np.add(q, _highest(bits), out=shifted, casting="unsafe")
+    shifted: np.ndarray = q.astype(np.uint8 if bits <= 8 else np.uint32)  # modulo 2^8 or 2^32
+    shifted += shifted.dtype.type(_highest(bits))
     return shifted
 
 

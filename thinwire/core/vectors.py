@@ -39,12 +39,12 @@ def join(tree: Tree) -> Tensor:
     return torch.cat(blocks) if blocks else torch.zeros(0, dtype=dtype)
 
 
-def cut(vector: Tensor, spec: Spec) -> Tree:
-    """Split a vector into blocks, each of its own dtype. The inverse of `join`."""
+def cut(vector: Tensor, spec: Spec, copy: bool = True) -> Tree:
+    """Split a vector into blocks, each of its own dtype; without `copy` they may be views. The inverse of `join`."""
     out: Tree = {}
     position = 0
     for block in spec:
-        out[block.name] = vector[position : position + block.numel].to(block.dtype, copy=True).reshape(block.shape)
+        out[block.name] = vector[position : position + block.numel].to(block.dtype, copy=copy).reshape(block.shape)
         position += block.numel
     return out
 

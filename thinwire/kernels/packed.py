@@ -33,16 +33,17 @@ class PackedKernel:
     Args:
         shape: of the given kernel: outputs, inputs, height, width; the last two are odd.
         block: height and width of a block of pixels.
-        columns: the memory order of the kernel over blocks: (m, p, i, q, o), or (q, o, m, p, i).
+        joined: whether the packed kernel is a matrix (outputs, patch and bias), for patches that end with a one, or
+            four-dimensional with a bias beside it, as `torch.conv2d` takes them.
 
-    >>> packed = PackedKernel((1, 1, 1, 3), (1, 2), columns=True)
-    >>> packed.expand(torch.tensor([[[[1.0, 2.0, 3.0]]]]))[0].T.tolist()  # pixels -2 to 3, for the outputs 0 and 1
-    [[0.0, 1.0, 2.0, 3.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0, 3.0, 0.0]]
+    >>> packed = PackedKernel((1, 1, 1, 3), (1, 2), joined=True)
+    >>> packed.expand(torch.tensor([[[[1.0, 2.0, 3.0]]]]))[0].tolist()  # pixels -2 to 3 and bias, for the outputs 0, 1
+    [[0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0, 3.0, 0.0, 0.0]]
     """
 
     shape: tuple[int, int, int, int]
     block: Pair
-    columns: bool
+    joined: bool
 
     @cached_property
     def reach(self) -> Pair:
@@ -61,44 +62,51 @@ class PackedKernel:
         return prod(self.window) * prod(self.block) / prod(self.shape[2:])
 
     @cached_property
-    def _places(self) -> Tensor:
-        """(a b, values of the kernel): where each value stands in the packed kernel."""
-        (o, i, kh, kw), (a, b), (mh, mw) = self.shape, self.block, self.window
+    def patch(self) -> int:
+        """Values that a block of outputs depends on."""
+        return prod(self.window) * prod(self.block) * self.shape[1]
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """(a b, values of the kernel) and (a b, of the bias): where each value stands after packing."""
+        (o, i, kh, kw), (a, b), mw = self.shape, self.block, self.window[1]
         axes = np.ogrid[:a, :b, :o, :i, :kh, :kw]
         q1, q2, out, channel = axes[:4]
         down, right = axes[4] - kh // 2 + q1, axes[5] - kw // 2 + q2
         m1, p1, m2, p2 = down // a + self.reach[0], down % a, right // b + self.reach[1], right % b
         patch = (((m1 * mw + m2) * a + p1) * b + p2) * i + channel
         output = (q1 * b + q2) * o + out
-        place = patch * (a * b * o) + output if self.columns else output * (mh * mw * a * b * i) + patch
-        return torch.from_numpy(np.broadcast_to(place, (a, b, o, i, kh, kw)).reshape(a * b, -1).copy())
+        width, outputs = self.patch + self.joined, torch.arange(a * b * o).view(a * b, o)
+        place = np.broadcast_to(output * width + patch, (a, b, o, i, kh, kw)).reshape(a * b, -1).copy()
+        return torch.from_numpy(
+            place
+        ), outputs * width + self.patch if self.joined else outputs + outputs.numel() * width
 
     @cached_property
     def _maps(self) -> tuple[Tensor, Tensor, Tensor]:
         """Index of packed values in (kernel, bias, zero), its inverse (a b, kernel and bias), and the zero."""
         kernel, bias, times = prod(self.shape), self.shape[0], prod(self.block)
-        size = prod(self.window) * times**2 * bias * self.shape[1]
-        sources = torch.full((size + times * bias,), kernel + bias)
-        sources[self._places] = torch.arange(kernel)
-        sources[size:] = torch.arange(kernel, kernel + bias).repeat(times)
-        places = torch.cat((self._places, torch.arange(size, size + times * bias).view(times, bias)), 1)
+        places = torch.cat(self._places, 1)
+        sources = torch.full((times * bias * (self.patch + 1),), kernel + bias)
+        sources[places] = torch.arange(kernel + bias)
         return sources, places, torch.zeros(1)
 
     def expand(self, kernel: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The packed kernel, (patch, outputs) or (outputs, inputs, height, width) in channels last, and packed bias."""
+        """The packed kernel and bias: a matrix and nothing, or (outputs, inputs, height, width) in channels last."""
         sources, _, zero = self._maps
         outputs, given = prod(self.block) * self.shape[0], zero.expand(self.shape[0]) if bias is None else bias
         flat = torch.cat((kernel.reshape(-1), given, zero)).index_select(0, sources)
-        packed, twice = torch.split_with_sizes(flat, (len(sources) - outputs, outputs))
-        if self.columns:
-            return packed.view(-1, outputs), twice
-        return packed.view(outputs, *self.window, -1).permute(0, 3, 1, 2), twice
+        if self.joined:
+            return flat.view(outputs, -1), flat[:0]
+        packed, several = torch.split_with_sizes(flat, (len(sources) - outputs, outputs))
+        return packed.view(outputs, *self.window, -1).permute(0, 3, 1, 2), several
 
-    def reduce(self, by_kernel: Tensor, by_bias: Tensor) -> tuple[Tensor, Tensor]:
+    def reduce(self, by_kernel: Tensor, by_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The gradients with respect to kernel and bias from those with respect to the packed ones."""
         _, places, _ = self._maps
-        flat = (by_kernel if self.columns else by_kernel.permute(0, 2, 3, 1)).reshape(-1)
-        each = torch.cat((flat, by_bias)).index_select(0, places.view(-1)).view(places.shape)
+        flat = by_kernel.reshape(-1) if self.joined else by_kernel.permute(0, 2, 3, 1).reshape(-1)
+        flat = flat if by_bias is None else torch.cat((flat, by_bias))
+        each = flat.index_select(0, places.view(-1)).view(places.shape)
         kernel, bias = torch.split_with_sizes(each.sum(0), (prod(self.shape), self.shape[0]))
         return kernel.view(self.shape), bias
 
@@ -123,6 +131,8 @@ class _ReluPool:
 class PackedFirst:
     """Convolution, ReLU and pooling of input images, as one matrix product with patches of blocks of 2 x 2 pixels.
 
+    The patches have the examples of a batch as their last axis, so that one call copies all of them, in whole rows.
+
     Args:
         kernel: shape of the kernel.
         size: of the images, (n, channels, height, width); height and width are even.
@@ -130,48 +140,41 @@ class PackedFirst:
     """
 
     def __init__(self, kernel: tuple[int, int, int, int], size: tuple[int, int, int, int], order: Pair) -> None:
-        self.kernel, self.pool = PackedKernel(kernel, (2, 2), columns=True), _ReluPool(kernel[0])
-        (n, i, h, w), (a, b), (mh, mw) = size, order, self.kernel.window
-        self.size, h, w, width = size, h // 2, w // 2, mw * 4 * i
-        blocks = torch.zeros(n, h + mh - 1, w + mw - 1, 4 * i)  # with a border of zeros
-        patches = torch.empty(n, h // a, w // b, a, b, mh, width)
-        self.rows, self.patches = torch.empty(n * h * w, 4 * kernel[0]), patches.view(n * h * w, -1)
-        image, line, place, _ = blocks.stride()
-        down, right = self.kernel.reach
-        self.pixels = [
-            (
-                y,
-                x,
-                blocks.as_strided((n, h, w, i), (image, line, place, 1), down * line + right * place + (2 * y + x) * i),
-            )
-            for y in range(2)
-            for x in range(2)
-        ]
-        shape, strides = (n, h // a, w // b, width), (image, a * line, b * place, 1)
-        self.copies = [
-            (patches[:, :, :, y, x, m], blocks.as_strided(shape, strides, (y + m) * line + x * place))
-            for y in range(a)
-            for x in range(b)
-            for m in range(mh)
-        ]
+        self.kernel, self.pool = PackedKernel(kernel, (2, 2), joined=True), _ReluPool(kernel[0])
+        self.size, (n, i, h, w) = size, size
+        self.pixels = torch.zeros(i * h * w + 2, n)  # with a row of zeros and one of ones
+        self.pixels[-1] = 1
+        self.index = torch.from_numpy(self._sources(order).reshape(-1))
+        self.patches = torch.empty(len(self.index), n)
+        self.rows = torch.empty(h // 2 * (w // 2) * n, 4 * kernel[0])
+
+    def _sources(self, order: Pair) -> np.ndarray:
+        """(patch and bias, pooled pixels): rows of `pixels`."""
+        (_, i, h, w), (a, b), (mh, mw) = self.size, order, self.kernel.window
+        axes = np.ogrid[:mh, :mw, :2, :2, :i, : h // 2 // a, : w // 2 // b, :a, :b]
+        m1, m2, p1, p2, channel, high, wide, q1, q2 = axes
+        y = 2 * (high * a + q1 + m1 - self.kernel.reach[0]) + p1
+        x = 2 * (wide * b + q2 + m2 - self.kernel.reach[1]) + p2
+        inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
+        rows = np.where(inside, (channel * h + y) * w + x, i * h * w).reshape(self.kernel.patch, -1)
+        return np.concatenate((rows, np.full((1, rows.shape[1]), i * h * w + 1)))
 
     def forward(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """(n, i, h, w) -> (n, h / 2, w / 2, o) in the order of `order`."""
-        n, i, h, w = self.size
-        shape, strides = (n, h // 2, w // 2, i), (i * h * w, 2 * w, 2, h * w)
-        images = images.contiguous()
-        for y, x, target in self.pixels:
-            target.copy_(images.as_strided(shape, strides, images.storage_offset() + y * w + x))
-        for target, source in self.copies:
-            target.copy_(source)
-        packed, four = self.kernel.expand(kernel, bias)
-        torch.addmm(four, self.patches, packed, out=self.rows)
-        return self.pool.forward(self.rows).view(n, h // 2, w // 2, -1)
+        n, _, h, w = self.size
+        self.pixels[:-2].copy_(images.reshape(n, -1).mT)
+        torch.index_select(self.pixels, 0, self.index, out=self.patches)
+        packed, _ = self.kernel.expand(kernel, bias)
+        torch.mm(self.patches.view(packed.shape[1], -1).mT, packed.mT, out=self.rows)
+        pooled = self.pool.forward(self.rows).view(-1, n, len(kernel))
+        return pooled.transpose(0, 1).contiguous().view(n, h // 2, w // 2, -1)
 
     def backward(self, grad: Tensor) -> tuple[None, Tensor, Tensor]:
         """The gradients with respect to kernel and bias; none with respect to the images."""
-        rows = self.pool.backward(grad.view(len(self.rows), -1))
-        return None, *self.kernel.reduce(self.patches.mT @ rows, rows.sum(0))
+        n, outputs = self.size[0], grad.shape[-1]
+        turned = grad.reshape(n, -1, outputs).transpose(0, 1).reshape(-1, outputs)
+        rows = self.pool.backward(turned)
+        return None, *self.kernel.reduce((self.patches.view(-1, len(rows)) @ rows).mT)
 
 
 class PackedNext:
@@ -182,7 +185,7 @@ class PackedNext:
     """
 
     def __init__(self, kernel: tuple[int, int, int, int]) -> None:
-        self.kernel, self.pool = PackedKernel(kernel, (2, 1), columns=False), _ReluPool(kernel[0])
+        self.kernel, self.pool = PackedKernel(kernel, (2, 1), joined=False), _ReluPool(kernel[0])
         self.images = self.packed = torch.empty(0)
 
     def forward(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:

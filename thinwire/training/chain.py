@@ -279,4 +279,4 @@ def _narrow(calls: list[tuple[nn.Module, tuple[int, ...]]], at: int) -> tuple[in
     if height % 2 or width % 2 or o > NARROW or i > most:
         return None
     shape = (o, i, kh, kw)
-    return shape if PackedKernel(shape, block, columns=at == 0).waste <= WASTE else None
+    return shape if PackedKernel(shape, block, joined=at == 0).waste <= WASTE else None

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
@@ -174,14 +175,16 @@ def run_steps(step: Step, inputs: TrainingInputs, opt: State) -> TrainingOutcome
     width, rows = work.index.shape[-1], torch.from_numpy(work.rows).to(device)
     loss_sum = torch.zeros(len(work.samples), device=device)
     coords, buffers = inputs.start, inputs.buffers
+    short = np.asarray((work.rows < width).any(axis=0))
+    finished = np.asarray((work.rows == 0).any(axis=0))
     for s in range(work.rows.shape[1]):
         x, y = work.gather(work.index[:, s])
         mask = None
-        if (work.rows[:, s] < width).any():
+        if short[s]:
             mask = (torch.arange(width, device=device) < rows[:, s, None]).to(torch.float32)
         now = (coords, opt, buffers)
         coords, opt, buffers, loss = step(*now, inputs.start, inputs.correction_state, x, y, mask)
-        if (work.rows[:, s] == 0).any():
+        if finished[s]:
             coords, opt, buffers = keep_finished(rows[:, s] > 0, (coords, opt, buffers), now)
         loss_sum = loss_sum + loss.detach() * rows[:, s]
     steps = tuple((work.rows > 0).sum(1).tolist())
