@@ -9,8 +9,8 @@ of every run to NAME.json, both from those directories.
 `reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
 reached (with `"eval.target_accuracy"` in `set`, runs end there); `last = 5` adds the mean of the last five evaluations.
 `--budget 400` ends after so many seconds: the search comes first, then all rows on the first seed, and so on; the table
-is written from what is finished. `--set KEY=VALUE` sets a value in all runs, for small trials of a grid (use `--docs` to write the table to another
-folder).
+is written from what is finished. `--set KEY=VALUE` sets a value in all runs, for small trials of a grid (use `--docs` to
+write the table to another folder).
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     parser.add_argument("--table-only", action="store_true", help="do not run, only write the tables")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="then runs are interrupted; call again to go on")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="then runs are interrupted; call again to go on"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
     grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}

@@ -7,8 +7,8 @@ of its instruction, after "Answer format:".
 With `answers = "texts"` a question of OpenBookQA or ARC is asked without its list of answers, and the options are their
 texts, as small models are usually tested: few of them can tell which label stands for which answer.
 
-    labels   ... Answer1: a marsh Answer2: a tundra ... Answer format: answer1/answer2/...   the correct answer is answer1
-    texts    ...                                                                            a marsh
+    labels   ... Answer1: a marsh Answer2: a tundra ... Answer format: answer1/...   the correct answer is answer1
+    texts    ...                                                                    a marsh
 """
 
 from __future__ import annotations
