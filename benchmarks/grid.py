@@ -9,7 +9,7 @@ of every run to NAME.json, both from those directories.
 `reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
 reached (with `"eval.target_accuracy"` in `set`, runs end there); `last = 5` adds the mean of the last five evaluations.
 `--budget 400` ends after so many seconds: the search comes first, then all rows on the first seed, and so on; the table
-is written from what is finished. `--set KEY=VALUE` sets a value in all runs, for small trials of a grid (use `--docs` to
+is written from what is finished. `--set KEY=VALUE` sets a value in all runs, for small trials (use `--docs` to
 write the table to another folder).
 """
 
