@@ -153,8 +153,10 @@ class TokenRows(Examples):
 
     def _most(self, counts: Tensor, flat: Tensor) -> int:
         """The largest count of some rows; of all rows while a CUDA graph is recorded, which has one shape."""
-        if flat.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self._largest[0 if counts is self.sizes else 1]
+        if flat.is_cuda:
+            largest = self._largest[0 if counts is self.sizes else 1]  # before a recording, which cannot compute it
+            if torch.cuda.is_current_stream_capturing():
+                return largest
         return int(counts[flat].max())
 
     @cached_property
