@@ -154,7 +154,7 @@ class _Work(NamedTuple):
 
 def _free_gpu() -> None:
     """Give the GPU memory of a run back: recordings and weights stay in cycles, and other processes need the room."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()
         torch.cuda.empty_cache()
 
