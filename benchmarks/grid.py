@@ -9,8 +9,9 @@ with `targets` they are, since bytes by round are not kept.
 
 `reference` is the label of the row whose bytes are 100 %; `targets` adds columns with the bytes until an accuracy was
 reached (with `"eval.target_accuracy"` in `set`, runs end there); `last = 5` adds the mean of the last five evaluations.
-`--set KEY=VALUE` sets a value in all runs, for small trials of a grid (use `--docs` to write the table to another
-folder).
+`--budget 400` ends after so many seconds: the search comes first, then all rows on the first seed, and so on; the table
+is written from what is finished. `--set KEY=VALUE` sets a value in all runs, for small trials (use `--docs` to
+write the table to another folder).
 """
 
 from __future__ import annotations
@@ -228,12 +229,16 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     parser.add_argument("--table-only", action="store_true", help="do not run, only write the tables")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="then runs are interrupted; call again to go on"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value in all runs")
     options = parser.parse_args()
     grids = {path: Grid(tomllib.loads(path.read_text()), options.device, options.set) for path in options.grids}
     runs = Runs(options.out, archive(grids.values(), options.docs))
     if not options.table_only:
-        run_grids(list(grids.values()), options.out, options.jobs, on_run=print_run, archive=runs.archive)
+        todo = list(grids.values())
+        run_grids(todo, options.out, options.jobs, None, print_run, options.budget, runs.archive)
     options.docs.mkdir(parents=True, exist_ok=True)
     for path, grid in grids.items():
         lines = grid.final(runs)

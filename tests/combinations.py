@@ -57,6 +57,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "lora": tw.LoRA(rank=2),
         "lora/merged": tw.LoRA(rank=2, redraw_every=2),
         "lora/frozen-a": tw.LoRA(rank=2, freeze_a=True),
+        "dora": tw.DoRA(rank=2),
         "lora-residual": tw.LoRAResidual(rank=2),
         "lora-stack": tw.LoRAStack(rank=1, dense="auto"),
         "lora-sb": tw.LoRASB(rank=3),

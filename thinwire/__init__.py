@@ -77,7 +77,18 @@ _ERRORS = {
 # Aliases of parts: the same as in their submodule, for example tw.Threshold is tw.codecs.Threshold.
 _ALIASES = {
     "thinwire.spaces": (
-        *("FactorizedFL", "FedMRN", "FedPM", "Frozen", "Full", "LoRAResidual", "LoRASB", "LoRAStack", "LowRank"),
+        *(
+            "DoRA",
+            "FactorizedFL",
+            "FedMRN",
+            "FedPM",
+            "Frozen",
+            "Full",
+            "LoRAResidual",
+            "LoRASB",
+            "LoRAStack",
+            "LowRank",
+        ),
         *("MAPAX", "Pufferfish", "Route"),
     ),
     "thinwire.sketches": ("CountSketch", "EvoFed", "Identity"),
@@ -254,6 +265,7 @@ if TYPE_CHECKING:
     from thinwire.spaces import MAPA as MAPA
     from thinwire.spaces import MAPAX as MAPAX
     from thinwire.spaces import MAPO as MAPO
+    from thinwire.spaces import DoRA as DoRA
     from thinwire.spaces import FactorizedFL as FactorizedFL
     from thinwire.spaces import FedMRN as FedMRN
     from thinwire.spaces import FedPara as FedPara

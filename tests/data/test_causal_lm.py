@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.checkpoints import SPOKEN, write_language_model
 from thinwire.data.conversations import RecordForm, chat
 from thinwire.data.datasets.causal_lm import causal_lm, instructions
+from thinwire.data.datasets.question_sets import Answers, question_records
 from thinwire.data.records import read_records
 from thinwire.data.sites import OwnData, SiteRecords
 from thinwire.data.token_rows import TokenRows
@@ -228,6 +230,21 @@ def test_sets_of_questions_have_options_and_groups(tmp_path, checkpoint):
     assert questions.right.tolist() == [0, 1] * 4 + [0, 1, 2] * 4
     with pytest.raises(ThinwireError, match="did you mean 'boolq'"):
         instructions(tmp_path / "data", ("boolqq",), checkpoint)
+
+
+def test_questions_can_be_asked_by_the_texts_of_their_answers(tmp_path):
+    folder = tmp_path / "instructions"
+    folder.mkdir()
+    asked = "Where?\n\nAnswer1: in a bog Answer2: at sea Answer3: at sea\n\nAnswer format: answer1/answer2/answer3"
+    row = {"instruction": asked, "output": "the correct answer is answer2", "answer": "answer2"}
+    (folder / "arc-easy-test.jsonl").write_text(json.dumps(row) + "\n")
+    labels, texts = (question_records(["arc-easy"], "test", tmp_path, kind)[0].values for kind in get_args(Answers))
+    assert labels["prompt"] == asked
+    assert labels["response"] == labels["options"][1] == "the correct answer is answer2"
+    assert (texts["prompt"], texts["response"], texts["options"]) == ("Where?", "at sea", ["in a bog", "at sea"])
+    (folder / "arc-easy-test.jsonl").write_text(json.dumps(row | {"instruction": asked.replace("Answer3:", "")}) + "\n")
+    with pytest.raises(ThinwireError, match="row 1: the instruction does not list a text for each of"):
+        question_records(["arc-easy"], "test", tmp_path, "texts")
 
 
 def test_a_site_reads_the_same_rows_as_the_task(tmp_path, checkpoint):

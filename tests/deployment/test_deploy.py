@@ -55,6 +55,25 @@ def test_deployment_equals_the_simulation(method, tmp_path):
     assert not flower_processes(tmp_path)
 
 
+def test_a_trainer_of_ones_own_runs_on_the_nodes(tmp_path, monkeypatch):
+    (tmp_path / "my_trainer.py").write_text(
+        "import torch\n\n\n"
+        "def fit(model, records, lr):\n"
+        "    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)\n"
+        "    for inputs, targets in records.batches():\n"
+        "        optimizer.zero_grad()\n"
+        "        torch.nn.functional.cross_entropy(model(inputs), targets).backward()\n"
+        "        optimizer.step()\n"
+        "    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    quick = {"task.clients": 2, "cohort.size": 2, "rounds": 2, "local.trainer": "my_trainer.py:fit"}
+    experiment = deployable(resolve("lora+int8", "digits", quick))
+    deploy(experiment, tmp_path / "deployed", nodes=2)
+    execute(experiment, tmp_path / "simulated")
+    equal_runs(tmp_path / "deployed", tmp_path / "simulated")
+
+
 def test_killed_server_resumes_with_the_same_result(tmp_path):
     experiment = small("scaffold", 2, 4)
     processes = []

@@ -82,6 +82,39 @@ def test_a_trainer_of_transformers_trains_a_language_model_beneath_our_methods(n
     assert all(record.bytes_up > 0 for record in records)
 
 
+def test_sft_trainer_of_trl_trains_a_language_model_beneath_our_methods(tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+
+    def fit(model, records, lr, seed):
+        arguments = trl.SFTConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=3,
+            num_train_epochs=2,
+            learning_rate=lr,
+            seed=seed % (1 << 31),
+            max_length=None,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            gradient_checkpointing=False,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=False,
+        )
+        rows = datasets.Dataset.from_list([{k: v.tolist() for k, v in records[i].items()} for i in range(len(records))])
+        done = trl.SFTTrainer(model.model, arguments, train_dataset=rows, processing_class=tokenizer).train()
+        return model, {"loss": done.training_loss}
+
+    job = tw.Job(task(), METHODS["lora"], rounds=3, cohort=CLIENTS, local=tw.Local(trainer=fit))
+    records = list(tw.LocalEngine().run(job))
+    assert records[-1].test_loss < records[0].test_loss
+    assert all(record.bytes_up > 0 for record in records)
+
+
 def test_the_loss_of_transformers_on_records_is_ours():
     seen = {}
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.key import Device
+from thinwire.core.recording import is_recorded
 from thinwire.data.examples import Examples, Inputs
 from thinwire.metrics.labels import IGNORED
 
@@ -153,8 +154,9 @@ class TokenRows(Examples):
 
     def _most(self, counts: Tensor, flat: Tensor) -> int:
         """The largest count of some rows; of all rows while a CUDA graph is recorded, which has one shape."""
-        if flat.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self._largest[0 if counts is self.sizes else 1]
+        largest = self._largest if flat.is_cuda else (0, 0)  # before a recording, which cannot compute it
+        if is_recorded(flat):
+            return largest[0 if counts is self.sizes else 1]
         return int(counts[flat].max())
 
     @cached_property

@@ -31,6 +31,7 @@ from thinwire.simulation.simulation import Simulation
 from thinwire.spaces.base import Space
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.lora_sb import LoRASB
+from thinwire.spaces.peft_adapter import NAMES
 
 # what the name of a model's class ends in -> task_type of peft, which has none for images
 _TASKS = {
@@ -67,7 +68,9 @@ def save_adapter(
             "redraw_every merges adapters into the model, so there is no adapter to export; use run.model()"
         )
     inner, prefix = inside(model)
+    first = {name: p.detach().cpu() for name, p in model.named_parameters()}
     modules, parts = dict(inner.named_modules()), space.parts({}, basis, coords)
+    parts |= space.lengths(first, {name: block.cpu() for name, block in coords.items()})
     tensors: Tree = {}
     targets, ranks, fan_in_fan_out = [], dict[str, int](), False
     for name in (key.removesuffix("/b") for key in coords if key.endswith("/b")):
@@ -81,8 +84,8 @@ def save_adapter(
         targets.append(path)
         ranks[path] = coords[f"{name}/b"].shape[1]
         fan_in_fan_out |= kind == "Conv1D"
-        for side in "ab":
-            tensors[f"base_model.model.{path}.lora_{side.upper()}.weight"] = parts[f"{name}/{side}"]
+        for side in "abm" if space.has_lengths else "ab":
+            tensors[f"base_model.model.{path}.{NAMES[side]}"] = parts[f"{name}/{side}"]
     modules_to_save = _modules_to_save(inner, {name.removeprefix(prefix) for name in coords if "/" not in name})
     for path in modules_to_save:
         for name, block in modules[path].named_parameters():
@@ -131,6 +134,7 @@ def _config(model: nn.Module, space: LoRA, ranks: dict[str, int]) -> dict[str, A
         "lora_alpha": int(space.alpha) if float(space.alpha).is_integer() else space.alpha,
         "lora_dropout": space.lora_dropout,
         "use_rslora": rslora,
+        "use_dora": space.has_lengths,
         "rank_pattern": lower,
         "alpha_pattern": {path: space.scale * (math.sqrt(rank) if rslora else rank) for path, rank in lower.items()},
     }

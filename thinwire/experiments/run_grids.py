@@ -7,6 +7,7 @@ budget the runs in progress save a checkpoint; the next call continues them.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from thinwire.errors import ThinwireError
 from thinwire.experiments.archive import Archive, Runs
@@ -149,6 +152,13 @@ class _Work(NamedTuple):
                     other.cancel()
 
 
+def _free_gpu() -> None:
+    """Give the GPU memory of a run back: recordings and weights stay in cycles, and other processes need the room."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None, until: float | None = None) -> str:
     """Run one experiment; returns why it did not finish or how training failed, or "".
 
@@ -177,4 +187,6 @@ def run_one(experiment: Experiment, out: Path, data_dir: Path | None = None, unt
         return str(error)
     except Exception as error:  # such as a lack of memory; the other runs continue
         return f"{type(error).__name__}: {first_line(error)}"
+    finally:
+        _free_gpu()
     return f"{found['status']}: {found['status_why']}" if is_broken(found) else ""

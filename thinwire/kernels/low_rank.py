@@ -2,6 +2,8 @@
 
     linear(x, W0 + B A, bias)  =  linear(x, W0, bias) + (x A^T) B^T
 
+With a factor g of each output (DoRA), the weight is g (W0 + B A).
+
 Inside `corrected(...)`, a linear layer of an adapted weight adds the product of the adapter. All other functions
 receive W0 + B A, so the result always equals that of the merged matrix, up to rounding. See `spaces/unmerged.py`.
 """
@@ -16,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Correction = tuple[Tensor, Tensor, bool]  # A, B, and whether the matrix is stored as inputs x outputs
+# A, B, whether the matrix is stored as inputs x outputs, and the factor of each output or None
+Correction = tuple[Tensor, Tensor, bool, Tensor | None]
 
 # Attributes of a tensor that an adapter does not change.
 _ATTRIBUTES = frozenset(
@@ -29,11 +32,12 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
 
     Args:
         weights: the weights by name.
-        corrections: the adapters of some of them by name: A, B, and whether the weight is stored as inputs x outputs.
+        corrections: the adapters of some of them by name: A, B, whether the weight is stored as inputs x outputs, and
+            the factor of each output or None.
         dropout: the probability with which an input of A is left out.
 
     >>> w, a, b = torch.ones(2, 3), torch.ones(1, 3), torch.tensor([[0.0], [1.0]])
-    >>> with corrected({"w": w}, {"w": (a, b, False)}):
+    >>> with corrected({"w": w}, {"w": (a, b, False, None)}):
     ...     F.linear(torch.ones(1, 3), w).tolist(), w.sum().item()
     ([[3.0, 6.0]], 9.0)
     """
@@ -50,13 +54,18 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
         """Add the adapter in linear layers; merge it for all other functions."""
         kwargs = kwargs or {}
         if func is F.linear and len(args) > 1 and not self._adapted(args[:1]) and (found := self._of.get(id(args[1]))):
-            a, b, transposed = found[1]
-            if not transposed:
+            a, b, transposed, gain = found[1]
+            if not transposed and gain is None:
                 return _added(func(*args, **kwargs), args[0], a, b, self._dropout)
+            if not transposed:
+                bias = args[2] if len(args) > 2 else kwargs.get("bias")
+                return _scaled(_added(func(*args[:2]), args[0], a, b, self._dropout), gain, bias)
         if func is torch.addmm and len(args) == 3 and not kwargs and (found := self._of.get(id(args[2]))):
-            a, b, transposed = found[1]
+            a, b, transposed, gain = found[1]
             if transposed and not self._adapted(args[:2]):
-                return _added(func(*args), args[1], a, b, self._dropout)
+                if gain is None:
+                    return _added(func(*args), args[1], a, b, self._dropout)
+                return _scaled(_added(torch.mm(*args[1:]), args[1], a, b, self._dropout), gain, args[0])
         if func not in _ATTRIBUTES and (self._adapted(args) or self._adapted(kwargs.values())):
             args = [self._merged(value) for value in args]
             kwargs = {name: self._merged(value) for name, value in kwargs.items()}
@@ -81,10 +90,13 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
         return self._built[id(value)]
 
     def _build(self, value: Tensor) -> Tensor:
-        weight, (a, b, transposed) = self._of[id(value)]
+        weight, (a, b, transposed, gain) = self._of[id(value)]
         with torch.autocast(weight.device.type, enabled=False):
             change = b @ a
-            return (weight + (change.mT if transposed else change.reshape(weight.shape))).to(weight.dtype)
+            whole = weight + (change.mT if transposed else change.reshape(weight.shape))
+            if gain is not None:
+                whole = whole * (gain if transposed else gain.view(-1, *(1,) * (weight.dim() - 1)))
+            return whole.to(weight.dtype)
 
 
 def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor, dropout: float) -> Tensor:
@@ -94,6 +106,12 @@ def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor, dropout: float) -> Tens
     if dropout:
         x = F.dropout(x, dropout)
     return (out + F.linear(F.linear(x, a), b)).to(out.dtype)
+
+
+def _scaled(out: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
+    """gain * out + bias in the dtype of the output."""
+    scaled = out if gain is None else out * gain
+    return (scaled if bias is None else scaled + bias).to(out.dtype)
 
 
 def _cacheable() -> bool:

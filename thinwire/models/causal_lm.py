@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from thinwire.core.recording import is_recorded
 from thinwire.core.registry import register
 from thinwire.errors import ConfigError
 from thinwire.models.checks import probability
@@ -49,6 +50,8 @@ class CausalLM(nn.Module):
     ) -> Tensor:  # (n, length), (n, labels), (n, length) -> (n, labels, tokens)
         """Logits at the given positions; without them, at all."""
         mask = None if position_ids is None else self._blocks(position_ids)
+        if mask is None and is_recorded(input_ids) and self._needs_mask(input_ids.shape[1]):
+            mask = self._causal(input_ids)
         self.positions = label_positions
         try:
             found = self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False)
@@ -84,6 +87,18 @@ class CausalLM(nn.Module):
         hidden = args[0]
         index = self.positions[..., None].expand(*self.positions.shape, hidden.shape[-1])
         return (hidden.gather(1, index), *args[1:])
+
+    def _needs_mask(self, length: int) -> bool:
+        """Whether a recording needs a mask of ours: that of transformers for `eager` copies a number to the GPU."""
+        config: Any = self.model.config
+        windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+        return config._attn_implementation == "eager" and all(w is None or length <= w for w in windows)
+
+    def _causal(self, input_ids: Tensor) -> Tensor:
+        """(1, 1, length, length) the additive mask of rows with one record."""
+        length, dtype = input_ids.shape[1], next(self.model.parameters()).dtype
+        mask = torch.full((length, length), torch.finfo(dtype).min, dtype=dtype, device=input_ids.device)
+        return mask.triu(1)[None, None]
 
     def _blocks(self, position_ids: Tensor) -> Tensor:
         """(n, 1, length, length) the additive mask of rows that hold several records."""

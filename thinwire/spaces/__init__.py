@@ -1,6 +1,7 @@
 """Spaces: trainable coordinates and how they become weights."""
 
 from thinwire.spaces.base import Space as Space
+from thinwire.spaces.dora import DoRA as DoRA
 from thinwire.spaces.factorized import FactorizedFL as FactorizedFL
 from thinwire.spaces.fedmrn import FedMRN as FedMRN
 from thinwire.spaces.fedpara import FedPara as FedPara

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from thinwire.spaces.adapter_targets import by_keyword, targets
 from thinwire.spaces.adapter_targets import saved as chosen_to_save
 from thinwire.spaces.base import Space
 from thinwire.spaces.peft_adapter import first_coordinates
-from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, Unmerged
+from thinwire.spaces.unmerged import TRANSPOSED_A, TRANSPOSED_B, A, B, M, Unmerged
 
 Scaling = Literal["standard", "rslora"]
 InitA = Literal["kaiming", "isometric"]
@@ -90,6 +90,7 @@ class LoRA(Space):
     B A, except with `freeze_a`.
     """
 
+    has_lengths: ClassVar[bool] = False  # a length for each output is trained, too: `DoRA`
     rank: int = 8
     alpha: float = 16.0
     target_modules: tuple[str, ...] = ("*",)
@@ -178,10 +179,15 @@ class LoRA(Space):
                 if not self.freeze_a:
                     out[f"{name}/a"] = self._draw_a(name, sides[name], dtype, key, weight.device)
                 out[f"{name}/b"] = weight.new_zeros(sides[name][0], self._rank(sides[name]), dtype=dtype)
+                if self.has_lengths:
+                    out[name + M] = weight.new_zeros(sides[name][0], dtype=dtype)
             elif name in saved:
                 out[name] = weight.to(dtype)
         if self.adapter:
             given = first_coordinates(self, sides, [name for name in out if "/" not in name])
+            if self.has_lengths:  # coordinates are changes of the first lengths
+                first = self.lengths(base, out)
+                given |= {name: given[name].to(block) - block for name, block in first.items()}
             return {name: given[name].to(block) if name in given else block for name, block in out.items()}
         return {name: torch.zeros_like(block) for name, block in out.items()} if self.from_start else out
 
@@ -237,6 +243,10 @@ class LoRA(Space):
             else:
                 out[name] = parts.get(name, weight).to(weight.dtype)
         return out
+
+    def lengths(self, base: Tree, coords: Tree) -> Tree:
+        """Return the trained lengths of outputs: none."""
+        return {}
 
     def unmerged(self) -> Space:
         """Return a space that keeps A and B apart from the weights."""

@@ -1,7 +1,8 @@
 """An adapter folder of peft as the start of a LoRA run: its factors, and modules that were fully trained.
 
 adapter_config.json        rank, alpha, and the adapted modules
-adapter_model.safetensors  base_model.model.LAYER.lora_A.weight, ... lora_B.weight, base_model.model.NAME
+adapter_model.safetensors  base_model.model.LAYER.lora_A.weight, ... lora_B.weight, base_model.model.NAME; of DoRA,
+                           ... lora_magnitude_vector
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from thinwire.errors import ConfigError, DataError
 from thinwire.spaces.adapter_targets import WRAPPER, layer_names
 
 PREFIX = "base_model.model."
+NAMES = {"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"}
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -28,6 +30,11 @@ class Adapted(Protocol):
     @property
     def adapter(self) -> str:
         """The folder of the adapter."""
+        ...
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether it is DoRA."""
         ...
 
     @property
@@ -53,7 +60,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def first_coordinates(space: Adapted, sides: Mapping[str, tuple[int, int]], dense: Collection[str]) -> Tree:
-    """The coordinates of an adapter by name: `weight/a`, `weight/b`, and dense weights that it has.
+    """The coordinates of an adapter by name: `weight/a`, `weight/b`, lengths `weight/m` of DoRA, dense weights.
 
     Args:
         space: the LoRA; its scale must be that of the adapter.
@@ -62,16 +69,19 @@ def first_coordinates(space: Adapted, sides: Mapping[str, tuple[int, int]], dens
     """
     folder = Path(space.adapter)
     config, left = read_config(folder), _tensors(folder)
+    if bool(config.get("use_dora")) != space.has_lengths:
+        kinds = ("LoRA", "DoRA") if space.has_lengths else ("DoRA", "LoRA")
+        raise ConfigError(f"{folder} is an adapter of {kinds[0]}, the space is {kinds[1]}; write the other kind")
     _check_scale(config, space)
     out: Tree = {}
     for name, (outputs, inputs) in sides.items():
-        for side in "ab":
-            keys = [f"{PREFIX}{layer}.lora_{side.upper()}.weight" for layer in layer_names(name)]
+        for side in "abm" if space.has_lengths else "ab":
+            keys = [f"{PREFIX}{layer}.{NAMES[side]}" for layer in layer_names(name)]
             key = next((one for one in keys if one in left), None)
             if key is None:
                 raise ConfigError(f"{folder} has no adapter of {name!r}; write the target_modules of the adapter")
             block, rank = left.pop(key), min(space.rank, outputs, inputs)
-            wanted = (rank, inputs) if side == "a" else (outputs, rank)
+            wanted: tuple[int, ...] = {"a": (rank, inputs), "b": (outputs, rank), "m": (outputs,)}[side]
             if tuple(block.shape) != wanted:
                 raise ConfigError(
                     f"{folder}: {key} has shape {tuple(block.shape)}, expected {wanted}; write rank = {config.get('r')}"

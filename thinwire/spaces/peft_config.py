@@ -8,6 +8,7 @@ from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.spaces.adapter_targets import QUERY_VALUE, REGEX
+from thinwire.spaces.dora import DoRA
 from thinwire.spaces.lora import LoRA
 from thinwire.spaces.peft_adapter import read_config
 
@@ -20,14 +21,10 @@ _PLAIN: dict[str, Any] = {
     "exclude_modules": None,
     "lora_bias": False,
 }
-DORA = (
-    "use_dora is not supported: it trains a length for each output besides A and B; wrap the model by "
-    "peft.get_peft_model and train it in the space 'full', or write use_dora = False"
-)
 
 
 def lora_from_peft(config: Any) -> LoRA:
-    """The LoRA space of a configuration of peft.
+    """The LoRA space of a configuration of peft; with `use_dora`, a DoRA space.
 
     A folder also gives the first values of the adapters, so that training goes on from them.
 
@@ -42,14 +39,12 @@ def lora_from_peft(config: Any) -> LoRA:
     """
     folder = Path(config) if isinstance(config, str | Path) else None
     table = read_config(folder) if folder is not None else _table(config)
-    if table.get("use_dora"):
-        raise ConfigError(DORA)
     for name, plain in _PLAIN.items():
         if table.get(name, plain) not in (plain, None, [], {}):
             raise ConfigError(f"{name} = {table[name]!r} of peft is not supported; expected {plain!r}")
     if (table.get("rank_pattern") or table.get("alpha_pattern")) and not _lower_only(table, folder):
         raise ConfigError("rank_pattern and alpha_pattern of peft are not supported; write one r and one lora_alpha")
-    return LoRA(
+    return (DoRA if table.get("use_dora") else LoRA)(
         rank=int(table.get("r", 8)),
         alpha=float(table.get("lora_alpha", 8)),
         target_modules=_targets(table.get("target_modules")),

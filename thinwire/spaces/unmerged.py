@@ -20,6 +20,7 @@ from thinwire.core.tree import Tree
 from thinwire.spaces.base import Space
 
 A, B = "/a", "/b"
+M, GAIN = "/m", "/g"  # of DoRA: the change of an output's length, and the factor of the output that follows
 TRANSPOSED_A, TRANSPOSED_B = "/a.T", "/b.T"  # of a matrix that is stored as inputs x outputs
 
 
@@ -80,19 +81,19 @@ def unmerged(space: Space) -> Space:
     return space.unmerged()
 
 
-def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool]]]:
+def split(weights: Tree) -> tuple[Tree, dict[str, tuple[Tensor, Tensor, bool, Tensor | None]]]:
     """Separate weights from adapters.
 
     Returns:
-        The weights alone, and by name of a weight its adapter: A, B, and whether the matrix is stored transposed
-        (inputs x outputs).
+        The weights alone, and by name of a weight its adapter: A, B, whether the matrix is stored transposed
+        (inputs x outputs), and the factor of each output, or None.
     """
     adapters, taken = {}, set()
     for transposed, (a, b) in ((False, (A, B)), (True, (TRANSPOSED_A, TRANSPOSED_B))):
         for key, block in weights.items():
             if key.endswith(b) and (name := key.removesuffix(b)) in weights and name + a in weights:
-                adapters[name] = (weights[name + a], block, transposed)
-                taken |= {name + a, key}
+                adapters[name] = (weights[name + a], block, transposed, weights.get(name + GAIN))
+                taken |= {name + a, key, name + GAIN}
     if not adapters:
         return weights, adapters
     return {name: block for name, block in weights.items() if name not in taken}, adapters

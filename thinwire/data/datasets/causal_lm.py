@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch
 from thinwire.core.registry import register
 from thinwire.data.conversations import RecordForm
 from thinwire.data.datasets.huggingface import TEST_SPLITS, load_named
-from thinwire.data.datasets.question_sets import QUESTION_SETS, question_records
+from thinwire.data.datasets.question_sets import QUESTION_SETS, Answers, question_records
 from thinwire.data.examples import Source
 from thinwire.data.folder import own_path
 from thinwire.data.hold_out import held_out_rows
@@ -130,18 +130,22 @@ def instructions(
     window: int = 8,
     test_rows: int = 0,
     new_tokens: int = 32,
+    answers: Answers = "labels",
 ) -> Source:
     """Named sets of questions, as they are distributed; the set is the group of a question.
 
-    `data` names the sets; the other options are those of `causal_lm`.
+    `data` names the sets; with `answers = "texts"`, questions are asked without their list of answers
+    (`question_sets.py`); the other options are those of `causal_lm`.
     """
+    if answers not in get_args(Answers):
+        raise ConfigError(f"task.answers must be one of {', '.join(get_args(Answers))}, not {answers!r}")
     names = (data,) if isinstance(data, str) else tuple(data)
     for one in names:
         if one not in QUESTION_SETS:
             raise UnknownName("task.data", one, QUESTION_SETS)
     if not names:
         raise ConfigError(f"task.data names no set; write one or several of {', '.join(QUESTION_SETS)}")
-    train, test = (question_records(names, split, data_dir) for split in ("train", "test"))
+    train, test = (question_records(names, split, data_dir, answers) for split in ("train", "test"))
     form = RecordForm("prompt", "response", options="options")
     encoder = _encoder(checkpoint, data_dir, template, "answers", length, too_long)
     settings = RowSettings(packing, window, 0.1, test_rows, new_tokens, answer_after="####")  # as GSM8K marks results
