@@ -25,9 +25,9 @@ _CHUNK = 1024  # values at a time, at least
 def encode_half(vector: torch.Tensor, half: torch.dtype) -> bytes:
     """Encode a vector, rounded to fp16 or bf16 and clamped to its range. See `decode_half`."""
     limit = min(torch.finfo(half).max, torch.finfo(vector.dtype).max)
-    clamped = vector.clamp(-limit, limit)
+    clamped = vector.clamp(-limit, limit).float()
     if half is torch.float16 and not X86:  # numpy rounds to the same values, ten times faster on ARM, slower on x86
-        word = clamped.float().numpy().astype(np.float16).view(np.uint16)
+        word = clamped.numpy().astype(np.float16).view(np.uint16)
     else:
         word = clamped.to(half).view(torch.int16).numpy().view(np.uint16)
     rotated = (word << np.uint16(1)) | (word >> np.uint16(15))
