@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from xml.etree import ElementTree
 
 import pytest
 
 from thinwire.errors import ConfigError
+from thinwire.experiments.archive import Archive
 from thinwire.experiments.frontier import SEARCH_SEED, Where, Work, _center, frontier_grid, rows_of
 from thinwire.experiments.grid import summary
 from thinwire.experiments.presets import preset
@@ -70,7 +72,7 @@ def test_frontier_writes_a_page_a_chart_and_values_and_plan_uses_them(thinwire, 
         assert part in page
     ElementTree.parse(tmp_path / "runs/frontier/digits.svg")
     values = json.loads((tmp_path / "runs/frontier/digits.json").read_text())
-    assert [(row["label"], [run["seed"] for run in row["runs"]]) for row in values["rows"]] == [
+    assert [(row["label"], [values["runs"][name]["seed"] for name in row["runs"]]) for row in values["rows"]] == [
         ("fedavg", [0, 1]),
         ("thin, k/4", [0, 1]),
     ]
@@ -79,7 +81,7 @@ def test_frontier_writes_a_page_a_chart_and_values_and_plan_uses_them(thinwire, 
     assert thinwire(*words, "--rates", "2", "--share", "0.2", "--no-run", "--json")[0] == 0
     assert folders == {folder: folder.stat().st_mtime_ns for folder in folders}
 
-    least = min(run["points"][-1][2] for run in values["rows"][0]["runs"])
+    least = min(values["runs"][name]["curve"][-1][2] for name in values["rows"][0]["runs"])
     plan = ("plan", "--on", "digits", *SMALL, "--rounds", "10", "--target", f"{least / 2:.3f}")
     code, out, err = thinwire(*plan, "--json")
     assert code == 0, err
@@ -99,6 +101,29 @@ def test_frontier_writes_a_page_a_chart_and_values_and_plan_uses_them(thinwire, 
     assert (code, out) == (1, "")
     assert err.startswith("thinwire: none of 2 methods is expected to do an accuracy of 99.90 %")
     assert err.count("\n") == 1
+
+
+def test_a_page_goes_on_from_the_runs_of_its_json_file(thinwire, tmp_path):
+    """Search and first seed in one folder, the second seed in an empty one, the page from the JSON file alone."""
+    words = ("frontier", "fedavg", "--on", "digits", *SMALL, "--rounds", "2", "--rates", "2", "--md", "page.md", "-q")
+    file = tmp_path / "page.json"
+    assert thinwire(*words, "--seeds", "1", "--out", "one")[0] == 0
+    first = Archive.read(file).runs
+    assert sorted(run["seed"] for run in first.values()) == [0, SEARCH_SEED, SEARCH_SEED]
+    assert all(run["date"] and run["digest"].startswith(name) for name, run in first.items())
+    assert thinwire(*words, "--seeds", "2", "--out", "two")[0] == 0
+    (folder,) = (tmp_path / "two").glob("*/summary.json")
+    assert "-s1-" in folder.parent.name, "only the missing run"
+    both, page = file.read_text(), (tmp_path / "page.md").read_text()
+    assert Archive.read(file).runs.items() >= first.items()
+    assert re.search(r"^\| fedavg \|.*\| 0 1 \|.*\| 1 \| yes \|", page, re.M)
+    assert re.search(r"^Made on 20.* \(4 runs\)", page, re.M)
+    assert thinwire(*words, "--seeds", "2", "--out", "gone")[0] == 0
+    assert (file.read_text(), (tmp_path / "page.md").read_text()) == (both, page)
+    assert not (tmp_path / "gone").exists()
+    assert thinwire(*words, "--seeds", "1", "--out", "gone", "--no-run")[0] == 0
+    left = [run for name, run in Archive.read(file).runs.items() if name not in first]
+    assert [(run["seed"], run["tables"]) for run in left] == [(1, [])], "a run that the page no longer shows stays"
 
 
 def test_plan_runs_a_pilot_where_there_are_no_runs(thinwire, tmp_path):

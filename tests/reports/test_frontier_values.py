@@ -12,7 +12,7 @@ from thinwire.errors import CheckpointError
 from thinwire.experiments.config import resolve
 from thinwire.experiments.experiment import to_table
 from thinwire.reports.frontier import Row, SeedCurve, best_by_bytes, front, plain, read_rows, reference_of, winners
-from thinwire.reports.frontier_page import chart, row_cells, win_cells
+from thinwire.reports.frontier_page import _seeds, chart, row_cells, win_cells
 from thinwire.reports.recommend import Wish, from_pilot, is_comparable, measured, nearest
 
 CONFIG = {key: value for key, value in to_table(resolve("fedavg", "digits")).items() if key != "seed"}
@@ -69,6 +69,13 @@ def test_a_difference_within_the_spread_of_seeds_is_not_clear():
     assert not single.clear, "one seed shows no spread"
 
 
+def test_rows_with_fewer_seeds_are_named_and_compared_by_the_seeds_of_both():
+    short = row("short", 1000, [0.2, 0.4, 0.6, 0.7], seeds=[1], noise=0.01)
+    assert win_cells([FEDAVG, short])[0][2:] == ["fedavg", "81.00 ± 1.00", "short", "10.00", "1", "no"]
+    assert _seeds([FEDAVG, short, Row("none", "", CONFIG, ())]).startswith(" Rows: 1 with 3 seeds, 1 with 1 seed. ")
+    assert _seeds([FEDAVG, THIN]) == ""
+
+
 def test_the_table_has_shares_and_failures():
     cells = {line[0]: line for line in row_cells(ROWS)}
     assert cells["thin"][5:8] == ["40 B", "1/100", "yes"]
@@ -82,17 +89,21 @@ def test_the_table_has_shares_and_failures():
 
 def test_rows_survive_their_json_file_and_damage_is_one_line(tmp_path):
     file = tmp_path / "frontier.json"
-    file.write_text(json.dumps({"rows": plain(ROWS)}))
+    runs = {run.run: {"seed": run.seed, "status": run.status, "curve": run.points} for one in ROWS for run in one.runs}
+    file.write_text(json.dumps({"rows": plain(ROWS), "runs": runs}))
     assert read_rows(file) == ROWS
     good = plain(ROWS)[0]
     for damage in (
         {"rows": 3},
         {"rows": [{**good, "label": 3}]},
-        {"rows": [{**good, "runs": [{**good["runs"][0], "points": [[1, -5, 0.5]]}]}]},
-        {"rows": [{**good, "runs": [{**good["runs"][0], "points": [[1, 5, math.nan]]}]}]},
+        {"rows": [{**good, "runs": ["another"]}]},
+        {"rows": [{**good, "runs": [3]}]},
+        {"rows": [good], "runs": 3},
+        {"rows": [good], "runs": {name: {**run, "curve": [[1, -5, 0.5]]} for name, run in runs.items()}},
+        {"rows": [good], "runs": {name: {**run, "curve": [[1, 5, math.nan]]} for name, run in runs.items()}},
         {"rows": [{"label": "x"}]},
     ):
-        file.write_text(json.dumps(damage))
+        file.write_text(json.dumps({"runs": runs, **damage}))
         with pytest.raises(CheckpointError, match="is not the JSON file of a frontier"):
             read_rows(file)
 

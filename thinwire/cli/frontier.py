@@ -41,7 +41,8 @@ def frontier(
         typer.Option(
             "--md",
             metavar="FILE",
-            help="The page; a chart (.svg) and the values (.json) are written beside it. Default: TASK.md in --out.",
+            help="The page, with a chart (.svg) and the runs (.json) beside it; runs that this .json file holds are "
+            "not run again. Default: TASK.md in --out.",
         ),
     ] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Run nothing; show finished runs only.")] = False,
@@ -53,7 +54,8 @@ def frontier(
     """Measure accuracy against bytes for a documented set of methods and densities, and draw the Pareto front.
 
     Every method tries the same number of learning rates on a seed of its own, judged by examples that clients hold out;
-    then all run on the same seeds. Finished runs are used again.
+    then all run on the same seeds. Finished runs are used again: those in --out, and with --md those that the .json
+    file beside the page holds, of any day and machine.
 
     Example: thinwire frontier --on digits --rounds 20 --jobs 2
 
@@ -64,6 +66,7 @@ def frontier(
     from thinwire.cli.tables import print_json, show_markdown
     from thinwire.cli.terminal import print_run, print_written
     from thinwire.core.units import read_seconds
+    from thinwire.experiments.archive import Archive, Runs
     from thinwire.experiments.frontier import Where, Work, frontier_grid, rows_of
     from thinwire.experiments.run_grids import run_grids
     from thinwire.experiments.task_files import folder_name
@@ -71,16 +74,17 @@ def frontier(
 
     seconds = None if budget is None else read_seconds(budget)
     where = Where(on, recipe, device, tuple(set_ or ()), data_dir)
+    archive = Archive.read(md.with_suffix(".json")) if md else Archive()
     grid = frontier_grid(rows_of(methods or ()), where, Work(seeds, rates, share, rounds))
     if not no_run:
-        run_grids([grid], out, jobs, data_dir, lambda run: print_run(run, quiet), seconds)
+        run_grids([grid], out, jobs, data_dir, lambda run: print_run(run, quiet), seconds, archive)
     path = md or out / f"{folder_name(where.experiment().task.label)}.md"
     words = ["thinwire", "frontier", *(methods or ()), *(("--on", on) if on else ()), "--seeds", str(seeds)]
     words += ["--rates", str(rates), "--share", f"{share:g}", *(("--rounds", str(rounds)) if rounds else ())]
     words += [*(("--recipe", recipe) if recipe else ()), *(("--device", device) if device != "cpu" else ())]
     words += [word for change in set_ or () for word in ("--set", change)]
     words += ["--md", str(md)] if md else []
-    page = frontier_page(grid, out, words, path.stem)
+    page = frontier_page(grid, Runs(out, archive), words, path.stem)
     page.write(path)
     if as_json:
         print_json(page.values)

@@ -8,6 +8,8 @@ settings: a table whose settings were changed has none of its earlier runs, whic
 bytes so far, accuracy] of every evaluated round, `curve_ideal` the bytes without catch-up, `curve_up` those of uploads,
 `curve_client` the clients' accuracy. Runs that diverged are kept too, so that they are not run again.
 
+The file may have more: that of a frontier has its rows, and no tables (`reports/frontier_page.py`).
+
 `Runs` looks in the run directories first and then in the archive; the functions of `grid.py` take either a folder or a
 `Runs`.
 """
@@ -49,9 +51,10 @@ class Archive:
         if not file.exists():
             return cls()
         content = read_json(file)
-        if not _all(content.get("tables"), _sound_table) or not _all(content.get("runs"), _sound):
+        tables = content.get("tables", {})
+        if not _all(tables, _sound_table) or not _all(content.get("runs"), _sound):
             raise CheckpointError(f"{file} is no archive of runs: it must hold tables and runs; name another --md")
-        return cls(content["tables"], content["runs"])
+        return cls(tables, content["runs"])
 
     def name(self, digest: str) -> str:
         """The name of a run on the page: that of the archive, or the first digits of its digest."""
@@ -64,8 +67,12 @@ class Archive:
 
     def text(self) -> str:
         """The file: one line for each run, so that versions can be compared."""
+        return f'{{"tables": {json.dumps(self.tables, indent=1)},\n{self.runs_text()}}}\n'
+
+    def runs_text(self) -> str:
+        """The runs in the file."""
         runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(self.runs[name])}" for name in sorted(self.runs))
-        return f'{{"tables": {json.dumps(self.tables, indent=1)},\n"runs": {{\n{runs}\n}}}}\n'
+        return f'"runs": {{\n{runs}\n}}'
 
 
 class Runs(NamedTuple):

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from thinwire.core.text import visible
 from thinwire.errors import CheckpointError
+from thinwire.experiments.archive import Runs
 from thinwire.experiments.collapse import BROKEN
-from thinwire.experiments.execute import default_folder
 from thinwire.experiments.experiment import to_table
 from thinwire.experiments.files import read_json
 from thinwire.experiments.frontier import REFERENCE
 from thinwire.experiments.grid import Grid, Line, summary, training_failed
-from thinwire.experiments.records import Recorded, honest_bytes, read_run
+from thinwire.experiments.records import Recorded, honest_bytes
 from thinwire.experiments.toml import Table
 from thinwire.experiments.validation_runs import mean_of_last
 from thinwire.reports.seed_groups import MeanInterval
@@ -38,7 +38,7 @@ class SeedCurve(NamedTuple):
     """One run: after each evaluated round its number, all bytes so far, and the accuracy on the test set."""
 
     seed: int
-    run: str  # the beginning of the digest
+    run: str  # its name on the page: the beginning of the digest
     status: str
     points: tuple[tuple[int, int, float], ...]
 
@@ -105,33 +105,40 @@ class Winner(NamedTuple):
     ahead: MeanInterval | None
 
     @property
+    def seeds(self) -> list[int]:
+        """The seeds of the difference: those that both rows have."""
+        shown = [{run.seed for run in row.runs} for row in (self.first, self.second) if row]
+        return sorted(set.intersection(*shown)) if shown else []
+
+    @property
     def clear(self) -> bool:
         """Whether the 95 % interval of the difference excludes zero."""
         return self.ahead is not None and self.ahead.half is not None and self.ahead.mean > self.ahead.half
 
 
-def rows_of_grid(grid: Grid, out: Path) -> list[Row]:
-    """The rows of a grid from run directories; runs that are missing or not finished are left out."""
+def rows_of_grid(grid: Grid, out: Path | Runs) -> list[Row]:
+    """The rows of a grid from run directories or an archive; runs that are missing or not finished are left out."""
     return [_row(line, out) for line in grid.final(out)]
 
 
-def missing(grid: Grid, out: Path) -> int:
+def missing(grid: Grid, out: Path | Runs) -> int:
     """The number of runs of a grid that did not finish and did not fail."""
     lines = [*grid.trials(), *grid.final(out)]
     runs = {e.digest(): e for line in lines for e in line.runs}
     return sum(not summary(e, out) and not training_failed(e, out) for e in runs.values())
 
 
-def _row(line: Line, out: Path) -> Row:
-    there = [e for e in line.runs if summary(e, out) or training_failed(e, out)]
-    runs = tuple(curve_of(read_run(default_folder(e, out)), e.digest()[:8]) for e in there)
+def _row(line: Line, out: Path | Runs) -> Row:
+    known = Runs.at(out)
+    there = [e for e in line.runs if summary(e, known) or training_failed(e, known)]
+    runs = tuple(curve_of(known.recorded(e), known.archive.name(e.digest())) for e in there)
     return Row(
         line.label, line.settings, without_seed(to_table(line.runs[0])), tuple(run for run in runs if run.points)
     )
 
 
 def curve_of(run: Recorded, name: str) -> SeedCurve:
-    """The curve of a run directory."""
+    """The curve of a run."""
     spent = itertools.accumulate(map(honest_bytes, run.records))
     both = zip(run.records, spent, strict=True)
     points = tuple((r["round"], so_far, r["accuracy"]) for r, so_far in both if r["accuracy"] is not None)
@@ -194,38 +201,31 @@ def _ahead(one: Row, other: Row, budget: float) -> MeanInterval | None:
 
 
 def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows for a JSON file; `read_rows` reads them."""
-    return [
-        {
-            "label": row.label,
-            "settings": row.settings,
-            "config": row.config,
-            "runs": [{**run._asdict(), "points": [list(point) for point in run.points]} for run in row.runs],
-        }
-        for row in rows
-    ]
+    """Rows for a JSON file, each with the names of its runs, which the file has too; `read_rows` reads them."""
+    return [{**row._asdict(), "runs": [run.run for run in row.runs]} for row in rows]
 
 
 def read_rows(file: Path) -> list[Row]:
     """The rows of the JSON file of a frontier; every value is checked."""
-    found = read_json(file).get("rows")
+    content = read_json(file)
     try:
-        return [_read_row(one) for one in found]  # type: ignore[union-attr]
+        return [_read_row(one, content["runs"]) for one in content["rows"]]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file} is not the JSON file of a frontier; `thinwire frontier` writes one") from error
 
 
-def _read_row(value: Mapping[str, Any]) -> Row:
+def _read_row(value: Mapping[str, Any], known: Mapping[str, Any]) -> Row:
     label, settings, config = value["label"], value["settings"], value["config"]
     if not isinstance(label, str) or not isinstance(settings, str) or not isinstance(config, dict):
         raise TypeError(label)
     runs = []
-    for run in value["runs"]:
-        points = tuple((number, sent, float(accuracy)) for number, sent, accuracy in run["points"])
+    for name in value["runs"]:
+        run = known[name]
+        points = tuple((number, sent, float(accuracy)) for number, sent, accuracy in run["curve"])
         counts = [count for number, sent, _ in points for count in (number, sent)] + [run["seed"]]
         if not all(type(count) is int and 0 <= count < _LARGEST for count in counts):
             raise ValueError(label)
         if not points or not all(0 <= accuracy <= 1 for _, _, accuracy in points):
             raise ValueError(label)
-        runs.append(SeedCurve(run["seed"], visible(str(run["run"]), 40), visible(str(run["status"]), 40), points))
+        runs.append(SeedCurve(run["seed"], visible(name, 40), visible(str(run["status"]), 40), points))
     return Row(visible(label, 200), visible(settings, 400), config, tuple(runs))

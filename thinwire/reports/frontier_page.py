@@ -1,21 +1,25 @@
 """Page of a frontier: which method wins where, all methods, the search; with a chart and a JSON file.
 
-All values are read from run directories. The JSON file has the configuration of every row and the curve of every run,
-so that `thinwire plan` can use it in place of the run directories.
+All values are read from run directories, or from the JSON file of an earlier call. That file has the configuration of
+every row, and is an archive of runs (`experiments/archive.py`), those of the search included: rows and seeds of
+different days and machines stand on one page, and `thinwire plan` can use it in place of the run directories.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.core.units import human_bytes
+from thinwire.experiments.archive import Archive, Runs
 from thinwire.experiments.collapse import count_broken
 from thinwire.experiments.files import write_all
 from thinwire.experiments.grid import Grid, at_edge, markdown, summary
+from thinwire.experiments.toml import Table
 from thinwire.reports.charts import PlotArea
 from thinwire.reports.finals import FAILED_RUNS, mean_std_text
 from thinwire.reports.frontier import (
@@ -29,12 +33,13 @@ from thinwire.reports.frontier import (
     winners,
 )
 from thinwire.reports.objectives import percent_text
+from thinwire.reports.repro_runs import kept_values, merged, provenance_text
 from thinwire.reports.scatter import Dot, scatter
 from thinwire.reports.style import STANDALONE
 from thinwire.reports.svg import standalone, swatch
 
 VALUE = "accuracy %"
-WIN_HEADS = ("bytes at most", "share", "best", VALUE, "next", "ahead by, points", "clear")
+WIN_HEADS = ("bytes at most", "share", "best", VALUE, "next", "ahead by, points", "seeds of both", "clear")
 ROW_HEADS = ("method", "settings", "seeds", VALUE, FAILED_RUNS, "honest bytes", "share", "on the front", "runs")
 
 
@@ -53,34 +58,60 @@ class FrontierPage(NamedTuple):
         write_all(path.parent, {name: text.encode() for name, text in texts.items()})
 
 
-def frontier_page(grid: Grid, out: Path, command: Sequence[str], name: str = "frontier") -> FrontierPage:
-    """The page of a frontier from run directories.
+def frontier_page(grid: Grid, out: Path | Runs, command: Sequence[str], name: str = "frontier") -> FrontierPage:
+    """The page of a frontier.
 
     Args:
         grid: the grid of the frontier.
-        out: the folder of the run directories.
+        out: the folder of the run directories, or runs with an archive, which stay in the JSON file.
         command: the words of the command that writes the page.
         name: the name of the page without its suffix, for the link to the chart.
     """
-    rows, left = rows_of_grid(grid, out), missing(grid, out)
+    runs = Runs.at(out)
+    rows, left, kept = rows_of_grid(grid, runs), missing(grid, runs), _kept(grid, runs)
     task = grid.lines()[0].runs[0].task.label
     text = f"# Accuracy against bytes: {task}\n\n{_about(grid)}\n\n"
     if left:
-        text += f"{left} run{'s' if left > 1 else ''} did not finish; the same command continues.\n\n"
+        text += f"{left} run{'s' if left > 1 else ''} did not finish; the same command continues.{_seeds(rows)}\n\n"
     text += f"![Accuracy against bytes, {task}]({name}.svg)\n\n"
     text += f"## Which method wins where\n\n{WINS}\n\n{markdown(WIN_HEADS, win_cells(rows))}\n"
     text += f"## All methods\n\n{markdown(ROW_HEADS, row_cells(rows))}\n"
-    text += _search(grid, out)
-    text += f"Written by `{shlex.join(command)}`; the values of all runs are in [{name}.json]({name}.json).\n"
-    values = {"task": task, "command": shlex.join(command), "rows": plain(rows)}
+    text += _search(grid, runs)
+    text += f"{provenance_text(kept.values())}Written by `{shlex.join(command)}`; "
+    text += f"the values of all runs are in [{name}.json]({name}.json).\n"
+    values = {"task": task, "command": shlex.join(command), "rows": plain(rows), "runs": merged(runs.archive, [kept])}
     return FrontierPage(text, chart(rows, task), values, left)
 
 
 def _json(values: dict[str, Any]) -> str:
-    """The values with one row a line."""
-    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items() if key != "rows"]
+    """The values with one row or run a line."""
+    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items() if key not in ("rows", "runs")]
     rows = ",\n".join(map(json.dumps, values["rows"]))
-    return "{\n" + ",\n".join([*head, f'"rows": [\n{rows}\n]']) + "\n}\n"
+    return "{\n" + ",\n".join([*head, f'"rows": [\n{rows}\n]', Archive(runs=values["runs"]).runs_text()]) + "\n}\n"
+
+
+def _kept(grid: Grid, runs: Runs) -> dict[str, Table]:
+    """What the JSON file keeps of the runs of the page, by their names; also those of rates that were replaced."""
+    tried = [line for number in range(len(grid.content["rows"])) for line in grid.tried(number, runs)]
+    page = {"tables": [grid.lines()[0].runs[0].task.label]}
+    return {
+        runs.archive.name(e.digest()): {**known, **page, "method": line.label, "settings": line.settings}
+        for line in (*grid.trials(), *tried)
+        for e in line.runs
+        if (known := kept_values(e, runs)) is not None
+    }
+
+
+def _seeds(rows: Sequence[Row]) -> str:
+    """How many rows have how many seeds, as a sentence; empty if all with runs have the same number."""
+    counts = Counter(len(row.runs) for row in rows if row.runs)
+    if len(counts) < 2:
+        return ""
+    parts = [f"{counts[n]} with {n} seed{'s' if n > 1 else ''}" for n in sorted(counts, reverse=True)]
+    return (
+        f" Rows: {', '.join(parts)}. The mean of a row is over its own seeds, so ranks of rows with different seeds "
+        "depend on the seeds too; a difference is over those of both rows. Fewer `--seeds` leave out those of few rows."
+    )
 
 
 WINS = (
@@ -100,8 +131,9 @@ def win_cells(rows: Sequence[Row]) -> list[list[str]]:
             continue
         own = mean_std_text([run.value(one.budget) for run in one.first.runs])
         ahead = "-" if one.ahead is None else f"{100 * one.ahead.mean:.2f}"
-        other = one.second.label if one.second else "-"
-        cells.append([human_bytes(one.budget), share, one.first.label, own, other, ahead, "yes" if one.clear else "no"])
+        other, seeds = one.second.label if one.second else "-", " ".join(map(str, one.seeds))
+        clear = "yes" if one.clear else "no"
+        cells.append([human_bytes(one.budget), share, one.first.label, own, other, ahead, seeds, clear])
     return cells
 
 
@@ -179,7 +211,7 @@ def _about(grid: Grid) -> str:
     )
 
 
-def _search(grid: Grid, out: Path) -> str:
+def _search(grid: Grid, out: Runs) -> str:
     """The table of the search; empty if nothing was searched."""
     chosen, rows = {line.row: line.chosen for line in grid.final(out)}, []
     for number, row in enumerate(grid.content["rows"]):

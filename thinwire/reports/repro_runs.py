@@ -1,4 +1,4 @@
-"""The runs of a reproduced table: what the archive keeps of each, where they come from, and what they cost."""
+"""The runs of a page: what the archive keeps of each, where they come from, and what they cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def archived_runs(repro: Reproduction, lines: Sequence[Line], runs: Runs) -> dic
     for line in lines:
         measure = repro.grid.content["rows"][line.row]["measure"]
         for e in line.runs:
-            if (known := _entry(e, runs)) is None:
+            if (known := kept_values(e, runs)) is None:
                 continue
             about = {"tables": [repro.name], "method": line.label, "settings": line.settings}
             entry = out.setdefault(runs.archive.name(e.digest()), known | about)
@@ -38,7 +38,7 @@ def archived_runs(repro: Reproduction, lines: Sequence[Line], runs: Runs) -> dic
     return out
 
 
-def _entry(e: Experiment, runs: Runs) -> Table | None:
+def kept_values(e: Experiment, runs: Runs) -> Table | None:
     """What an archive keeps of a run; None if it is neither finished nor diverged."""
     if kept := runs.kept(e):
         return dict(kept)
