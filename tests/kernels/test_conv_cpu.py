@@ -102,7 +102,7 @@ def test_unsupported_cases_are_left_to_torch(no_onednn, monkeypatch):
     layer(x)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     a, b = torch.ones(1, 18), torch.ones(3, 1)
-    with corrected(weights, {"weight": (a, b, False)}):  # which intercepts the functions of torch
+    with corrected(weights, {"weight": (a, b, False, None)}):  # which intercepts the functions of torch
         more = layer(x)
     assert not calls
     assert torch.allclose(more - plain, F.conv2d(x, torch.ones(3, 2, 3, 3)), atol=1e-4)
