@@ -106,12 +106,11 @@ class _Recording:
         self._load(inputs, clients)
         rows = sent(work.rows, self.device)
         batches = torch.cat((work.index, rows[..., None]), -1).transpose(0, 1)
-        for i, part in enumerate(
-            torch.split(batches, most)
-        ):  # several where there are more steps than in the first round
+        # several parts where there are more steps than in the first round
+        for part, steps_of_part in zip(torch.split(batches, most), replays, strict=True):
             self.batches[: len(part)].copy_(part)
             self.done.zero_()
-            for replay in replays[i]:
+            for replay in steps_of_part:
                 replay()
         coords = tmap(torch.clone, self.coords) if self.chain is None else self.chain.copied()
         buffers = tmap(torch.clone, self.buffers)
