@@ -552,6 +552,10 @@ def _read_eden(codec, data, blocks, key):
         (scale,) = struct.unpack("<f", c.take(4))
         assert 0 <= scale < math.inf
         levels = _eden_levels(c, bits, length, philox(fold(key[0], "eden", start), 2))
+        if length <= 1 << 13:
+            again = philox(fold(key[0], "rotation", start), -(-length // 32))
+            turned = [(v if again[i // 32] >> i % 32 & 1 else -v) for i, v in enumerate(_hadamard(levels))]
+            levels = [_as("f4", v / length) for v in turned]
         for i, value in enumerate(_hadamard(levels)[:left]):
             plus = signs[(start + i) // 32] >> (start + i) % 32 & 1
             vector.append(_as("f4", (value if plus else -value) * scale))

@@ -1,11 +1,14 @@
 """Random rotations of vectors: random signs, then a Hadamard transform, piece by piece.
 
-    y = H D x        D: random signs of the key;  H: the Hadamard matrix with entries +1 and -1, so x = D H y / n
+    y = H D x              D, E: random signs of the key;  H: the Hadamard matrix with entries +1 and -1, so x = D H y / n
+    y = H E H D x / n      short pieces: x = D H E H y / n
 
-After it, all values of a piece have about the same normal distribution, whatever x was. A vector is divided into pieces
+After it, all values of a piece have about the same normal distribution, whatever x was. One rotation of a short piece is
+not enough for that: the last values of a model are often those of its output layer, of which few have most of the
+length, and y is then the sum of a few values with random signs. A vector is divided into pieces
 whose lengths are powers of two, so that little is padded: 11,274 values are pieces of 8,192, 2,048, 1,024 and 16 (the
-last with six zeros). Every operation is a sum or a difference of two values, in a fixed order, so that the
-result has the same bits on all platforms.
+last with six zeros). Every operation is a sum or a difference of two values, in a fixed order, or a product with a power
+of two, so that the result has the same bits on all platforms.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from thinwire.core.key import Key
 
 LONGEST = 1 << 16  # values of a piece: it fits into the cache of a processor
 SHORTEST = 64  # what is left below this length is padded
+TWICE = 1 << 13  # pieces up to this length are rotated twice; a vector has at most twice as many values in them
 
 
 class Piece(NamedTuple):
@@ -26,6 +30,11 @@ class Piece(NamedTuple):
     start: int
     values: int  # of the vector
     length: int  # with padding
+
+    @property
+    def gain(self) -> int:
+        """|y|^2 / |x|^2 of a rotated piece y."""
+        return 1 if self.length <= TWICE else self.length
 
 
 def pieces(size: int) -> list[Piece]:
@@ -71,20 +80,36 @@ def _stages(now: np.ndarray, other: np.ndarray, rows: int) -> tuple[np.ndarray, 
     return now, other
 
 
-def signs(key: Key, piece: Piece) -> np.ndarray:
+def rotate(x: np.ndarray, key: Key, piece: Piece) -> np.ndarray:
+    """The values of one piece, rotated by a key; as long as the piece with its padding.
+
+    >>> [piece], key, x = pieces(40), Key(1), np.ones(40, np.float32)
+    >>> float(np.square(rotate(x, key, piece)).sum())
+    40.0
+    """
+    padded = np.zeros(piece.length, x.dtype)
+    np.multiply(x, _signs(key, piece), out=padded[: len(x)])
+    y = hadamard(padded)
+    return y if piece.length > TWICE else hadamard(_second_signs(y, key, piece))
+
+
+def rotate_back(y: np.ndarray, key: Key, piece: Piece) -> np.ndarray:
+    """`gain` times the values of a piece whose rotation is y, which is overwritten."""
+    if piece.length <= TWICE:
+        y = _second_signs(hadamard(y), key, piece)
+    x = hadamard(y)[: piece.values]
+    x *= _signs(key, piece)
+    return x
+
+
+def _signs(key: Key, piece: Piece) -> np.ndarray:
     """The random signs D of a piece of a vector, as float32."""
     drawn: np.ndarray = key.fold("rotation").signs(piece.values, start=piece.start).numpy()
     return drawn
 
 
-def rotate(x: np.ndarray, d: np.ndarray, length: int) -> np.ndarray:
-    """H D x of the values of one piece.
-
-    Args:
-        x: its values.
-        d: their signs.
-        length: its length with padding.
-    """
-    padded = np.zeros(length, x.dtype)
-    np.multiply(x, d, out=padded[: len(x)])
-    return hadamard(padded)
+def _second_signs(y: np.ndarray, key: Key, piece: Piece) -> np.ndarray:
+    """E y / n, in place: no value leaves the range of float32 in the second rotation."""
+    y *= key.fold("rotation", piece.start).signs(piece.length).numpy()
+    y *= y.dtype.type(1 / piece.length)
+    return y
