@@ -1,14 +1,14 @@
 """Random rotations of vectors: random signs, then a Hadamard transform, piece by piece.
 
-    y = H D x              D, E: random signs of the key;  H: the Hadamard matrix with entries +1 and -1, so x = D H y / n
-    y = H E H D x / n      short pieces: x = D H E H y / n
+    y = H D x             so x = D H y / n        D, E: random signs of the key;  H: the Hadamard matrix of +1 and -1
+    y = H E H D x / n     so x = D H E H y / n    for short pieces
 
-After it, all values of a piece have about the same normal distribution, whatever x was. One rotation of a short piece is
-not enough for that: the last values of a model are often those of its output layer, of which few have most of the
-length, and y is then the sum of a few values with random signs. A vector is divided into pieces
-whose lengths are powers of two, so that little is padded: 11,274 values are pieces of 8,192, 2,048, 1,024 and 16 (the
-last with six zeros). Every operation is a sum or a difference of two values, in a fixed order, or a product with a power
-of two, so that the result has the same bits on all platforms.
+After it, all values of a piece have about the same normal distribution, whatever x was. For a short piece one rotation
+is not enough: the last values of a model are often those of its output layer, of which few have most of the length,
+and sums of few values with random signs are not normal yet. A vector is divided into pieces whose lengths are powers of
+two, so that little is padded: 11,274 values are pieces of 8,192, 2,048, 1,024 and 16 (the last with six zeros). Every
+operation is a sum or a difference of two values, in a fixed order, or a product with a power of two, so that the result
+has the same bits on all platforms.
 """
 
 from __future__ import annotations
