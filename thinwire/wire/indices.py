@@ -35,7 +35,7 @@ _PAYS = 0.98  # rows are slower to read than the other forms: only if they save 
 
 def _allowed(form: int, n: int, k: int) -> bool:
     """Whether a form may be used for k of n positions. It bounds the memory of a reader."""
-    allowed = {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW, ROWS: 8 * k >= n and k >= _FEW}
+    allowed = {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW, ROWS: 8 * k >= n}
     return allowed.get(form, False)
 
 
@@ -56,7 +56,7 @@ def encode(indices: np.ndarray, n: int, shapes: row_bits.Shapes = ()) -> bytes:
         if _allowed(GAPS, n, k):
             r = _low_bits(n, k)
             sizes[GAPS] = entropy(np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)) + _bits.width(k, r)
-        if _allowed(ROWS, n, k) and (rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values()))):
+        if rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values())):
             return bytes([ROWS]) + rows
         if sizes.get(GAPS, math.inf) < sizes[BITMAP]:
             return bytes([GAPS]) + _gaps(gaps, n)

@@ -39,7 +39,8 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
     packed = _bits.pack(symbols, bits)
     if 8 % bits == 0:
         whole = squeeze(packed)
-        return _shorter(np.frombuffer(packed, np.uint8), bits, whole) if _has_regions(len(symbols), bits) else whole
+        by_regions = bits in (2, 4) and len(symbols) >= _MANY
+        return _shorter(np.frombuffer(packed, np.uint8), bits, whole) if by_regions else whole
     loose = squeeze(_loose(symbols, bits).tobytes())
     return loose if len(loose) < len(packed) else packed
 
@@ -56,7 +57,7 @@ def decode(data: _bits.Bytes, count: int, bits: int) -> np.ndarray:
         levels |= _bits.unpack(data[:middle], count, low)
         return levels
     packed = _bits.width(count, bits)
-    if _has_regions(count, bits) and len(data) < packed and data[:1] == bytes([_REGIONS]):
+    if bits in (2, 4) and len(data) < packed and data[:1] == bytes([_REGIONS]):
         return _bits.unpack(regions.expand(data[1:], packed).tobytes(), count, bits)
     if 8 % bits == 0:
         return _bits.unpack(expand(data, packed), count, bits)
@@ -79,10 +80,6 @@ def _loose(symbols: np.ndarray, bits: int) -> np.ndarray:
     pairs.reshape(-1)[: len(symbols)] = symbols
     both: np.ndarray = pairs[:, 0] | pairs[:, 1] << 3
     return both
-
-
-def _has_regions(count: int, bits: int) -> bool:
-    return bits in (2, 4) and count >= _MANY
 
 
 def _shorter(packed: np.ndarray, bits: int, whole: bytes) -> bytes:

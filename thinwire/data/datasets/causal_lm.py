@@ -286,7 +286,7 @@ def _tensor(values: np.ndarray | None) -> torch.Tensor | None:
 def _note(
     form: RecordForm, encoder: Encoder, settings: RowSettings, rows: tuple[int, int], tests: tuple[int, int], packs: int
 ) -> str:
-    """What was done to the records, for readers of results; `rows` and `tests`: how many, and how many were too long."""
+    """What was done to the records, for readers of results. `rows`, `tests`: how many, and how many are too long."""
     how = "the chat template of the checkpoint" if encoder.is_chat else "plain lines"
     parts = [form.note()] + ([f"They are written by {how}."] if form.kind != "text" else [])
     parts.append(f"{rows[0]:,} rows of at most {encoder.length} tokens for training, {tests[0]:,} for testing.")
