@@ -56,7 +56,7 @@ def encode(indices: np.ndarray, n: int, shapes: row_bits.Shapes = ()) -> bytes:
         if _allowed(GAPS, n, k):
             r = _low_bits(n, k)
             sizes[GAPS] = entropy(np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)) + _bits.width(k, r)
-        if rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values())):
+        if shapes and (rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values()))):
             return bytes([ROWS]) + rows
         if sizes.get(GAPS, math.inf) < sizes[BITMAP]:
             return bytes([GAPS]) + _gaps(gaps, n)

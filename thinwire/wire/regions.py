@@ -26,7 +26,8 @@ from thinwire.wire.bits import Bytes, read_varint, varint
 
 CLASSES = 4
 _REGION = 128  # bytes
-_TABLE = 80  # bytes of a Huffman code, about
+_EVERY = 4  # regions, of which one is in the sample
+_TABLES = 320  # bytes of the Huffman codes, about
 
 
 def classes(sizes: np.ndarray) -> np.ndarray:
@@ -37,9 +38,13 @@ def classes(sizes: np.ndarray) -> np.ndarray:
     return out
 
 
-def estimate(data: np.ndarray, of_regions: np.ndarray) -> float:
-    """About the number of bytes that data takes with these classes."""
-    return sum(entropy.entropy(part) + _TABLE for part in _split(data, of_regions))
+def estimate(data: np.ndarray, size: np.ndarray) -> float:
+    """About the number of bytes that data takes, from a sample; `size` is the number of each byte for `classes`."""
+    sample = data[: len(data) // _REGION * _REGION].reshape(-1, _REGION)[::_EVERY].reshape(-1)
+    if not len(sample):
+        return float(len(data))
+    of_regions = classes(size[sample])
+    return sum(entropy.entropy(part) for part in _split(sample, of_regions)) * len(data) / len(sample) + _TABLES
 
 
 def squeeze(data: np.ndarray, of_regions: np.ndarray) -> bytes:

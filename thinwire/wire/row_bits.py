@@ -38,7 +38,8 @@ from thinwire.wire.entropy import entropy, expand, squeeze
 Shapes = Sequence[tuple[int, int]]
 GROUPS = 8
 _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
-_TABLE = 60  # bytes of a Huffman code, about
+_EVERY = 8  # rows, of which one is in the sample
+_TABLES = 700  # bytes of the Huffman codes, about
 
 
 class _Matrix(NamedTuple):
@@ -53,6 +54,11 @@ class _Matrix(NamedTuple):
     def end(self) -> int:
         return self.start + self.rows * self.width
 
+    def view(self, bitmap: np.ndarray) -> np.ndarray:
+        """Its bits, (rows, width)."""
+        part = bitmap[self.start : self.end]
+        return part.reshape(self.width, self.rows).T if self.turned else part.reshape(self.rows, self.width)
+
     @property
     def is_ordered(self) -> bool:
         return 8 <= self.width <= 64 and self.rows >= 8 * self.width
@@ -64,23 +70,29 @@ class _Matrix(NamedTuple):
 
 def encode(bitmap: np.ndarray, shapes: Shapes, limit: float) -> bytes | None:
     """Encode the bits (uint8) of matrices, or None unless that takes fewer than `limit` bytes. Inverse of `decode`."""
+    if _estimate(bitmap, shapes) >= limit:
+        return None
     ordered, orders = np.empty_like(bitmap), []
     for matrix in _matrices(shapes, len(bitmap)):
-        part = bitmap[matrix.start : matrix.end]
-        rows = part.reshape(matrix.width, -1).T if matrix.turned else part.reshape(-1, matrix.width)
+        rows = matrix.view(bitmap)
         if matrix.is_ordered:
             order = np.argsort(-rows.sum(0, dtype=np.int64), kind="stable")
             orders.append(_bits.pack(order, matrix.bits))
             rows = rows[:, order]
         ordered[matrix.start : matrix.end] = rows.reshape(-1)
     packed = np.packbits(ordered, bitorder="little")
-    first, groups = packed[::2], _groups(packed[::2], packed[1::2])
-    of_regions = regions.classes(_ONES[first])
-    if regions.estimate(first, of_regions) + sum(entropy(group) + _TABLE for group in groups) >= limit:
-        return None
-    even, codes = regions.squeeze(first, of_regions), [squeeze(group.tobytes()) for group in groups]
+    even = regions.squeeze(packed[::2], regions.classes(_ONES[packed[::2]]))
+    codes = [squeeze(group.tobytes()) for group in _groups(packed)]
     data = b"".join((*orders, varint(len(even)), even, *(varint(len(code)) for code in codes[:-1]), *codes))
     return data if len(data) < limit else None
+
+
+def _estimate(bitmap: np.ndarray, shapes: Shapes) -> float:
+    """About the number of bytes, from a sample of the rows without the order of their columns."""
+    sample = np.concatenate([matrix.view(bitmap)[::_EVERY].reshape(-1) for matrix in _matrices(shapes, len(bitmap))])
+    packed = np.packbits(sample, bitorder="little")
+    found = entropy(packed[::2]) + sum(entropy(group) for group in _groups(packed))
+    return found * len(bitmap) / max(1, len(sample)) + _TABLES
 
 
 def decode(data: Bytes, n: int, shapes: Shapes) -> np.ndarray:
@@ -142,7 +154,7 @@ def _group(first: np.ndarray) -> np.ndarray:
     return group
 
 
-def _groups(first: np.ndarray, second: np.ndarray) -> list[np.ndarray]:
-    """The second bytes, by the number of ones of the first."""
-    group = _group(first)[: len(second)]
-    return [second[group == number] for number in range(GROUPS)]
+def _groups(packed: np.ndarray) -> list[np.ndarray]:
+    """The odd bytes, by the number of ones of the byte before."""
+    odd, group = packed[1::2], _group(packed[::2])[: len(packed) // 2]
+    return [odd[group == number] for number in range(GROUPS)]

@@ -84,10 +84,9 @@ def _loose(symbols: np.ndarray, bits: int) -> np.ndarray:
 
 def _shorter(packed: np.ndarray, bits: int, whole: bytes) -> bytes:
     """Packed levels by regions, if that is shorter than the code of the whole."""
-    of_regions = regions.classes(_sizes(bits)[packed])
-    if regions.estimate(packed, of_regions) >= _PAYS * len(whole):
+    if regions.estimate(packed, _sizes(bits)) >= _PAYS * len(whole):
         return whole
-    return min(whole, bytes([_REGIONS]) + regions.squeeze(packed, of_regions), key=len)
+    return min(whole, bytes([_REGIONS]) + regions.squeeze(packed, regions.classes(_sizes(bits)[packed])), key=len)
 
 
 @cache
