@@ -53,6 +53,7 @@ from thinwire.core.vectors import join
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.wire import indices, symbols
+from thinwire.wire.row_bits import Shapes
 
 CODECS: tuple[Codec, ...] = (
     Raw(),
@@ -126,8 +127,8 @@ def counted() -> Iterator[list[float]]:
         total[1] += len(data)
         return data
 
-    def count_positions(at: np.ndarray, n: int) -> bytes:
-        data = positions(at, n)
+    def count_positions(at: np.ndarray, n: int, *more: Shapes) -> bytes:
+        data = positions(at, n, *more)
         total[0] += position_bound(n, len(at))
         total[1] += len(data)
         return data
@@ -178,7 +179,7 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> Speeds:
         return Speeds(sent, *both)
     vector = join(tree)
     find = partial(largest, vector, sent)
-    pack = partial(pack_sparse, vector, find(), inner.inner, peer)
+    pack = partial(pack_sparse, vector, find(), spec, inner.inner, peer)
     return Speeds(sent, *both, speed(pack, 4 * sent, seconds), speed(find, 4 * spec.size, seconds))
 
 
@@ -313,7 +314,7 @@ def random_sets(seconds: float, near: list, fast: list) -> str:
         near.append((ratio, f"{k:,} of {n:,}"))
         if k >= MANY:
             fast += [(enc, f"encoding {k:,} of {n:,}"), (dec, f"decoding {k:,} of {n:,}")]
-        form = ("gaps", "bitmap", "rice")[data[0]]
+        form = ("gaps", "bitmap", "rice", "rows")[data[0]]
         lines.append(f"| {n:,} | {k:,} | {form} | {len(data):,} | {ratio:.4f} | {enc:.0f} | {dec:.0f} |")
     return "\n".join(lines)
 

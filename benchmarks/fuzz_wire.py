@@ -189,6 +189,13 @@ MIXED = {
     "none": torch.zeros(0, 3),
     "one": torch.tensor(2.0),
 }
+IN_ROWS = {  # values that are larger in some rows or columns: positions are sent by rows, levels by regions
+    TopK(0.3): {
+        "down": Key(7).normal(16, 2000) * Key(8).normal(2000).exp(),
+        "up": Key(9).normal(2000, 16) * Key(10).normal(2000, 1).exp(),
+    },
+    Quantize(4, per="tree"): {"w": Key(11).normal(100, 512) * (Key(12).normal(100, 1) / 2).exp()},
+}
 DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}
 CODECS = (
     Binary(),
@@ -239,6 +246,7 @@ def targets(names: Iterable[str] = METHODS) -> list[Target]:
         out += _federation_targets(name, METHODS[name])
     whole = {**MIXED, "i": torch.arange(9), "t": torch.tensor([True, False])}
     out += [_codec_target(codec, DOUBLE) for codec in (TopK(0.2), Quantize(8), Quantize(16), Quantize(8, "uniform"))]
+    out += [_codec_target(codec, tree) for codec, tree in IN_ROWS.items()]
     return out + [_codec_target(Raw(), whole), *(_codec_target(codec, MIXED) for codec in CODECS)]
 
 

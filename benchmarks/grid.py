@@ -169,7 +169,10 @@ def page(path: Path, grid: Grid, lines: list[Line], out: Runs) -> str:
         f"{first.task.kind}, {first.task.clients} clients, {first.cohort.size} per round, batch {first.local.batch}, "
         f"{work}; device {first.engine.device}."
     )
+    done = [e for line in lines for e in line.runs if summary(e, out)]
+    data = " Or: ".join(dict.fromkeys(filter(None, map(out.note, done))))  # runs on two machines may differ
     text = f"# {grid.content['title']}\n\n{grid.content.get('text', '').strip()}\n\n{setting}\n\n"
+    text += f"{data}\n\n" if data else ""
     text += results(grid, lines, out)
     if trials := grid.trials():
         text += search(grid, trials, lines, out)
@@ -192,6 +195,7 @@ def records(lines: list[Line], out: Runs, last: int = 0) -> dict[str, Any]:
                     **{key: s[key] for key in (*KEPT, *DIRECTIONS)},
                     **({"last_accuracy": last_accuracy(e, out, last)} if last else {}),
                     "accuracy": curve,
+                    **({"note": note} if (note := out.note(e)) else {}),
                     **{key: s.get(key) for key in ("task", "status", "status_round", "chance_accuracy")},
                 }
     return found

@@ -131,6 +131,8 @@ def read_levels(data, count, bits):
         middle = width(count, bits - 8)
         low, top = unpack(data[:middle], count, bits - 8), expand(data[middle:], count)
         return [high << bits - 8 | rest for high, rest in zip(top, low, strict=True)]
+    if bits in (2, 4) and len(data) < width(count, bits) and data[0] == 7:
+        return unpack(read_regions(data[1:], width(count, bits)), count, bits)
     if bits in (1, 2, 4, 8):
         return unpack(expand(data, width(count, bits)), count, bits)
     if len(data) == width(count, bits):
@@ -141,7 +143,7 @@ def read_levels(data, count, bits):
     return [level for byte in pairs for level in (byte & 7, byte >> 3)][:count]
 
 
-def read_positions(data, n, k):
+def read_positions(data, n, k, shapes=()):
     if k in (0, n):
         assert not data
         return list(range(k))
@@ -158,6 +160,8 @@ def read_positions(data, n, k):
         long = iter(unpack(c.take(width(escapes, wide)), escapes, wide))
         high = [next(long) if byte == 255 else byte for byte in expand(c.take(), k)]
         out = _from_gaps([h << r | rest for h, rest in zip(high, low, strict=True)])
+    elif form == 3:
+        out = [i for i, bit in enumerate(_read_rows(c, n, shapes or ((n, 1),))) if bit]
     else:
         assert form == 2
         r = c.byte()
@@ -172,6 +176,45 @@ def read_positions(data, n, k):
     assert len(out) == k
     assert out[-1] < n
     return out
+
+
+def _read_rows(c, n, shapes):
+    """The bits of matrices, each read along its shorter side."""
+    places, start = [], 0
+    for r, s in shapes:
+        short, long = sorted((r, s))
+        order = range(short)
+        if 8 <= short <= 64 and long >= 8 * short:
+            size = (short - 1).bit_length()
+            order = unpack(c.take(width(short, size)), short, size)
+            assert sorted(order) == list(range(short))
+        places += [start + (j * long + i if 1 < r < s else i * short + j) for i in range(long) for j in order]
+        start += r * s
+    assert start == n
+    count = -(-n // 8)
+    even = read_regions(c.take(c.v()), -(-count // 2))
+    lengths = [c.v() for _ in range(7)]
+    group = [min(byte.bit_count(), 7) for byte in even][: count // 2]
+    codes = [c.take(length) for length in lengths] + [c.take()]
+    streams = [iter(expand(code, group.count(i))) for i, code in enumerate(codes)]
+    odd = [next(streams[g]) for g in group]
+    data = bytes(byte for pair in zip(even, [*odd, 0], strict=False) for byte in pair)[:count]
+    out = [0] * n
+    for place, bit in zip(places, unpack(data, n, 1), strict=True):
+        out[place] = bit
+    return out
+
+
+def read_regions(data, length):
+    """Bytes in four classes of regions of 128 bytes."""
+    c = Cursor(data)
+    regions = -(-length // 128)
+    classes = unpack(c.take(width(regions, 2)), regions, 2)
+    lengths = [c.v() for _ in range(3)]
+    codes = [c.take(size) for size in lengths] + [c.take()]
+    of = [classes[i // 128] for i in range(length)]
+    streams = [iter(expand(code, of.count(i))) for i, code in enumerate(codes)]
+    return bytes(next(streams[one]) for one in of)
 
 
 def _from_gaps(gaps):
@@ -275,7 +318,8 @@ def _read_threshold(codec, data, blocks, key):
 
 def _sparse(codec, c, k, blocks, key):
     n = count_of(blocks)
-    at = read_positions(c.take(c.v()), n, k)
+    shapes = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape)) for _, shape, _ in blocks]
+    at = read_positions(c.take(c.v()), n, k, shapes)
     return _scatter(at, _inner(codec, c.take(), k, blocks, key), blocks)
 
 

@@ -51,8 +51,9 @@ from thinwire.protocol.sums import read_sum
 from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO, LoRAStack
-from thinwire.wire import indices, symbols
+from thinwire.wire import indices, regions, row_bits, symbols
 from thinwire.wire import message as wire
+from thinwire.wire.bits import pack
 from thinwire.wire.weight import encode as encode_weight
 
 HERE = Path(__file__).parent
@@ -96,8 +97,24 @@ LEVELS = {  # bits, levels
 }
 
 
+SHAPES = ((80, 8), (10, 1), (8, 70), (5, 4), (0, 3))  # the columns of the first and the third are ordered
+BITS = KEY.fold("rows").words_numpy(1230) % 5 // 4
+
+
+def forced() -> Iterator[tuple[str, dict]]:
+    """Positions and levels in forms that only many of them take."""
+    data = bytes([indices.ROWS]) + row_bits.encode(BITS.astype(np.uint8), SHAPES, np.inf)
+    at = np.flatnonzero(BITS)
+    yield "positions-rows", {"n": 1230, "k": len(at), "shapes": SHAPES, "positions": at.tolist(), "bytes": data.hex()}
+    levels = np.where(np.arange(1400) // 256 % 2, 7 + SKEWED[0], 7).repeat(2)[:2801]
+    packed = np.frombuffer(pack(levels, 4), np.uint8)
+    data = b"\7" + regions.squeeze(packed, regions.classes(packed))
+    yield "levels-4-regions", {"bits": 4, "levels": levels.tolist(), "bytes": data.hex()}
+
+
 def sections() -> Iterator[tuple[str, dict]]:
     """Positions and levels alone."""
+    yield from forced()
     for name, (n, at, form) in POSITIONS.items():
         data = indices.encode(at, n)
         assert form is None or data[0] == form, f"positions {name!r} took form {data[0]}"

@@ -34,9 +34,9 @@ def check_density(density: float) -> None:
         raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
-def pack_sparse(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
-    """Encode the values at these ascending positions. The inverse of `unpack_sparse`."""
-    where = indices.encode(at, len(vector))
+def pack_sparse(vector: Tensor, at: np.ndarray, spec: Spec, inner: Codec, peer: Peer) -> bytes:
+    """Encode the values at these ascending positions of the joined blocks. The inverse of `unpack_sparse`."""
+    where = indices.encode(at, spec.size, _matrices(spec))
     values, _ = inner.encode({"values": vector.index_select(0, torch.from_numpy(at))}, {}, peer)
     return varint(len(where)) + where + values
 
@@ -47,7 +47,7 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
     k = sum(segment.sent for segment in segments)
-    at = indices.decode(memoryview(data)[start : start + length], spec.size, k)
+    at = indices.decode(memoryview(data)[start : start + length], spec.size, k, _matrices(spec))
     for first, size, wanted in segments:
         if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:
             raise WireError(f"expected {wanted} positions in a block of {size} values")
@@ -69,3 +69,9 @@ def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:
     vector = torch.zeros(spec.size, dtype=values.dtype)
     vector.scatter_(0, torch.from_numpy(at), values)  # three times as fast as vector[at] = values
     return cut(vector, spec, copy=False)
+
+
+def _matrices(spec: Spec) -> list[tuple[int, int]]:
+    """Rows and columns of each block: the first axis, and all others together. A vector is one row."""
+    rows = [block.shape[0] if len(block.shape) > 1 else 1 for block in spec]
+    return [(r, block.numel // max(1, r)) for r, block in zip(rows, spec, strict=True)]

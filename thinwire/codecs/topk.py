@@ -86,7 +86,7 @@ class TopK(Codec):
         for start, size, k in self._segments(spec):
             picked.append(start + largest(vector[start : start + size], k))
         at = np.concatenate(picked) if picked else np.zeros(0, np.int64)
-        return pack_sparse(vector, at, self.inner, peer), state
+        return pack_sparse(vector, at, spec, self.inner, peer), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros at all others."""

@@ -117,6 +117,12 @@ class Runs(NamedTuple):
         source = kept if kept is not None else read_run(default_folder(experiment, self.out)).environment
         return {key: str(source.get(key) or "") for key in ("commit", "date")}
 
+    def note(self, experiment: Experiment) -> str:
+        """The remark of a run about its data; empty if there is none."""
+        kept = self.kept(experiment)
+        source = kept if kept is not None else read_run(default_folder(experiment, self.out)).environment
+        return str(source.get("note") or "")
+
 
 def curves(records: list[Record]) -> Table:
     """The curves of a run for an archive: those of the accuracy, of bytes without catch-up and of clients' accuracy."""

@@ -7,6 +7,7 @@ packed without a code; only the high parts are entropy-coded. The first byte is 
                (255: escaped), squeezed.   r = max(0, floor(log2(n / k)) - 4)
     1 bitmap   n bits, squeezed
     2 rice     1 byte r; low r bits of all gaps, packed; high parts in unary (that many zeros, then a one)
+    3 rows     n bits of matrices whose rows have more or fewer ones (`row_bits.py`)
 
 An empty or full set takes no bytes.
 
@@ -23,20 +24,23 @@ import numpy as np
 
 from thinwire.errors import WireError
 from thinwire.wire import bits as _bits
+from thinwire.wire import row_bits
 from thinwire.wire.entropy import entropy, expand, squeeze
 
-GAPS, BITMAP, RICE = 0, 1, 2
+GAPS, BITMAP, RICE, ROWS = 0, 1, 2, 3
 _ESCAPE = 255
 _FEW = 4096  # more positions are never sent in unary
+_PAYS = 0.98  # rows are slower to read than the other forms: only if they save so much
 
 
 def _allowed(form: int, n: int, k: int) -> bool:
     """Whether a form may be used for k of n positions. It bounds the memory of a reader."""
-    return {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW}.get(form, False)
+    allowed = {GAPS: 3 * k <= n, BITMAP: 8 * k >= n, RICE: k < _FEW, ROWS: 8 * k >= n}
+    return allowed.get(form, False)
 
 
-def encode(indices: np.ndarray, n: int) -> bytes:
-    """Encode strictly ascending positions below n. The inverse of `decode`."""
+def encode(indices: np.ndarray, n: int, shapes: row_bits.Shapes = ()) -> bytes:
+    """Encode strictly ascending positions below n, in one vector or in matrices of these shapes. See `decode`."""
     k = len(indices)
     if k in (0, n):
         return b""
@@ -44,12 +48,17 @@ def encode(indices: np.ndarray, n: int) -> bytes:
     gaps[0] = indices[0]
     np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="same_kind")
     gaps[1:] -= 1
-    if (
-        _allowed(GAPS, n, k) and _allowed(BITMAP, n, k) and k >= _FEW
-    ):  # encoding both is slow: estimate which is shorter
-        r, bitmap = _low_bits(n, k), _bitmap(indices, n)
-        high = np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)
-        if entropy(high) + _bits.width(k, r) < entropy(bitmap):
+    if k >= _FEW and _allowed(BITMAP, n, k):  # encoding several forms is slow: estimate which is the shortest
+        bits = np.zeros(n, np.uint8)
+        bits[indices] = 1
+        bitmap = np.packbits(bits, bitorder="little").tobytes()
+        sizes = {BITMAP: entropy(bitmap)}
+        if _allowed(GAPS, n, k):
+            r = _low_bits(n, k)
+            sizes[GAPS] = entropy(np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)) + _bits.width(k, r)
+        if shapes and (rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values()))):
+            return bytes([ROWS]) + rows
+        if sizes.get(GAPS, math.inf) < sizes[BITMAP]:
             return bytes([GAPS]) + _gaps(gaps, n)
         return bytes([BITMAP]) + squeeze(bitmap)
     forms = []
@@ -68,7 +77,7 @@ def _bitmap(indices: np.ndarray, n: int) -> bytes:
     return np.packbits(bitmap, bitorder="little").tobytes()
 
 
-def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
+def decode(data: _bits.Bytes, n: int, k: int, shapes: row_bits.Shapes = ()) -> np.ndarray:
     """Decode exactly k strictly ascending positions below n, as int64. The inverse of `encode`."""
     if not 0 <= k <= n:
         raise WireError(f"{k} positions of {n} are not possible")
@@ -79,12 +88,13 @@ def decode(data: _bits.Bytes, n: int, k: int) -> np.ndarray:
     if not data:
         raise WireError("the bytes end before the positions")
     form, body = data[0], data[1:]
-    if form not in (GAPS, BITMAP, RICE):
-        raise WireError(f"form {form} of positions is not known, expected 0 to 2")
+    if form not in (GAPS, BITMAP, RICE, ROWS):
+        raise WireError(f"form {form} of positions is not known, expected 0 to 3")
     if not _allowed(form, n, k):
         raise WireError(f"{k} positions of {n} are never sent in form {form}")
-    if form == BITMAP:
-        bitmap = _bits.unpack(expand(body, _bits.width(n, 1)), n, 1)
+    if form in (BITMAP, ROWS):
+        packed = form == BITMAP
+        bitmap = _bits.unpack(expand(body, _bits.width(n, 1)), n, 1) if packed else row_bits.decode(body, n, shapes)
         if (found := int(np.count_nonzero(bitmap))) != k:
             raise WireError(f"expected {k} positions, got {found}")
         return np.flatnonzero(bitmap)

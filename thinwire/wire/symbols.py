@@ -5,6 +5,9 @@
     5, 6, 7 bits      one byte each, squeezed; or packed, whichever is shorter
     9 to 32 bits      the lower bits of all, packed; then the upper eight bits of all, squeezed
 
+Many levels of 2 or 4 bits that are larger in some regions are sent as one byte 7, then packed and coded by regions
+(`regions.py`), if that is shorter: no deflate stream begins with 7.
+
 >>> import numpy as np
 >>> data = encode(np.array([3, 0, 1, 2] * 100), 3)
 >>> len(data) < 150, decode(data, 400, 3)[:4].tolist()
@@ -13,11 +16,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from thinwire.errors import WireError
 from thinwire.wire import bits as _bits
+from thinwire.wire import regions
 from thinwire.wire.entropy import expand, squeeze
+
+_REGIONS = 7  # the first byte; a deflate stream with these bits has a type of block that does not exist
+_MANY = 1 << 14  # levels, from which a code for each class of regions may pay
+_PAYS = 0.99
 
 
 def encode(symbols: np.ndarray, bits: int) -> bytes:
@@ -28,7 +38,9 @@ def encode(symbols: np.ndarray, bits: int) -> bytes:
         return _bits.pack(symbols & ((1 << low) - 1), low) + squeeze(top.tobytes())
     packed = _bits.pack(symbols, bits)
     if 8 % bits == 0:
-        return squeeze(packed)
+        whole = squeeze(packed)
+        by_regions = bits in (2, 4) and len(symbols) >= _MANY
+        return _shorter(np.frombuffer(packed, np.uint8), bits, whole) if by_regions else whole
     loose = squeeze(_loose(symbols, bits).tobytes())
     return loose if len(loose) < len(packed) else packed
 
@@ -45,6 +57,8 @@ def decode(data: _bits.Bytes, count: int, bits: int) -> np.ndarray:
         levels |= _bits.unpack(data[:middle], count, low)
         return levels
     packed = _bits.width(count, bits)
+    if bits in (2, 4) and len(data) < packed and data[:1] == bytes([_REGIONS]):
+        return _bits.unpack(regions.expand(data[1:], packed).tobytes(), count, bits)
     if 8 % bits == 0:
         return _bits.unpack(expand(data, packed), count, bits)
     if len(data) == packed:
@@ -66,3 +80,18 @@ def _loose(symbols: np.ndarray, bits: int) -> np.ndarray:
     pairs.reshape(-1)[: len(symbols)] = symbols
     both: np.ndarray = pairs[:, 0] | pairs[:, 1] << 3
     return both
+
+
+def _shorter(packed: np.ndarray, bits: int, whole: bytes) -> bytes:
+    """Packed levels by regions, if that is shorter than the code of the whole."""
+    if regions.estimate(packed, _sizes(bits)) >= _PAYS * len(whole):
+        return whole
+    return min(whole, bytes([_REGIONS]) + regions.squeeze(packed, regions.classes(_sizes(bits)[packed])), key=len)
+
+
+@cache
+def _sizes(bits: int) -> np.ndarray:
+    """The sum of the distances of all levels of a byte from the middle, doubled."""
+    levels = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
+    sizes: np.ndarray = np.abs(2 * levels - (1 << bits) + 1).sum(1).astype(np.uint8)
+    return sizes

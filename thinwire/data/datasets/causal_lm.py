@@ -25,7 +25,7 @@ from thinwire.data.datasets.question_sets import QUESTION_SETS, Answers, questio
 from thinwire.data.examples import Source
 from thinwire.data.folder import own_path
 from thinwire.data.hold_out import held_out_rows
-from thinwire.data.language import Encoded, Encoder, Learned, TemplateName, TooLong, load_tokenizer, with_questions
+from thinwire.data.language import Encoder, Learned, TemplateName, TooLong, load_tokenizer, with_questions
 from thinwire.data.language_checkpoint import SMOLLM2, checkpoint_files, find_checkpoint
 from thinwire.data.reading import numbered
 from thinwire.data.records import Record, from_rows, read_records
@@ -183,13 +183,13 @@ def source_of(
     if settings.packing:
         rows, first = rows.packed(encoder.length, owners)
         owners = None if owners is None else owners[first]
-    tested, asked = _tested(test, form, encoder, settings, group, names)
+    tested, asked, lost = _tested(test, form, encoder, settings, group, names)
     return Source(
         rows,
         tested,
         len(encoder.tokenizer),
         _tensor(owners),
-        note=_note(form, encoder, settings, made, packed_of, len(rows), len(tested)),
+        note=_note(form, encoder, settings, (packed_of, made.dropped), (len(tested), lost), len(rows)),
         model={"checkpoint": str(encoder.tokenizer.name_or_path)},
         metrics=("perplexity", *(("option-accuracy",) if asked else ())),
         objective="option-accuracy" if asked else "perplexity",
@@ -200,20 +200,20 @@ def source_of(
 
 def _tested(
     test: Sequence[Record], form: RecordForm, encoder: Encoder, settings: RowSettings, group: str, names: Sequence[str]
-) -> tuple[Any, bool]:
-    """The test rows with their questions, and whether these have options."""
+) -> tuple[Any, bool, int]:
+    """The test rows with their questions, whether these have options, and the number of records that are too long."""
     conversations = encoder.conversations(test, form)
     made = encoder.rows(test, conversations, form)
     groups = _numbers(_column(test, group, "task.group"), names, made.records)
     if form.kind == "text":
-        return replace(made.rows, groups=_tensor(groups)), False
+        return replace(made.rows, groups=_tensor(groups)), False, made.dropped
     kept = [conversations[i] for i in made.records.tolist()]
     try:
         more = {"new_tokens": settings.new_tokens, "answer_after": settings.answer_after}
         questions = encoder.questions(kept, groups, names, **more)
     except ValueError as fault:
         raise DataError(f"{test[0].where}: {fault}; write task.template = 'plain'") from None
-    return with_questions(made, questions, groups), questions.options is not None
+    return with_questions(made, questions, groups), questions.options is not None, made.dropped
 
 
 def _encoder(
@@ -284,12 +284,13 @@ def _tensor(values: np.ndarray | None) -> torch.Tensor | None:
 
 
 def _note(
-    form: RecordForm, encoder: Encoder, settings: RowSettings, made: Encoded, rows: int, packs: int, tests: int
+    form: RecordForm, encoder: Encoder, settings: RowSettings, rows: tuple[int, int], tests: tuple[int, int], packs: int
 ) -> str:
-    """What was done to the records, for readers of results."""
+    """What was done to the records, for readers of results. `rows`, `tests`: how many, and how many are too long."""
     how = "the chat template of the checkpoint" if encoder.is_chat else "plain lines"
     parts = [form.note()] + ([f"They are written by {how}."] if form.kind != "text" else [])
-    parts.append(f"{rows:,} rows of at most {encoder.length} tokens for training, {tests:,} for testing.")
-    parts += [f"{made.dropped:,} longer training records are left out."] if made.dropped else []
+    parts.append(f"{rows[0]:,} rows of at most {encoder.length} tokens for training, {tests[0]:,} for testing.")
+    lost = f"{rows[1]:,} longer training records and {tests[1]:,} longer test records are left out."
+    parts += [lost] if rows[1] or tests[1] else []
     parts += [f"Training rows are packed into {packs:,}."] if settings.packing else []
     return " ".join(parts)
