@@ -22,7 +22,7 @@ from torch._utils import _unflatten_dense_tensors
 from thinwire.core.threads import each
 
 Tree: TypeAlias = dict[str, Tensor]
-_SLICE = 1 << 18  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_SLICE = 1 << 16  # values of a long vector that are averaged at a time: they fit into the cache of a core
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:

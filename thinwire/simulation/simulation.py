@@ -323,6 +323,8 @@ class Simulation:
         try:
             task = GroupTask(number, state.backend, state.onednn, group, clients)
             self.pipeline.trained = self._local_training(task)._replace(ready=ready)
+            if number + 1 < self.job.rounds:
+                self.federation.sampler.plan(number + 1)
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.pipeline.stop()
 

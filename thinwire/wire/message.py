@@ -90,7 +90,7 @@ from thinwire.wire.crc import joined_crc
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
-_SHARED = 1 << 16  # bytes of a part whose CRC is worth remembering for other messages
+_SHARED = 1 << 15  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
