@@ -258,7 +258,7 @@ def _as_bytes(tensor: Tensor) -> memoryview:
     array = np.ascontiguousarray(raw.numpy())
     if sys.byteorder == "big":  # pragma: no cover - the wire format is little endian
         array = array.byteswap()
-    return array.reshape(-1).view(np.uint8).data
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 def _from_bytes(raw: Tensor, block: Block) -> Tensor:

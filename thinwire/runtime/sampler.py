@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import overload
@@ -101,10 +101,17 @@ class Sampler:
         drawn = self.key.fold("cohort", number).fold("others").permutation(len(others)).tolist()
         return (*first, *(others[i] for i in drawn))
 
-    def plan(self, number: int) -> None:
-        """Begin to plan the batches of a round in another thread, before they are needed; numpy lets this one run on."""
+    def plan(self, number: int, then: Callable[[], None] | None = None) -> None:
+        """Begin to plan the batches of a round in another thread, before they are needed; numpy lets this one run on.
+
+        Args:
+            number: rounds done before it.
+            then: what else to prepare in that thread, after the batches.
+        """
         if self._planned is None or self._planned[0] != number:
             self._planned = number, self._other.submit(self._plan, number)
+            if then is not None:
+                self._other.submit(then)
 
     def _plan(self, number: int) -> tuple[tuple[int, ...], Batches]:
         clients = self.cohort(number)

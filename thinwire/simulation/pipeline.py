@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.tree import Tree, add, as_matrix, cut, flatten, sub, tmap, weighted_mean
+from thinwire.core.tree import Tree, add, cut, flatten, tmap, weighted_mean
 from thinwire.protocol.client import Group
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.state import PublicState, ServerState
@@ -145,15 +145,16 @@ def is_predictable(contract: Contract, server: ServerState, names: frozenset[str
     )
 
 
-def predict(contract: Contract, group: Group, samples: tuple[int, ...], outcome: TrainingOutcome) -> Prediction | None:
+def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: Tensor) -> Prediction:
     """The result of `close_round` for these clients, by the same operations in the same order, on their device.
 
-    None where coordinates have several types.
+    Args:
+        contract: the contract at this version.
+        group: the clients.
+        samples: number of examples of each.
+        codes: their updates, one row each.
     """
     public, names, shapes = group.public, contract.coords.names, contract.coords.like
-    codes = as_matrix(sub(outcome.coords, public.coords))
-    if codes is None:
-        return None
     order = sorted(range(len(group.clients)), key=lambda i: group.clients[i])
     weights = [received_weight(contract, samples[i]) for i in order]
     mean = cut(weighted_mean([{"": codes[i]} for i in order], weights)[""], names, shapes)
