@@ -10,7 +10,6 @@ Every message ends in the *request*: the blocks that the round synchronizes, and
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -24,6 +23,7 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import Sums
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.crc import crc32
 
 
 class RoundOpening:
@@ -132,7 +132,7 @@ class RoundOpening:
     def _crc(self, body: Bytes) -> int:
         """The CRC-32 of a body; many clients are sent the same one."""
         if id(body) not in self._crcs:
-            self._crcs[id(body)] = (body, zlib.crc32(body))
+            self._crcs[id(body)] = (body, crc32(body))
         return self._crcs[id(body)][1]
 
     @cached_property
