@@ -112,7 +112,7 @@ class Pipeline:
         if self.trained.ready is not None:
             self.trained.ready.synchronize()
         entry = server.ledger.entries[-1] if server.ledger.entries else b""
-        if entry.endswith(memoryview(step.numpy()).cast("B")):  # the payload is the last part of an entry
+        if entry.endswith(step.numpy().data.cast("B")):  # the payload is the last part of an entry
             return server._replace(public=public._replace(coords=self.trained.group.public.coords))
         self.stop()  # a prediction that was wrong once would be wrong again
         if self.stream is None:

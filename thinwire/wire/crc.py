@@ -7,8 +7,8 @@ x^(8 n):
 
 P divides x^91639 + x^41678 + 1, and so (by squaring five times) the same with 32 times these powers. So the
 remainder stays the same if a 32-bit word is removed and added (by xor) to the words 49,961 and 91,639 places after it.
-That shortens a message of any length to its last 91,639 words. It takes two additions of arrays, which numpy does faster
-than zlib reads bytes.
+That shortens a message of any length to its last 91,639 words. It takes two additions of arrays, which numpy does
+faster than zlib reads bytes.
 """
 
 from __future__ import annotations
