@@ -133,11 +133,11 @@ def unstack(tree: Tree, client: int) -> Tree:
     return tmap(lambda x: x[client], tree)
 
 
-def flatten(tree: Tree) -> Tensor:
-    """Concatenate all blocks, each row-major, to one vector. The inverse is `unflatten`."""
+def flatten(tree: Tree, dtype: torch.dtype | None = None) -> Tensor:
+    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`."""
     if isinstance(tree, FlatTree):
-        return tree.vector
-    blocks = [block.reshape(-1) for block in tree.values()]
+        return tree.vector.to(dtype or tree.vector.dtype)
+    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in tree.values()]
     return torch.cat(blocks) if blocks else torch.zeros(0)
 
 
@@ -231,6 +231,13 @@ class FlatTree(dict[str, Tensor]):
 def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> FlatTree:
     """Split a vector into blocks of these shapes (views) as a `FlatTree`. Not under vmap."""
     return FlatTree(vector, names, like)
+
+
+def is_cut_as(tree: Tree, names: Sequence[str], like: Sequence[Tensor], dtype: torch.dtype | None) -> bool:
+    """Whether a tree is one vector of this type, cut into blocks of these names and shapes."""
+    if not isinstance(tree, FlatTree) or tree.vector.dtype != dtype or tuple(tree.names) != tuple(names):
+        return False
+    return all(mine.shape == its.shape for mine, its in zip(tree.like, like, strict=True))
 
 
 def _tensors(tree: Tree) -> Iterable[Tensor]:

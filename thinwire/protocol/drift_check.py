@@ -40,7 +40,7 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.threads import each
-from thinwire.core.tree import FlatTree, Tree, flatten, tmap, to_device
+from thinwire.core.tree import Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.fields import raw, unraw
@@ -99,8 +99,8 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     size = sum(block.numel() for block in tree.values())
     if size <= _FEW:
         tree = to_device(tree, "cpu")
-    flat = flatten(tree) if isinstance(tree, FlatTree) else flatten(tmap(Tensor.float, tree))
-    flat = torch.cat((flat.float(), flat.new_zeros(-size % _WIDE, dtype=torch.float32)))
+    flat = flatten(tree, torch.float32)
+    flat = torch.cat((flat, flat.new_zeros(-size % _WIDE)))
     low, high = torch.stack(torch.aminmax(flat)).tolist() if size else (0.0, 0.0)
     largest = max(high, -low)
     if not largest or not math.isfinite(largest):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
-from thinwire.core.tree import FlatTree, Tree, add, all_finite, bring, restrict, tmap, to_device
+from thinwire.core.tree import Tree, add, all_finite, bring, is_cut_as, restrict, tmap, to_device
 from thinwire.errors import Diverged
 from thinwire.protocol.advance import advance, apply_step, switch_stage
 from thinwire.protocol.aggregate import Aggregate
@@ -150,17 +150,10 @@ def _broadcast(contract: Contract, server: ServerState, step: ServerStep) -> Bro
         return Broadcast(step, b"", server.codec)
     version = server.public.version
     body, codec = pack_step(contract, step, version, server.codec)
-    if contract.method.down.exact and step.stack is None and _has_blocks_of(contract, step):
+    spec = contract.step_of(contract.coords.restrict(step.names))
+    if contract.method.down.exact and step.stack is None and is_cut_as(step.code, spec.names, spec.like, spec.dtype):
         return Broadcast(step, body, codec)  # the body decodes to the same bits
     return Broadcast(read_step(contract, wire.unpack_body(body, contract.schema), version, _CPU), body, codec)
-
-
-def _has_blocks_of(contract: Contract, step: ServerStep) -> bool:
-    """Whether a step is one vector with the blocks that its entry decodes to."""
-    spec, code = contract.step_of(contract.coords.restrict(step.names)), step.code
-    if not isinstance(code, FlatTree) or tuple(code.names) != spec.names or code.vector.dtype != spec.dtype:
-        return False
-    return all(mine.shape == its.shape for mine, its in zip(code.like, spec.like, strict=True))
 
 
 def _end_window(
