@@ -332,8 +332,12 @@ def startup(device: torch.device, engine: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
         for name in ("new_machine_s", "seconds"):
             began = time.perf_counter()
-            subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": cache}, check=True, capture_output=True)
+            done = subprocess.run(
+                command, env={**os.environ, "TRITON_CACHE_DIR": cache}, capture_output=True, text=True
+            )
             row[name] = time.perf_counter() - began
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()[-400:]}")
     show(row)
     return row
 

@@ -7,8 +7,9 @@ import torch
 
 from tests.federation import digits_task, same_public
 from tests.simulation.test_engine import METHODS, bits, job
-from thinwire.core.tree import Tree, tmap
+from thinwire.core.tree import Tree, same, tmap
 from thinwire.optimizers import SGD, Adam, FedProx
+from thinwire.optimizers.base import Optimizer
 from thinwire.protocol import Method
 from thinwire.protocol.client import Group
 from thinwire.protocol.fields import raw
@@ -60,6 +61,25 @@ def test_speculation_gives_the_same_bits_and_trains_no_cohort_twice(name, traini
     # not in the first round, nor beyond the last one or the end of a window
     ends = {3, 6} if name == "bases" else set()
     assert ahead == [number not in {1, ROUNDS} | ends for number in range(1, ROUNDS + 1)]
+
+
+def test_batches_planned_in_another_thread_are_those_of_the_round():
+    sampler = LocalEngine(backend="graph").prepare(job()).federation.sampler
+    for number, planned in ((1, 1), (2, 2), (4, 3)):  # the last: another round is needed than was planned
+        clients = sampler.cohort(number)
+        expected = sampler.workload(number, clients)
+        sampler.plan(planned)
+        found = sampler.workload(number, clients)
+        assert torch.equal(found.index, expected.index)
+        assert (found.rows == expected.rows).all()
+
+
+def test_plain_sgd_steps_the_server_by_the_bits_of_the_general_rule():
+    update = {"w": torch.tensor([0.1, -0.0, 0.0, 3e-39, -7.3])}
+    for lr in (1.0, 0.3):
+        plain, _ = SGD(lr).server_step(update, {}, {})
+        general, _ = Optimizer.server_step(SGD(lr), update, {}, {})
+        assert same(plain, general)
 
 
 def test_a_wrong_prediction_is_discarded_and_speculation_stops(trainings, monkeypatch):

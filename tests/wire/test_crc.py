@@ -1,11 +1,12 @@
-"""Tests of CRC-32 of concatenations."""
+"""Tests of CRC-32 of long messages and of concatenations."""
 
 import os
 import zlib
 
+import numpy as np
 import pytest
 
-from thinwire.wire.crc import joined_crc
+from thinwire.wire.crc import _FAR, _LEAST, _NEAR, crc32, joined_crc
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 1000])
@@ -13,3 +14,19 @@ from thinwire.wire.crc import joined_crc
 def test_joined_crc_is_the_crc_of_the_concatenation(first, second):
     a, b = os.urandom(first), os.urandom(second)
     assert joined_crc(zlib.crc32(a), zlib.crc32(b), len(b)) == zlib.crc32(a + b)
+
+
+@pytest.mark.parametrize("length", [0, 7, _LEAST - 1, _LEAST, _LEAST + 3, 4 * (_FAR + 5 * _NEAR), 3 * _LEAST + 1])
+@pytest.mark.parametrize("value", [0, 1, 0xFFFFFFFF])
+def test_the_crc_of_a_long_message_is_that_of_zlib(length, value):
+    data = np.random.default_rng(length).bytes(length)
+    assert crc32(data, value) == zlib.crc32(data, value)
+    assert crc32(memoryview(data)[1:], value) == zlib.crc32(data[1:], value)
+
+
+def test_the_polynomial_divides_the_trinomial():
+    power, powers = 1, {}
+    for i in range(_FAR + 1):
+        powers[i] = power
+        power = power << 1 ^ (0x104C11DB7 if power >> 31 else 0)
+    assert powers[_FAR] ^ powers[_FAR - _NEAR] ^ 1 == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +41,38 @@ class Peer:
     everyone: Key = Key(0)
     mask: Tree = field(default_factory=dict, compare=False)
     known: Tree = field(default_factory=dict, compare=False)
+
+
+class DerivedPeer(Peer):
+    """A peer whose keys are derived when a codec draws from them: many codecs never do.
+
+    Args:
+        root: the key that both keys are derived from.
+        version: the version that the round trains from.
+        client: the number of the client.
+        mask, known: as for `Peer`.
+
+    >>> peer = DerivedPeer(Key(1), 3, 5, {}, {})
+    >>> peer.key == Key(1).fold("peer", 3, 5), peer.everyone == Key(1).fold("peers", 3)
+    (True, True)
+    """
+
+    _root: Key
+    _version: int
+    _client: int
+
+    def __init__(self, root: Key, version: int, client: int, mask: Tree, known: Tree) -> None:
+        self.__dict__.update(_root=root, _version=version, _client=client, mask=mask, known=known)
+
+    @cached_property
+    def key(self) -> Key:  # type: ignore[override]
+        """Shared randomness of this client in this round."""
+        return self._root.fold("peer", self._version, self._client)
+
+    @cached_property
+    def everyone(self) -> Key:  # type: ignore[override]
+        """Shared randomness of all clients in this round."""
+        return self._root.fold("peers", self._version)
 
 
 class Codec(Protocol):
@@ -225,7 +258,7 @@ def _as_bytes(tensor: Tensor) -> memoryview:
     array = np.ascontiguousarray(raw.numpy())
     if sys.byteorder == "big":  # pragma: no cover - the wire format is little endian
         array = array.byteswap()
-    return array.reshape(-1).view(np.uint8).data
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 def _from_bytes(raw: Tensor, block: Block) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from thinwire.codecs.base import Codec, Peer, Raw, check_fits
@@ -134,4 +134,4 @@ class ByBlock(Codec):
 
 def _rule_peer(peer: Peer, i: int) -> Peer:
     """Separate randomness for each rule; the first uses the peer's, so that a single rule equals its codec."""
-    return replace(peer, key=peer.key.fold("rule", i), everyone=peer.everyone.fold("rule", i)) if i else peer
+    return Peer(peer.key.fold("rule", i), peer.everyone.fold("rule", i), peer.mask, peer.known) if i else peer

@@ -22,7 +22,7 @@ from torch._utils import _unflatten_dense_tensors
 from thinwire.core.threads import each
 
 Tree: TypeAlias = dict[str, Tensor]
-_SLICE = 1 << 18  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_SLICE = 1 << 16  # values of a long vector that are averaged at a time: they fit into the cache of a core
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
@@ -133,11 +133,11 @@ def unstack(tree: Tree, client: int) -> Tree:
     return tmap(lambda x: x[client], tree)
 
 
-def flatten(tree: Tree) -> Tensor:
-    """Concatenate all blocks, each row-major, to one vector. The inverse is `unflatten`."""
+def flatten(tree: Tree, dtype: torch.dtype | None = None) -> Tensor:
+    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`."""
     if isinstance(tree, FlatTree):
-        return tree.vector
-    blocks = [block.reshape(-1) for block in tree.values()]
+        return tree.vector.to(dtype or tree.vector.dtype)
+    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in tree.values()]
     return torch.cat(blocks) if blocks else torch.zeros(0)
 
 
@@ -233,6 +233,13 @@ def cut(vector: Tensor, names: Sequence[str], like: Sequence[Tensor]) -> FlatTre
     return FlatTree(vector, names, like)
 
 
+def is_cut_as(tree: Tree, names: Sequence[str], like: Sequence[Tensor], dtype: torch.dtype | None) -> bool:
+    """Whether a tree is one vector of this type, cut into blocks of these names and shapes."""
+    if not isinstance(tree, FlatTree) or tree.vector.dtype != dtype or tuple(tree.names) != tuple(names):
+        return False
+    return all(mine.shape == its.shape for mine, its in zip(tree.like, like, strict=True))
+
+
 def _tensors(tree: Tree) -> Iterable[Tensor]:
     """All values of a tree in as few tensors as possible."""
     return (tree.vector,) if isinstance(tree, FlatTree) else tree.values()
@@ -303,6 +310,10 @@ def norm(tree: Tree) -> float:
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}), norm({"a": torch.tensor([3e38, 0.0])}) > 1e38
     (5.0, True)
     """
+    if isinstance(tree, FlatTree) and tree.vector.dtype == torch.float32:
+        square = float(tree.vector.dot(tree.vector))
+        if 1e-20 < square < math.inf:
+            return math.sqrt(square)
     vectors = [block.reshape(-1) for block in _tensors(tree)]
     square = sum(float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64))
     rest = [x for x in vectors if x.dtype not in (torch.float32, torch.float64)]

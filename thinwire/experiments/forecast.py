@@ -189,12 +189,12 @@ class ForecastOpening(RoundOpening):
     def _message(self, kind: int, size: int, behind: int) -> wire.Pieces:
         return (wire.pack(kind, self.server.public.version, (), self.contract.schema, behind), blank(size))
 
-    def _snapshot(self, touched: frozenset[str]) -> bytes:
+    def _snapshot(self, touched: frozenset[str]) -> tuple[Bytes, ...]:
         method, ledger = self.contract.method, self.server.ledger
         size = self.contract.coords.restrict(touched).nbytes
         if method.merge_codec.exact and not method.sends_sums:  # with sums, the start is part of a snapshot
             size = self.lengths.snapshot(touched, ledger.version - ledger.opened)
-        return cast("bytes", blank(self.lengths.body(touched, {wire.VALUES: size})))
+        return (blank(self.lengths.body(touched, {wire.VALUES: size})),)
 
     def _sum(self, start: int) -> bytes | None:
         ledger, touched = self.server.ledger, self.server.ledger.synced_since(start)

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from thinwire.core.state import State
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, scale
 
 
 class Optimizer(Protocol):
@@ -49,6 +49,15 @@ class Optimizer(Protocol):
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Return the update to add to the coordinates, proportional to `lr`, and the next state."""
         ...
+
+    @property
+    def reads_coords(self) -> bool:
+        """Whether `update` reads the coordinates; the server then copies them from the GPU in every round."""
+        return True
+
+    def server_step(self, update: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+        """Return the step of the server for a mean update, whose negation is the gradient, and the next state."""
+        return self.update(scale(update, -1.0), state, coords)
 
     def estimate(
         self, loss_after: Callable[[Tree], tuple[Tensor, Tree]], coords: Tree, state: State

@@ -75,6 +75,17 @@ class SGD(Optimizer):
             return {}
         return {"momentum": {name: block.new_zeros(block.shape) for name, block in coords.items()}}
 
+    @property
+    def reads_coords(self) -> bool:
+        """True with weight decay."""
+        return self.weight_decay > 0
+
+    def server_step(self, update: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
+        """Take one step of the server; plain SGD scales the mean update once, because two negations are exact."""
+        if self.momentum or self.weight_decay or self.clip_norm != math.inf:
+            return super().server_step(update, state, coords)
+        return update if self.lr == 1.0 else scale(update, self.lr), state
+
     def update(self, grads: Tree, state: State, coords: Tree) -> tuple[Tree, State]:
         """Take one step."""
         grads = clip_by_global_norm(grads, self.clip_norm)

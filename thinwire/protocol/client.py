@@ -150,8 +150,24 @@ def training_inputs(contract: Contract, model: TrainableModel, group: Group, wor
     )
 
 
-def begin_updates(contract: Contract, group: Group, start: Tree, outcome: TrainingOutcome) -> Callable[[], Updates]:
-    """Updates from the outcome of local training. The function returned waits until they are on the CPU.
+class PendingUpdates(NamedTuple):
+    """The updates of a group on their way to the CPU; a call waits until they are there.
+
+    Args:
+        wait: waits and returns the updates.
+        codes: the codes on the device of training, one row a client; None where blocks have several types.
+    """
+
+    wait: Callable[[], Updates]
+    codes: Tensor | None
+
+    def __call__(self) -> Updates:
+        """Wait, and return the updates."""
+        return self.wait()
+
+
+def begin_updates(contract: Contract, group: Group, start: Tree, outcome: TrainingOutcome) -> PendingUpdates:
+    """Updates from the outcome of local training. A call of the result waits until they are on the CPU.
 
     Args:
         contract: the contract.
@@ -189,7 +205,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
             *(dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps, math.isfinite(sums["all"].item())),
         )
 
-    return wait
+    return PendingUpdates(wait, matrix)
 
 
 def make_uploads(

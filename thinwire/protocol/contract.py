@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thinwire.codecs.base import Codec, Peer
+from thinwire.codecs.base import Codec, DerivedPeer, Peer
 from thinwire.core.key import Device, Key
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, restrict, to_device
@@ -193,10 +193,8 @@ class Contract:
 
     def peer(self, version: int, client: int, hints: Tree | None = None) -> Peer:
         """What both ends know about that client in that round; see `hints`."""
-        own, everyone = self.key.fold("peer", version, client), self.key.fold("peers", version)
-        if self.method.mask.active:
-            return Peer(own, everyone, hints or {})
-        return Peer(own, everyone, known=hints or {})
+        mask, known = (hints or {}, {}) if self.method.mask.active else ({}, hints or {})
+        return DerivedPeer(self.key, version, client, mask, known)
 
     # -- tiers of clients ----------------------------------------------------------------------------------------------
 

@@ -10,20 +10,20 @@ Every message ends in the *request*: the blocks that the round synchronizes, and
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from thinwire.core.tree import bring, restrict
 from thinwire.protocol.contract import EVERYONE, Contract
 from thinwire.protocol.drift_check import pack_drift_check
-from thinwire.protocol.entries import WindowSnapshot, least_snapshot, pack_snapshot
+from thinwire.protocol.entries import WindowSnapshot, least_snapshot, snapshot_parts
 from thinwire.protocol.fields import raw
 from thinwire.protocol.setup import plan_round
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import Sums
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.crc import crc32
 
 
 class RoundOpening:
@@ -39,7 +39,7 @@ class RoundOpening:
         self.contract, self.server = contract.at(server.public.version), server
         self.names = plan_round(self.contract, server).names if names is None else names
         self._full: dict[int, Bytes] = {}  # coordinates by tier
-        self._snapshots: dict[frozenset[str], bytes] = {}  # by the blocks in them
+        self._snapshots: dict[frozenset[str], tuple[Bytes, ...]] = {}  # in parts, by the blocks in them
         self._sums = Sums(self.contract, server.ledger)
         self._requests: dict[bool, bytes] = {}  # with news or without
         self._drift_check: Bytes = b""
@@ -98,8 +98,11 @@ class RoundOpening:
         body = wire.pack_body(wire.Body(self.server.ledger.synced_since(version), fields), contract.schema)
         return wire.pack_pieces(wire.STATE, now, (body, self._request(True)), contract.schema, now - version)
 
-    def _open_window(self, version: int, most: int) -> tuple[bytes, ...]:
-        """From a version, or else from the beginning of the open window, to now, in at most this number of bodies."""
+    def _open_window(self, version: int, most: int) -> tuple[Bytes, ...]:
+        """From a version, or else from the beginning of the open window, to now, in at most this number of bodies.
+
+        A snapshot is one body in several parts.
+        """
         contract, ledger = self.contract, self.server.ledger
         start = max(version, ledger.opened)
         if start == ledger.version:
@@ -107,29 +110,29 @@ class RoundOpening:
         entries, touched = ledger.since(start), ledger.synced_since(start)
         if entries is not None and len(entries) > most:
             entries = None
-        ways = [] if entries is None else [entries]
+        ways: list[tuple[Bytes, ...]] = [] if entries is None else [entries]
         ways += [] if (total := self._sum(start)) is None else [(total,)]
         best = min(ways, key=wire.length, default=None)
         if best is not None and wire.length(best) <= least_snapshot(contract, touched):
             return best
-        snapshot = (self._snapshot(touched),)
+        snapshot = self._snapshot(touched)
         return snapshot if best is None or wire.length(snapshot) < wire.length(best) else best
 
     def _sum(self, start: int) -> bytes | None:
         """The sum of the entries since a version of the open window; None where there is none."""
         return self._sums.body(start)
 
-    def _snapshot(self, names: frozenset[str]) -> bytes:
-        """The current values of these blocks."""
+    def _snapshot(self, names: frozenset[str]) -> tuple[Bytes, ...]:
+        """The current values of these blocks, in parts."""
         if names not in self._snapshots:
             values = restrict(self.public.coords, names)
-            self._snapshots[names] = pack_snapshot(self.contract, WindowSnapshot(names, values))
+            self._snapshots[names] = snapshot_parts(self.contract, WindowSnapshot(names, values))
         return self._snapshots[names]
 
     def _crc(self, body: Bytes) -> int:
         """The CRC-32 of a body; many clients are sent the same one."""
         if id(body) not in self._crcs:
-            self._crcs[id(body)] = (body, zlib.crc32(body))
+            self._crcs[id(body)] = (body, crc32(body))
         return self._crcs[id(body)][1]
 
     @cached_property

@@ -31,13 +31,16 @@ below 2^53, rows in int64, which holds 2^62. The power of two keeps g finite in 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
-from thinwire.core.tree import Tree, to_device
+from thinwire.core.threads import each
+from thinwire.core.tree import Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.fields import raw, unraw
@@ -48,22 +51,20 @@ TOLERANCE = 1e-4
 _NUMBER = Spec.of({"drift_check": torch.zeros(())})
 _WIDE = 4096
 _FEW = 1 << 17  # values that are copied from a GPU faster than kernels are launched on them
-_ROWS = {
-    "cpu": 64,
-    "cuda": 4096,
-}  # rows converted to float64 at a time: they fit into the cache of a core, or use a whole GPU
+_ROWS = 4096  # rows converted to float64 at a time on a GPU
+_ROWS_OF_A_CORE = 64  # and on a CPU: they fit into the cache of a core
 
 
 def pack_drift_check(contract: Contract, public: PublicState) -> Bytes:
     """The drift check of a download to this public state."""
-    value, _ = project(_replayed(contract, public), contract.key.fold("guard", public.version))
+    value, _ = project(_replayed(contract, public), _key(contract, public.version), with_norm=False)
     return raw({"drift_check": torch.tensor(value)})
 
 
 def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
     """Raise Drifted if this public state does not match the drift check of a download."""
     theirs = float(unraw(data, _NUMBER)["drift_check"])
-    mine, length = project(_replayed(contract, public), contract.key.fold("guard", public.version))
+    mine, length = project(_replayed(contract, public), _key(contract, public.version))
     if not abs(theirs - mine) <= TOLERANCE * length:  # a NaN on either side is a difference
         raise Drifted(
             f"the public state of version {public.version} is not the server's: its drift check is {mine:.6g}, "
@@ -71,41 +72,79 @@ def check_drift(contract: Contract, public: PublicState, data: Bytes) -> None:
         )
 
 
-def project(tree: Tree, key: Key) -> tuple[float, float]:
+def draw_in_advance(contract: Contract, version: int) -> None:
+    """Draw the signs of the drift check of a version before they are needed, for example in another thread."""
+    parts = (contract.weights, contract.coords) if contract.method.space.redraw_every else (contract.coords,)
+    _signs(_key(contract, version), _WIDE - (-sum(spec.size for spec in parts) // _WIDE))
+
+
+def _key(contract: Contract, version: int) -> Key:
+    """The key of the signs of a version."""
+    return contract.key.fold("guard", version)
+
+
+@lru_cache(maxsize=2)
+def _signs(key: Key, n: int) -> Tensor:
+    """The signs of all columns, then of all rows; not to be modified."""
+    return key.signs(n)
+
+
+def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, float]:
     """The sum of all values, each with a random sign, and their norm, both divided by 2^(N+1).
 
-    The sum is a float32 value with the same bits on every machine; the norm is not, and only sets the tolerance.
+    The norm is 0 without `with_norm`. The sum is a float32 value with the same bits on every machine; the norm is not,
+    and only sets the tolerance.
     The blocks are one vector in rows of 4096; a sign is the product of that of its row and that of its column.
     """
     size = sum(block.numel() for block in tree.values())
     if size <= _FEW:
         tree = to_device(tree, "cpu")
-    blocks = [block.reshape(-1).to(torch.float32) for block in tree.values()]
-    flat = torch.cat([*blocks, blocks[0].new_zeros(-size % _WIDE)])
-    largest = max(flat.amax().item(), -flat.amin().item()) if size else 0.0
+    flat = flatten(tree, torch.float32)
+    flat = torch.cat((flat, flat.new_zeros(-size % _WIDE)))
+    low, high = torch.stack(torch.aminmax(flat)).tolist() if size else (0.0, 0.0)
+    largest = max(high, -low)
     if not largest or not math.isfinite(largest):
         return largest, largest
     bits = (size - 1).bit_length()
     exponent, digits = math.frexp(largest)[1], min(40, 62 - bits)
-    signs = key.signs(_WIDE + len(flat) // _WIDE).to(flat.device)
-    total, square = _sums(flat.view(-1, _WIDE), math.ldexp(1.0, digits - exponent), signs)
+    signs = _signs(key, _WIDE + len(flat) // _WIDE).to(flat.device)
+    total, square = _sums(flat.view(-1, _WIDE), math.ldexp(1.0, digits - exponent), signs, with_norm)
     unit = exponent - digits - bits - 1
-    value: float = torch.tensor(math.ldexp(float(total), unit), dtype=torch.float64).to(torch.float32).item()
-    return value, math.ldexp(math.sqrt(square), unit)
+    return float(np.float32(math.ldexp(float(total), unit))), math.ldexp(math.sqrt(square), unit)
 
 
-def _sums(rows: Tensor, factor: float, signs: Tensor) -> tuple[int, float]:
-    """The exact signed sum of the values times `factor`, each rounded to an integer; and the sum of their squares."""
+def _sums(rows: Tensor, factor: float, signs: Tensor, with_squares: bool) -> tuple[int, float]:
+    """The exact signed sum of the values times `factor`, each rounded to an integer; and the sum of their squares.
+
+    Without `with_squares` the second is 0.
+    """
+    if rows.device.type == "cpu":
+        return _sums_numpy(rows.numpy(), factor, signs.numpy(), with_squares)
     columns, total = signs[:_WIDE].double(), torch.zeros((), dtype=torch.int64, device=rows.device)
     square = torch.zeros((), dtype=torch.float64, device=rows.device)
-    step = _ROWS.get(rows.device.type, 4096)
-    if rows.device.type == "cpu":  # a small model in parts: float64 takes twice its memory
-        step = min(step, max(8, len(rows) // 8))
-    for part, its_signs in zip(torch.split(rows, step), torch.split(signs[_WIDE:], step), strict=True):
+    for part, its_signs in zip(torch.split(rows, _ROWS), torch.split(signs[_WIDE:], _ROWS), strict=True):
         whole = part.double().mul_(factor).round_()
         total += ((whole @ columns).long() * its_signs.long()).sum()
-        square += whole.view(-1).dot(whole.view(-1))
-    return int(total.item()), square.item()
+        if with_squares:
+            square += whole.view(-1).dot(whole.view(-1))
+    return int(total.item()), square.item() if with_squares else 0.0
+
+
+def _sums_numpy(rows: np.ndarray, factor: float, signs: np.ndarray, with_squares: bool) -> tuple[int, float]:
+    """`_sums` on a CPU: a few calls for a small model, parts on several cores for a large one."""
+    columns, row_signs = signs[:_WIDE].astype(np.float64), signs[_WIDE:].astype(np.int64)
+    step = min(_ROWS_OF_A_CORE, max(8, len(rows) // 8))  # a small model in parts: float64 takes twice its memory
+
+    def part(start: int) -> tuple[int, float]:
+        here = slice(start, start + step)
+        whole = rows[here].astype(np.float64)
+        whole *= factor
+        np.rint(whole, out=whole)
+        total = int((whole @ columns).astype(np.int64) @ row_signs[here])
+        return total, float(np.vdot(whole, whole)) if with_squares else 0.0
+
+    sums = each(part, range(0, len(rows), step), 8 * step * _WIDE)
+    return sum(total for total, _ in sums), math.fsum(square for _, square in sums)
 
 
 def _replayed(contract: Contract, public: PublicState) -> Tree:

@@ -73,13 +73,16 @@ def _read_stack(contract: Contract, stacking: Stacking, data: Bytes, version: in
     return Stack(count, unraw(data[at:], spec))
 
 
-def pack_snapshot(contract: Contract, snapshot: WindowSnapshot) -> bytes:
-    """A snapshot within a window, as it is sent: encoded by the merge codec where that is exact, else raw."""
+def snapshot_parts(contract: Contract, snapshot: WindowSnapshot) -> tuple[Bytes, ...]:
+    """A snapshot within a window, as it is sent: encoded by the merge codec where that is exact, else raw.
+
+    In parts, so that a long payload is not copied.
+    """
     if contract.method.merge_codec.exact:
         payload, _ = contract.method.merge_codec.encode(snapshot.values, {}, contract.peer(0, EVERYONE))
     else:
         payload = raw(snapshot.values)
-    return wire.pack_body(wire.Body(snapshot.names, {wire.VALUES: payload}), contract.schema)
+    return tuple(wire.body_parts(wire.Body(snapshot.names, {wire.VALUES: payload}), contract.schema))
 
 
 def least_snapshot(contract: Contract, names: frozenset[str]) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from thinwire.core.state import State, merge_states, restrict_state, state_is_finite
-from thinwire.core.tree import Tree, add, all_finite, bring, restrict, scale, tmap, to_device
+from thinwire.core.tree import Tree, add, all_finite, bring, is_cut_as, restrict, tmap, to_device
 from thinwire.errors import Diverged
 from thinwire.protocol.advance import advance, apply_step, switch_stage
 from thinwire.protocol.aggregate import Aggregate
@@ -100,7 +100,10 @@ def _observe(contract: Contract, server: ServerState, plan: Plan, total: Aggrega
 def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Aggregate, fraction: float) -> Change:
     """The step of the server optimizer on the corrected mean update; states of other blocks do not change."""
     method, version, update = contract.method, server.public.version, total.update
-    coords = to_device(restrict(server.public.coords, plan.names), "cpu")
+    optimizer = contract.server_opt(version)
+    coords: Tree = {}
+    if optimizer.reads_coords or method.mask.active:
+        coords = to_device(restrict(server.public.coords, plan.names), "cpu")
     absent = contract.code.named - update.keys()
     shared, own = dict[str, torch.Tensor](), server.correction
     if method.correction.active:
@@ -108,7 +111,7 @@ def _server_step(contract: Contract, server: ServerState, plan: Plan, total: Agg
         update, shared, own = method.correction.server(update, total.report, fraction, own)
     kept = {slot: tree for slot, tree in server.opt.items() if slot != UNRECOVERED}
     state = restrict_state(kept, update.keys()) if kept else kept
-    change, opt = contract.server_opt(version).update(scale(update, -1.0), state, coords)
+    change, opt = optimizer.server_step(update, state, coords)
     if not all_finite(change):  # before the codec, whose result for a NaN is not defined
         raise Diverged(f"the step to version {version + 1} is not finite; try a smaller learning rate")
     if method.mask.active:
@@ -147,6 +150,9 @@ def _broadcast(contract: Contract, server: ServerState, step: ServerStep) -> Bro
         return Broadcast(step, b"", server.codec)
     version = server.public.version
     body, codec = pack_step(contract, step, version, server.codec)
+    spec = contract.step_of(contract.coords.restrict(step.names))
+    if contract.method.down.exact and step.stack is None and is_cut_as(step.code, spec.names, spec.like, spec.dtype):
+        return Broadcast(step, body, codec)  # the body decodes to the same bits
     return Broadcast(read_step(contract, wire.unpack_body(body, contract.schema), version, _CPU), body, codec)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import overload
 
+import numpy as np
 import torch
 
 from thinwire.core.key import Key
@@ -12,6 +16,34 @@ from thinwire.data.examples import Examples
 from thinwire.data.partitions.base import Assignment
 from thinwire.training.batches import Batches, Local, by_size, plan_batches
 from thinwire.training.inputs import Workload
+
+
+class LayerKeys(Sequence[Key]):
+    """The keys of random layers, one for each client of a round, derived when one is used: most models use none.
+
+    Args:
+        key: the root of the run's randomness.
+        number: rounds done before this one.
+        clients: the numbers of the clients.
+
+    >>> LayerKeys(Key(0), 3, (7, 8))[1:][0] == Key(0).fold("batches", 3, 8).fold("layers")
+    True
+    """
+
+    def __init__(self, key: Key, number: int, clients: tuple[int, ...]) -> None:
+        self._key, self._number, self._clients = key, number, clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @overload
+    def __getitem__(self, which: int) -> Key: ...
+    @overload
+    def __getitem__(self, which: slice) -> LayerKeys: ...
+    def __getitem__(self, which: int | slice) -> Key | LayerKeys:
+        if isinstance(which, slice):
+            return LayerKeys(self._key, self._number, self._clients[which])
+        return self._key.fold("batches", self._number, self._clients[which]).fold("layers")
 
 
 class Sampler:
@@ -39,15 +71,27 @@ class Sampler:
     ) -> None:
         self.key, self.eligible, self.size, self.local = key, eligible, min(cohort, len(eligible)), local
         self.train, self.clients, self.device = train, clients, device
-        self._drawn: tuple[int, tuple[int, ...]] | None = None  # the last cohort
-        self._planned: tuple[int, tuple[int, ...], Batches] | None = None  # batches that were planned in advance
+        self._drawn: dict[int, tuple[int, ...]] = {}  # the last cohorts, by round
+        self._planned: tuple[int, Future[tuple[tuple[int, ...], Batches]]] | None = None  # in advance
+
+    @cached_property
+    def _other(self) -> ThreadPoolExecutor:
+        """The thread that plans batches in advance; it ends with the sampler."""
+        return ThreadPoolExecutor(1, thread_name_prefix="thinwire-plan")
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """The sizes of all examples, on the host: a copy in every round would wait for the GPU."""
+        return np.asarray(self.train.sizes.cpu()) if self.train.sizes is not None else np.zeros(0)
 
     def cohort(self, number: int) -> tuple[int, ...]:
         """The clients of a round, without replacement."""
-        if self._drawn is None or self._drawn[0] != number:
+        if (clients := self._drawn.get(number)) is None:
             drawn = self.key.fold("cohort", number).choice(len(self.eligible), self.size)
-            self._drawn = number, tuple(self.eligible[i] for i in drawn)
-        return self._drawn[1]
+            clients = tuple(self.eligible[i] for i in drawn)
+            last = list(self._drawn.items())[-3:]
+            self._drawn = {**dict(last), number: clients}  # replaced as a whole: two threads draw
+        return clients
 
     def order(self, number: int) -> tuple[int, ...]:
         """All eligible clients in the order in which a round takes those that are there; its cohort is first."""
@@ -57,23 +101,36 @@ class Sampler:
         drawn = self.key.fold("cohort", number).fold("others").permutation(len(others)).tolist()
         return (*first, *(others[i] for i in drawn))
 
-    def plan(self, number: int) -> None:
-        """Plan the batches of a round before they are needed."""
-        if self._planned is None:
-            clients = self.cohort(number)
-            self._planned = number, clients, self._batches(number, clients)
+    def plan(self, number: int, then: Callable[[], None] | None = None) -> None:
+        """Begin to plan the batches of a round in another thread, before they are needed; numpy lets this one run on.
+
+        Args:
+            number: rounds done before it.
+            then: what else to prepare in that thread, after the batches.
+        """
+        if self._planned is None or self._planned[0] != number:
+            self._planned = number, self._other.submit(self._plan, number)
+            if then is not None:
+                self._other.submit(then)
+
+    def _plan(self, number: int) -> tuple[tuple[int, ...], Batches]:
+        clients = self.cohort(number)
+        return clients, self._batches(number, clients)
 
     def workload(self, number: int, clients: tuple[int, ...]) -> Workload:
         """The batches of some clients in a round."""
         planned, self._planned = self._planned, None
-        fits = planned is not None and planned[:2] == (number, clients)
-        batches = planned[2] if planned and fits else self._batches(number, clients)
+        batches = None
+        if planned is not None and planned[0] == number:
+            its, batches = planned[1].result()
+            batches = batches if its == clients else None
+        batches = batches or self._batches(number, clients)
         own = tuple(self.clients.client(i) for i in clients)
         return Workload(
             torch.from_numpy(batches.index) if self.device.type == "cpu" else sent(batches.index, self.device),
             batches.rows,
             tuple(map(len, own)),
-            tuple(self.key.fold("batches", number, i).fold("layers") for i in clients),
+            LayerKeys(self.key, number, clients),
             self.train.gather,
             self.local.accumulate,
             own,
@@ -88,9 +145,8 @@ class Sampler:
         for i, mine in enumerate(own):
             index[i] = mine[index[i]]
         if self.train.sizes is not None and self.train.window > 1:
-            sizes = self.train.sizes.cpu().numpy()
             for i, key in enumerate(keys):
-                index[i] = by_size(index[i], batches.rows[i], sizes, self.train.window, key.fold("lengths"))
+                index[i] = by_size(index[i], batches.rows[i], self._sizes, self.train.window, key.fold("lengths"))
         if self.train.variants > 1:  # augmented images: each example in one of its variants
             for i, key in enumerate(keys):
                 variants = key.fold("variants").integers(index[i].size, self.train.variants).numpy()

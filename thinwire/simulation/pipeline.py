@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.tree import Tree, add, as_matrix, cut, flatten, scale, sub, tmap, weighted_mean
+from thinwire.core.tree import Tree, add, cut, flatten, tmap, weighted_mean
 from thinwire.protocol.client import Group
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.state import PublicState, ServerState
@@ -112,7 +112,7 @@ class Pipeline:
         if self.trained.ready is not None:
             self.trained.ready.synchronize()
         entry = server.ledger.entries[-1] if server.ledger.entries else b""
-        if entry.endswith(step.numpy().tobytes()):  # the payload is the last part of an entry
+        if entry.endswith(step.numpy().data.cast("B")):  # the payload is the last part of an entry
             return server._replace(public=public._replace(coords=self.trained.group.public.coords))
         self.stop()  # a prediction that was wrong once would be wrong again
         if self.stream is None:
@@ -145,19 +145,20 @@ def is_predictable(contract: Contract, server: ServerState, names: frozenset[str
     )
 
 
-def predict(contract: Contract, group: Group, samples: tuple[int, ...], outcome: TrainingOutcome) -> Prediction | None:
+def predict(contract: Contract, group: Group, samples: tuple[int, ...], codes: Tensor) -> Prediction:
     """The result of `close_round` for these clients, by the same operations in the same order, on their device.
 
-    None where coordinates have several types.
+    Args:
+        contract: the contract at this version.
+        group: the clients.
+        samples: number of examples of each.
+        codes: their updates, one row each.
     """
     public, names, shapes = group.public, contract.coords.names, contract.coords.like
-    codes = as_matrix(sub(outcome.coords, public.coords))
-    if codes is None:
-        return None
     order = sorted(range(len(group.clients)), key=lambda i: group.clients[i])
     weights = [received_weight(contract, samples[i]) for i in order]
     mean = cut(weighted_mean([{"": codes[i]} for i in order], weights)[""], names, shapes)
     # blocks in one vector: a few kernels, not some for each block
     now = cut(flatten(public.coords), names, shapes)
-    change, _ = contract.server_opt(public.version).update(scale(mean, -1.0), {}, now)
+    change, _ = contract.server_opt(public.version).server_step(mean, {}, now)
     return Prediction(flatten(change), add(now, change))

@@ -33,6 +33,7 @@ from thinwire.protocol.client import (
     training_inputs,
 )
 from thinwire.protocol.download import RoundOpening
+from thinwire.protocol.drift_check import draw_in_advance
 from thinwire.protocol.receive import receive
 from thinwire.protocol.secagg import SecAggCohort
 from thinwire.protocol.server import ClosedRound, close_round
@@ -275,7 +276,7 @@ class Simulation:
             wait = begin_updates(self.contract, task.group, one.inputs.start, one.outcome)
             alone = len(tasks) == 1 and not (state.chunk or self.engine.chunk)
             if alone and (self.device.type == "cuda" or self.pipeline.on) and state.round + 1 < self.job.rounds:
-                self._work_ahead(state, one)
+                self._work_ahead(state, one, wait.codes)
             with ThreadPoolExecutor(1) if self._long else nullcontext() as other:
                 if other:
                     other.submit(opened.download)  # on another core; an error is raised when it is used
@@ -304,18 +305,16 @@ class Simulation:
         messages, states = make_uploads(self.contract, task.group, updates, work.samples, secagg)
         return GroupResult(messages, states, updates.loss)
 
-    def _work_ahead(self, state: RunState, trained: Trained) -> None:
+    def _work_ahead(self, state: RunState, trained: Trained, codes: Tensor | None) -> None:
         """On a GPU: train the next cohort speculatively, or plan its batches, while this one's uploads are made."""
         number = state.round + 1
         contract, names = self.contract.at(state.server.public.version), trained.group.plan.names
         # the first round shows whether this backend works
         ahead = self.pipeline.on and number > 1 and state.backend == "graph"
-        if not ahead or not is_predictable(contract, state.server, names):
+        if not ahead or codes is None or not is_predictable(contract, state.server, names):
             self.federation.sampler.plan(number)
             return
-        prediction = predict(contract, trained.group, trained.inputs.work.samples, trained.outcome)
-        if prediction is None:
-            return
+        prediction = predict(contract, trained.group, trained.inputs.work.samples, codes)
         ready, public = self.pipeline.expect(prediction), trained.group.public
         public = public._replace(version=public.version + 1, coords=prediction.coords)
         clients = self.federation.sampler.cohort(number)
@@ -323,6 +322,8 @@ class Simulation:
         try:
             task = GroupTask(number, state.backend, state.onednn, group, clients)
             self.pipeline.trained = self._local_training(task)._replace(ready=ready)
+            if number + 1 < self.job.rounds:
+                self.federation.sampler.plan(number + 1, lambda: draw_in_advance(contract, public.version))
         except torch.OutOfMemoryError:  # two cohorts at a time do not fit
             self.pipeline.stop()
 

@@ -6,7 +6,7 @@ axis of every block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -65,7 +65,7 @@ class Workload:
     index: Tensor
     rows: np.ndarray
     samples: tuple[int, ...]
-    keys: tuple[Key, ...]
+    keys: Sequence[Key]
     gather: Callable[[Tensor], tuple[Any, Tensor]]
     accumulate: int = 1
     examples: tuple[np.ndarray, ...] = ()

@@ -10,6 +10,7 @@ Integer i of k bits takes bits i k to (i + 1) k - 1; bit j is bit j % 8 of byte 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -79,6 +80,7 @@ def _word(bits: int) -> type[np.unsignedinteger]:
     return np.uint16 if bits <= 8 else np.uint32 if bits <= 24 else np.uint64
 
 
+@lru_cache(maxsize=1 << 10)  # lengths and versions repeat
 def varint(value: int) -> bytes:
     """Encode an integer as unsigned LEB128 in its shortest form, at most five bytes. See `read_varint`."""
     if not 0 <= value < 1 << 35:
@@ -92,6 +94,8 @@ def varint(value: int) -> bytes:
 
 def read_varint(data: Bytes, position: int = 0) -> tuple[int, int]:
     """Decode an integer that `varint` encoded; returns it and the position after it."""
+    if position < len(data) and data[position] < 0x80:  # most are one byte
+        return data[position], position + 1
     value = 0
     for i in range(5):
         if position + i >= len(data):

@@ -85,12 +85,12 @@ from thinwire.wire.body import body_parts as body_parts
 from thinwire.wire.body import pack_body as pack_body
 from thinwire.wire.body import read_body
 from thinwire.wire.body import unpack_body as unpack_body
-from thinwire.wire.crc import joined_crc
+from thinwire.wire.crc import crc32, joined_crc
 
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
-_SHARED = 1 << 16  # bytes of a part whose CRC is worth remembering for other messages
+_SHARED = 1 << 15  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
 KINDS = {UP: "up", STEPS: "steps", STATE: "state", LOST: "lost"}
@@ -147,7 +147,7 @@ def pack_pieces(
     bodies: Sequence[Bytes],
     schema: Schema,
     behind: int = 0,
-    crc: Callable[[Bytes], int] = zlib.crc32,
+    crc: Callable[[Bytes], int] = crc32,
 ) -> Pieces:
     """Encode a message as byte strings to be sent one after another; long ones are not copied.
 
@@ -275,11 +275,11 @@ def _merged(parts: Sequence[Bytes]) -> list[Bytes]:
     return [*out, b"".join(short)] if short else out
 
 
-def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = zlib.crc32) -> bytes:
+def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = crc32) -> bytes:
     value = zlib.crc32(schema.digest + schema.sender)
     for part in parts:
-        if crc is not zlib.crc32 and len(part) >= _SHARED:
+        if crc is not crc32 and len(part) >= _SHARED:
             value = joined_crc(value, crc(part), len(part))
         else:
-            value = zlib.crc32(part, value)
+            value = crc32(part, value)
     return value.to_bytes(4, "little")
