@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire.codecs.base import Codec, Peer
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, cut
+from thinwire.core.vectors import as_one_block, cut, gather
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -34,10 +34,10 @@ def check_density(density: float) -> None:
         raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
-def pack_sparse(vector: Tensor, at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
-    """Encode the values at these ascending positions. The inverse of `unpack_sparse`."""
-    where = indices.encode(at, len(vector))
-    values, _ = inner.encode({"values": vector.index_select(0, torch.from_numpy(at))}, {}, peer)
+def pack_sparse(vector: list[Tensor], at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
+    """Encode the values at these ascending positions of a vector in parts. The inverse of `unpack_sparse`."""
+    where = indices.encode(at, sum(len(part) for part in vector))
+    values, _ = inner.encode({"values": gather(vector, at)}, {}, peer)
     return varint(len(where)) + where + values
 
 

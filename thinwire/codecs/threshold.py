@@ -68,7 +68,7 @@ class Threshold(Codec):
         """The number of values, positions and values."""
         vector = join(tree)
         at = np.flatnonzero(((vector.abs() >= self.value) & (vector != 0)).numpy())
-        return varint(len(at)) + pack_sparse(vector, at, self.inner, peer), state
+        return varint(len(at)) + pack_sparse([vector], at, self.inner, peer), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros at all others."""

@@ -14,10 +14,10 @@ from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.positions import Segment, check_density, pack_sparse, unpack_sparse
 from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
-from thinwire.core.selection import Rounding, kept, largest
+from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.core.vectors import as_one_block, common_type, join, parts
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
@@ -81,11 +81,13 @@ class TopK(Codec):
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Positions and values."""
-        vector, spec = join(tree), Spec.of(tree)
-        picked = []
-        for start, size, k in self._segments(spec):
-            picked.append(start + largest(vector[start : start + size], k))
-        at = np.concatenate(picked) if picked else np.zeros(0, np.int64)
+        if self.by == "tree":
+            vector = parts(tree)
+            at = largest_of(vector, kept(self.density, sum(map(len, vector)), self.rounding))
+        else:
+            vector = [join(tree)]
+            picked = [start + largest(vector[0][start : start + size], k) for start, size, k in self._segments(Spec.of(tree))]
+            at = np.concatenate([np.zeros(0, np.int64), *picked])
         return pack_sparse(vector, at, self.inner, peer), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:

@@ -33,14 +33,20 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
         return np.flatnonzero(left)
     if k < FEW:
         return _one_by_one(key, n, k)
-    draws, found = k + k * k // n + 8, np.zeros(0, np.int64)
-    while len(found) < k:
+    draws = k + k * k // n + 8
+    while True:
         drawn = np.sort(_positions(key.cpu_words(draws), n))
-        found = drawn[np.concatenate(([True], drawn[1:] != drawn[:-1]))].astype(np.int64)
+        again = np.flatnonzero(drawn[1:] == drawn[:-1]) + 1
+        found = len(drawn) - len(again)
+        if found >= k:
+            break
         draws += draws // 8
-    if len(found) > k:
-        found = np.delete(found, random_subset(key.fold("subset"), len(found), len(found) - k))
-    return found
+    keep = np.ones(len(drawn), bool)
+    keep[again] = False
+    if found > k:
+        out = random_subset(key.fold("subset"), found, found - k)  # counts the different positions only
+        keep[out + np.searchsorted(again - np.arange(len(again)), out, side="right")] = False
+    return drawn[keep].astype(np.int64)
 
 
 def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
@@ -58,8 +64,8 @@ def _positions(words: np.ndarray, n: int) -> np.ndarray:
 
     Words whose product has a lower half below 2^32 mod n are left out, so that as many words lead to each position.
     """
-    product = words.astype(np.uint64)
+    product = words.astype("<u8")
     product *= np.uint64(n)
-    fair = product.astype(np.uint32) >= np.uint32((1 << 32) % n)  # of the lower half
-    at = np.right_shift(product, np.uint64(32), out=product).astype(np.uint32)
-    return at if fair.all() else at[fair]
+    lower, upper = product.view("<u4").reshape(-1, 2).T
+    fair = (1 << 32) % n
+    return upper.astype(np.uint32) if int(lower.min(initial=fair)) >= fair else upper[lower >= np.uint32(fair)]
