@@ -176,9 +176,8 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> Speeds:
     both = speed(encode, 4 * sent, seconds), speed(decode, 4 * sent, seconds)
     if not isinstance(inner, TopK):
         return Speeds(sent, *both)
-    vector = parts(tree)
-    find = partial(largest_of, vector, sent)
-    pack = partial(pack_sparse, vector, find(), inner.inner, peer)
+    find = partial(largest_of, parts(tree), sent)
+    pack = partial(pack_sparse, *find(), spec.size, inner.inner, peer)
     return Speeds(sent, *both, speed(pack, 4 * sent, seconds), speed(find, 4 * spec.size, seconds))
 
 

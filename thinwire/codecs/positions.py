@@ -14,7 +14,7 @@ from torch import Tensor
 from thinwire.codecs.base import Codec, Peer
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, cut, gather
+from thinwire.core.vectors import as_one_block, cut
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire import indices
 from thinwire.wire.bits import Bytes, read_varint, varint
@@ -34,11 +34,11 @@ def check_density(density: float) -> None:
         raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
-def pack_sparse(vector: list[Tensor], at: np.ndarray, inner: Codec, peer: Peer) -> bytes:
-    """Encode the values at these ascending positions of a vector in parts. The inverse of `unpack_sparse`."""
-    where = indices.encode(at, sum(len(part) for part in vector))
-    values, _ = inner.encode({"values": gather(vector, at)}, {}, peer)
-    return varint(len(where)) + where + values
+def pack_sparse(at: np.ndarray, values: Tensor, n: int, inner: Codec, peer: Peer) -> bytes:
+    """Encode values and their ascending positions among n. The inverse of `unpack_sparse`."""
+    where = indices.encode(at, n)
+    data, _ = inner.encode({"values": values}, {}, peer)
+    return varint(len(where)) + where + data
 
 
 def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec, peer: Peer) -> Tree:

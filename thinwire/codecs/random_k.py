@@ -81,7 +81,7 @@ class RandomK(Codec):
         values = self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"]
         if self.unbiased and len(at):
             limit = torch.finfo(values.dtype).max
-            values = (values.double() * (spec.size / len(at))).clamp(-limit, limit).to(values.dtype)
+            values = values.double().mul_(spec.size / len(at)).clamp_(-limit, limit).to(values.dtype)
         return scatter(at, values, spec)
 
     def size(self, spec: Spec) -> int | None:

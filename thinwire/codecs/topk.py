@@ -17,7 +17,7 @@ from thinwire.core.registry import register
 from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join, parts
+from thinwire.core.vectors import as_one_block, common_type, gather, join, parts
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
@@ -81,14 +81,15 @@ class TopK(Codec):
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Positions and values."""
+        n = Spec.of(tree).size
         if self.by == "tree":
-            vector = parts(tree)
-            at = largest_of(vector, kept(self.density, sum(map(len, vector)), self.rounding))
-        else:
-            vector = [join(tree)]
-            picked = [start + largest(vector[0][start : start + size], k) for start, size, k in self._segments(Spec.of(tree))]
-            at = np.concatenate([np.zeros(0, np.int64), *picked])
-        return pack_sparse(vector, at, self.inner, peer), state
+            at, values = largest_of(parts(tree), kept(self.density, n, self.rounding))
+            return pack_sparse(at, values, n, self.inner, peer), state
+        vector, picked = join(tree), [np.zeros(0, np.int64)]
+        for start, size, k in self._segments(Spec.of(tree)):
+            picked.append(start + largest(vector[start : start + size], k))
+        at = np.concatenate(picked)
+        return pack_sparse(at, gather([vector], at), n, self.inner, peer), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros at all others."""

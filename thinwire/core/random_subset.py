@@ -14,6 +14,7 @@ import numpy as np
 from thinwire.core.key import Key
 
 FEW = 32  # fewer are drawn one after the other
+PART = 1 << 13  # words at a time, which stay in the cache of a core
 
 
 def random_subset(key: Key, n: int, k: int) -> np.ndarray:
@@ -35,18 +36,24 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
         return _one_by_one(key, n, k)
     draws = k + k * k // n + 8
     while True:
-        drawn = np.sort(_positions(key.cpu_words(draws), n))
-        again = np.flatnonzero(drawn[1:] == drawn[:-1]) + 1
-        found = len(drawn) - len(again)
+        drawn = _positions(key.cpu_words(draws), n)
+        drawn.sort()
+        keep = np.ones(len(drawn), bool)
+        np.not_equal(drawn[1:], drawn[:-1], out=keep[1:])
+        found = int(np.count_nonzero(keep))
         if found >= k:
             break
         draws += draws // 8
-    keep = np.ones(len(drawn), bool)
-    keep[again] = False
     if found > k:
-        out = random_subset(key.fold("subset"), found, found - k)  # counts the different positions only
+        out, again = random_subset(key.fold("subset"), found, found - k), np.flatnonzero(~keep)
+        # `out` counts the different positions only; before some of them, others were drawn again
         keep[out + np.searchsorted(again - np.arange(len(again)), out, side="right")] = False
-    return drawn[keep].astype(np.int64)
+    chosen, end = np.empty(k, np.int64), 0
+    for start in range(0, len(drawn), PART):
+        some = drawn[start : start + PART][keep[start : start + PART]]
+        chosen[end : end + len(some)] = some
+        end += len(some)
+    return chosen
 
 
 def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
@@ -60,12 +67,17 @@ def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
 
 
 def _positions(words: np.ndarray, n: int) -> np.ndarray:
-    """Uniform positions below n: of the product of n and a word, the upper half.
+    """Uniform positions below n: of the product of n and a word, the upper half. Overwrites the words.
 
     Words whose product has a lower half below 2^32 mod n are left out, so that as many words lead to each position.
     """
-    product = words.astype("<u8")
-    product *= np.uint64(n)
-    lower, upper = product.view("<u4").reshape(-1, 2).T
-    fair = (1 << 32) % n
-    return upper.astype(np.uint32) if int(lower.min(initial=fair)) >= fair else upper[lower >= np.uint32(fair)]
+    fair, unfair = np.uint32((1 << 32) % n), []
+    for start in range(0, len(words), PART):
+        some = words[start : start + PART]
+        product = some.astype("<u8")
+        product *= np.uint64(n)
+        lower = some * np.uint32(n)  # modulo 2^32
+        if lower.min() < fair:
+            unfair.append(start + np.flatnonzero(lower < fair))
+        some[:] = product.view("<u4")[1::2]
+    return np.delete(words, np.concatenate(unfair)) if unfair else words

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.core.vectors import gather
+
 Rounding = Literal["down", "up"]
 
 LONG = 1 << 16  # scores; of fewer all are partitioned
@@ -33,31 +35,33 @@ def largest(x: Tensor, k: int) -> np.ndarray:
     >>> largest(torch.tensor([0.5, -3.0, 2.0, -2.0]), 2).tolist()
     [1, 2]
     """
-    return largest_of([x], k)
+    return largest_of([x], k)[0]
 
 
-def largest_of(parts: Sequence[Tensor], k: int) -> np.ndarray:
-    """As `largest`, of a vector that is given in parts.
+def largest_of(vector: Sequence[Tensor], k: int) -> tuple[np.ndarray, Tensor]:
+    """As `largest`, of a vector that is given in parts of one type; and the values at these positions.
 
-    Of a long vector, a sample gives a magnitude a little below the k-th largest. One pass finds all positions that
-    reach it, and only those are partitioned. The sample decides on the time that this takes, not on the result.
+    Of a long vector, a sample gives a magnitude a little below the k-th largest. One pass finds all values that reach
+    it, and only those are partitioned. The sample decides on the time that this takes, not on the result.
 
-    >>> largest_of([torch.tensor([0.5, -3.0]), torch.tensor([2.0, -2.0])], 2).tolist()
-    [1, 2]
+    >>> at, values = largest_of([torch.tensor([0.5, -3.0]), torch.tensor([2.0, -2.0])], 2)
+    >>> at.tolist(), values.tolist()
+    ([1, 2], [-3.0, 2.0])
     """
-    values = [(part if part.dtype is torch.float64 else part.float()).numpy() for part in parts]
-    n = sum(len(part) for part in values)
-    if n >= LONG and 4 * k <= n:
-        some, size = _at_least(values, _below_edge(values, n, k))
+    parts = [(part if part.dtype is torch.float64 else part.float()).numpy() for part in vector]
+    n = sum(len(part) for part in parts)
+    if n >= LONG and 0 < 4 * k <= n:
+        some, values = _at_least(parts, _below_edge(parts, n, k))
         if k <= len(some) < n:
-            chosen: np.ndarray = some[_top_positions(size, k)]
-            return chosen
-    return _top_positions(np.abs(values[0] if len(values) == 1 else np.concatenate(values)), k)
+            chosen = _top_positions(np.abs(values), k)
+            return some[chosen], torch.from_numpy(values[chosen]).to(vector[0].dtype)
+    at = _top_positions(np.abs(parts[0] if len(parts) == 1 else np.concatenate(parts)), k)
+    return at, gather(vector, at)
 
 
 def _top_positions(score: np.ndarray, k: int) -> np.ndarray:
     """Ascending positions of the k highest scores; among equal ones, the first."""
-    if k == len(score):
+    if k in (0, len(score)):
         return np.arange(k, dtype=np.int64)
     edge = np.partition(score, len(score) - k)[len(score) - k]
     at = np.flatnonzero(score >= edge)
@@ -68,19 +72,19 @@ def _top_positions(score: np.ndarray, k: int) -> np.ndarray:
 
 
 def _at_least(parts: list[np.ndarray], edge: np.floating) -> tuple[np.ndarray, np.ndarray]:
-    """Ascending positions of the magnitudes of at least `edge`, and those magnitudes."""
+    """Ascending positions of all magnitudes of at least `edge`, and the values there."""
     size, mask = np.empty(PIECE, parts[0].dtype), np.empty(PIECE, bool)
-    found, sizes, first = [], [], 0
+    found, values, first = [], [], 0
     for part in parts:
         for start in range(0, len(part), PIECE):
             piece = part[start : start + PIECE]
             here = np.abs(piece, out=size[: len(piece)])
             at = np.flatnonzero(np.greater_equal(here, edge, out=mask[: len(piece)]))
-            sizes.append(here[at])
+            values.append(piece[at])
             at += first + start
             found.append(at)
         first += len(part)
-    return np.concatenate(found), np.concatenate(sizes)
+    return np.concatenate(found), np.concatenate(values)
 
 
 def _below_edge(parts: list[np.ndarray], n: int, k: int) -> np.floating:

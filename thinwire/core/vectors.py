@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
@@ -54,7 +55,7 @@ def parts(tree: Tree) -> list[Tensor]:
     return [torch.cat(blocks) if blocks else torch.zeros(0)]
 
 
-def gather(vector: list[Tensor], at: np.ndarray) -> Tensor:
+def gather(vector: Sequence[Tensor], at: np.ndarray) -> Tensor:
     """The values at ascending positions of a vector that is given in parts.
 
     >>> gather([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], np.array([0, 2, 3]))
