@@ -46,10 +46,10 @@ from thinwire.codecs import ErrorFeedback, Peer, Quantize, RandomK, Raw, TopK
 from thinwire.codecs.base import Codec
 from thinwire.codecs.positions import pack_sparse
 from thinwire.core.key import Key
-from thinwire.core.selection import kept, largest
+from thinwire.core.selection import kept, largest_of
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree, sub
-from thinwire.core.vectors import join
+from thinwire.core.vectors import parts
 from thinwire.experiments.build import build_job
 from thinwire.experiments.config import resolve
 from thinwire.wire import indices, symbols
@@ -177,9 +177,8 @@ def speeds(codec: Codec, tree: Tree, made: bytes, seconds: float) -> Speeds:
     both = speed(encode, 4 * sent, seconds), speed(decode, 4 * sent, seconds)
     if not isinstance(inner, TopK):
         return Speeds(sent, *both)
-    vector = join(tree)
-    find = partial(largest, vector, sent)
-    pack = partial(pack_sparse, vector, find(), spec, inner.inner, peer)
+    find = partial(largest_of, parts(tree), sent)
+    pack = partial(pack_sparse, *find(), spec, inner.inner, peer)
     return Speeds(sent, *both, speed(pack, 4 * sent, seconds), speed(find, 4 * spec.size, seconds))
 
 

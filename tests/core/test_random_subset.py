@@ -34,6 +34,13 @@ def test_a_subset_is_as_the_wire_format_says(key, n, data):
     assert found.tolist() == subset(key.value, n, k)
 
 
+@pytest.mark.parametrize(
+    ("n", "k"), [(30_000, 9_000), (20_000, 16_000), (3_000_000_000, 300)], ids=["long", "most", "words left out"]
+)
+def test_a_large_subset_is_as_the_wire_format_says(n, k):
+    assert random_subset(Key(5), n, k).tolist() == subset(5, n, k)
+
+
 @pytest.mark.parametrize("k", [2, 4])
 def test_all_small_subsets_are_equally_likely(k):
     draws = 6000

@@ -34,11 +34,11 @@ def check_density(density: float) -> None:
         raise ConfigError(f"density must be above 0 and at most 1, not {density}; write for example density = 0.1")
 
 
-def pack_sparse(vector: Tensor, at: np.ndarray, spec: Spec, inner: Codec, peer: Peer) -> bytes:
-    """Encode the values at these ascending positions of the joined blocks. The inverse of `unpack_sparse`."""
+def pack_sparse(at: np.ndarray, values: Tensor, spec: Spec, inner: Codec, peer: Peer) -> bytes:
+    """Encode values and their ascending positions in the joined blocks. The inverse of `unpack_sparse`."""
     where = indices.encode(at, spec.size, _matrices(spec))
-    values, _ = inner.encode({"values": vector.index_select(0, torch.from_numpy(at))}, {}, peer)
-    return varint(len(where)) + where + values
+    data, _ = inner.encode({"values": values}, {}, peer)
+    return varint(len(where)) + where + data
 
 
 def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec, peer: Peer) -> Tree:

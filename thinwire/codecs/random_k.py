@@ -17,7 +17,7 @@ from thinwire.core.registry import register
 from thinwire.core.selection import kept
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.core.vectors import as_one_block, common_type, gather, parts
 from thinwire.wire.bits import Bytes
 
 
@@ -72,8 +72,7 @@ class RandomK(Codec):
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """The values at the drawn positions."""
-        vector = join(tree)
-        values = vector.index_select(0, torch.from_numpy(self._drawn(len(vector), peer)))
+        values = gather(parts(tree), self._drawn(Spec.of(tree).size, peer))
         return self.inner.encode({"values": values}, {}, peer)[0], state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
@@ -82,7 +81,7 @@ class RandomK(Codec):
         values = self.inner.decode(data, as_one_block(spec, len(at)), peer)["values"]
         if self.unbiased and len(at):
             limit = torch.finfo(values.dtype).max
-            values = (values.double() * (spec.size / len(at))).clamp(-limit, limit).to(values.dtype)
+            values = values.double().mul_(spec.size / len(at)).clamp_(-limit, limit).to(values.dtype)
         return scatter(at, values, spec)
 
     def size(self, spec: Spec) -> int | None:

@@ -15,7 +15,7 @@ from thinwire.codecs.positions import Segment, pack_sparse, unpack_sparse
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.core.vectors import as_one_block, common_type, gather, join
 from thinwire.errors import ConfigError, WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
 
@@ -68,7 +68,8 @@ class Threshold(Codec):
         """The number of values, positions and values."""
         vector = join(tree)
         at = np.flatnonzero(((vector.abs() >= self.value) & (vector != 0)).numpy())
-        return varint(len(at)) + pack_sparse(vector, at, Spec.of(tree), self.inner, peer), state
+        packed = pack_sparse(at, gather([vector], at), Spec.of(tree), self.inner, peer)
+        return varint(len(at)) + packed, state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros at all others."""

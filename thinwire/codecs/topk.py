@@ -14,10 +14,10 @@ from thinwire.codecs.base import Codec, Peer, Raw, check_fits, refuse_stateful
 from thinwire.codecs.positions import Segment, check_density, pack_sparse, unpack_sparse
 from thinwire.core.rare import short_repr
 from thinwire.core.registry import register
-from thinwire.core.selection import Rounding, kept, largest
+from thinwire.core.selection import Rounding, kept, largest, largest_of
 from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
-from thinwire.core.vectors import as_one_block, common_type, join
+from thinwire.core.vectors import as_one_block, common_type, gather, join, parts
 from thinwire.errors import ConfigError
 from thinwire.wire.bits import Bytes
 
@@ -81,12 +81,15 @@ class TopK(Codec):
 
     def encode(self, tree: Tree, state: Tree, peer: Peer) -> tuple[Bytes, Tree]:
         """Positions and values."""
-        vector, spec = join(tree), Spec.of(tree)
-        picked = []
+        spec = Spec.of(tree)
+        if self.by == "tree":
+            at, values = largest_of(parts(tree), kept(self.density, spec.size, self.rounding))
+            return pack_sparse(at, values, spec, self.inner, peer), state
+        vector, picked = join(tree), [np.zeros(0, np.int64)]
         for start, size, k in self._segments(spec):
             picked.append(start + largest(vector[start : start + size], k))
-        at = np.concatenate(picked) if picked else np.zeros(0, np.int64)
-        return pack_sparse(vector, at, spec, self.inner, peer), state
+        at = np.concatenate(picked)
+        return pack_sparse(at, gather([vector], at), spec, self.inner, peer), state
 
     def decode(self, data: Bytes, spec: Spec, peer: Peer) -> Tree:
         """The values at their positions, zeros at all others."""

@@ -14,6 +14,7 @@ import numpy as np
 from thinwire.core.key import Key
 
 FEW = 32  # fewer are drawn one after the other
+PART = 1 << 13  # words at a time, which stay in the cache of a core
 
 
 def random_subset(key: Key, n: int, k: int) -> np.ndarray:
@@ -33,14 +34,26 @@ def random_subset(key: Key, n: int, k: int) -> np.ndarray:
         return np.flatnonzero(left)
     if k < FEW:
         return _one_by_one(key, n, k)
-    draws, found = k + k * k // n + 8, np.zeros(0, np.int64)
-    while len(found) < k:
-        drawn = np.sort(_positions(key.cpu_words(draws), n))
-        found = drawn[np.concatenate(([True], drawn[1:] != drawn[:-1]))].astype(np.int64)
+    draws = k + k * k // n + 8
+    while True:
+        drawn = _positions(key.cpu_words(draws), n)
+        drawn.sort()
+        keep = np.ones(len(drawn), bool)
+        np.not_equal(drawn[1:], drawn[:-1], out=keep[1:])
+        found = int(np.count_nonzero(keep))
+        if found >= k:
+            break
         draws += draws // 8
-    if len(found) > k:
-        found = np.delete(found, random_subset(key.fold("subset"), len(found), len(found) - k))
-    return found
+    if found > k:
+        out, again = random_subset(key.fold("subset"), found, found - k), np.flatnonzero(~keep)
+        # `out` counts the different positions only; before some of them, others were drawn again
+        keep[out + np.searchsorted(again - np.arange(len(again)), out, side="right")] = False
+    chosen, end = np.empty(k, np.int64), 0
+    for start in range(0, len(drawn), PART):
+        some = drawn[start : start + PART][keep[start : start + PART]]
+        chosen[end : end + len(some)] = some
+        end += len(some)
+    return chosen
 
 
 def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
@@ -54,12 +67,17 @@ def _one_by_one(key: Key, n: int, k: int) -> np.ndarray:
 
 
 def _positions(words: np.ndarray, n: int) -> np.ndarray:
-    """Uniform positions below n: of the product of n and a word, the upper half.
+    """Uniform positions below n: of the product of n and a word, the upper half. Overwrites the words.
 
     Words whose product has a lower half below 2^32 mod n are left out, so that as many words lead to each position.
     """
-    product = words.astype(np.uint64)
-    product *= np.uint64(n)
-    fair = product.astype(np.uint32) >= np.uint32((1 << 32) % n)  # of the lower half
-    at = np.right_shift(product, np.uint64(32), out=product).astype(np.uint32)
-    return at if fair.all() else at[fair]
+    fair, unfair = np.uint32((1 << 32) % n), []
+    for start in range(0, len(words), PART):
+        some = words[start : start + PART]
+        product = some.astype("<u8")
+        product *= np.uint64(n)
+        lower = some * np.uint32(n)  # modulo 2^32
+        if lower.min() < fair:
+            unfair.append(start + np.flatnonzero(lower < fair))
+        some[:] = product.view("<u4")[1::2]
+    return np.delete(words, np.concatenate(unfair)) if unfair else words

@@ -7,14 +7,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.core.spec import Block, Spec
-from thinwire.core.tree import Tree
+from thinwire.core.tree import FlatTree, Tree
 from thinwire.errors import ConfigError
+
+LONG = 1 << 14  # values of a block; a loop over shorter blocks takes longer than a copy of all
 
 
 def common_type(spec: Spec) -> torch.dtype:
@@ -32,11 +36,46 @@ def common_type(spec: Spec) -> torch.dtype:
 
 def join(tree: Tree) -> Tensor:
     """Concatenate all blocks, row-major, on the CPU. Do not write to the result: a single block is not copied."""
-    dtype = common_type(Spec.of(tree))
-    blocks = [block.detach().reshape(-1).to("cpu", dtype) for block in tree.values()]
+    blocks = _vectors(tree)
     if len(blocks) == 1:
         return blocks[0]
-    return torch.cat(blocks) if blocks else torch.zeros(0, dtype=dtype)
+    return torch.cat(blocks) if blocks else torch.zeros(0)
+
+
+def parts(tree: Tree) -> list[Tensor]:
+    """The vector of `join` in consecutive parts: long blocks as they are, which takes no copy, short ones joined.
+
+    >>> tree = {"a": torch.zeros(LONG), "b": torch.zeros(LONG, 2)}
+    >>> [len(part) for part in parts(tree)] == [LONG, 2 * LONG], len(parts({"a": torch.zeros(2), "b": torch.ones(3)}))
+    (True, 1)
+    """
+    blocks = _vectors(tree)
+    if sum(len(block) for block in blocks) >= LONG * len(blocks) > 0:
+        return blocks
+    return [torch.cat(blocks) if blocks else torch.zeros(0)]
+
+
+def gather(vector: Sequence[Tensor], at: np.ndarray) -> Tensor:
+    """The values at ascending positions of a vector that is given in parts.
+
+    >>> gather([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], np.array([0, 2, 3]))
+    tensor([1., 3., 4.])
+    """
+    starts = np.cumsum([0, *map(len, vector)])
+    ends = np.searchsorted(at, starts)
+    found = [
+        part.index_select(0, torch.from_numpy(at[ends[i] : ends[i + 1]] - starts[i] if i else at[: ends[1]]))
+        for i, part in enumerate(vector)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _vectors(tree: Tree) -> list[Tensor]:
+    """Each block as a vector on the CPU, all of the common type; a flat tree is one vector."""
+    if isinstance(tree, FlatTree) and tree.vector.dtype.is_floating_point:
+        return [tree.vector.detach().cpu()]
+    dtype = common_type(Spec.of(tree))
+    return [block.detach().reshape(-1).to("cpu", dtype) for block in tree.values()]
 
 
 def cut(vector: Tensor, spec: Spec, copy: bool = True) -> Tree:

@@ -44,37 +44,55 @@ def encode(indices: np.ndarray, n: int, shapes: row_bits.Shapes = ()) -> bytes:
     k = len(indices)
     if k in (0, n):
         return b""
-    gaps: np.ndarray = np.empty(k, np.int32 if n < 1 << 31 else np.int64)  # half the memory, half the time
-    gaps[0] = indices[0]
-    np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="same_kind")
-    gaps[1:] -= 1
+    gaps = _between(indices, n)
     if k >= _FEW and _allowed(BITMAP, n, k):  # encoding several forms is slow: estimate which is the shortest
-        bits = np.zeros(n, np.uint8)
-        bits[indices] = 1
-        bitmap = np.packbits(bits, bitorder="little").tobytes()
-        sizes = {BITMAP: entropy(bitmap)}
-        if _allowed(GAPS, n, k):
-            r = _low_bits(n, k)
-            sizes[GAPS] = entropy(np.minimum(gaps >> r, _ESCAPE).astype(np.uint8)) + _bits.width(k, r)
-        if shapes and (rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values()))):
-            return bytes([ROWS]) + rows
-        if sizes.get(GAPS, math.inf) < sizes[BITMAP]:
-            return bytes([GAPS]) + _gaps(gaps, n)
-        return bytes([BITMAP]) + squeeze(bitmap)
+        return _shortest_of_many(indices, gaps, n, shapes)
     forms = []
     if _allowed(RICE, n, k):
         forms.append(bytes([RICE]) + _rice(gaps))
     if _allowed(GAPS, n, k):
-        forms.append(bytes([GAPS]) + _gaps(gaps, n))
+        forms.append(bytes([GAPS]) + _gaps(gaps, n, _high(gaps, _low_bits(n, k))))
     if _allowed(BITMAP, n, k):
-        forms.append(bytes([BITMAP]) + squeeze(_bitmap(indices, n)))
+        forms.append(bytes([BITMAP]) + squeeze(_bitmap(indices, n).tobytes()))
     return min(forms, key=len)
 
 
-def _bitmap(indices: np.ndarray, n: int) -> bytes:
-    bitmap = np.zeros(n, np.uint8)
-    bitmap[indices] = 1
-    return np.packbits(bitmap, bitorder="little").tobytes()
+def _shortest_of_many(indices: np.ndarray, gaps: np.ndarray, n: int, shapes: row_bits.Shapes) -> bytes:
+    """The form of many positions whose estimated length is the least."""
+    bits = np.zeros(n, np.uint8)
+    bits[indices] = 1
+    bitmap, r, high = np.packbits(bits, bitorder="little"), _low_bits(n, len(indices)), None
+    sizes = {BITMAP: entropy(bitmap)}
+    if _allowed(GAPS, n, len(indices)):
+        high = _high(gaps, r)
+        sizes[GAPS] = entropy(high) + _bits.width(len(indices), r)
+    if shapes and (rows := row_bits.encode(bits, shapes, _PAYS * min(sizes.values()))):
+        return bytes([ROWS]) + rows
+    if high is not None and sizes[GAPS] < sizes[BITMAP]:
+        return bytes([GAPS]) + _gaps(gaps, n, high)
+    return bytes([BITMAP]) + squeeze(bitmap.tobytes())
+
+
+def _between(indices: np.ndarray, n: int) -> np.ndarray:
+    """The number of positions that are skipped before each one."""
+    at = indices.astype(np.int32 if n < 1 << 31 else np.int64)  # half the memory, half the time
+    gaps = np.empty_like(at)
+    gaps[0] = at[0]
+    np.subtract(at[1:], at[:-1], out=gaps[1:])
+    gaps[1:] -= 1
+    return gaps
+
+
+def _high(gaps: np.ndarray, r: int) -> np.ndarray:
+    """The high part of each gap as a byte; 255 stands for a longer one."""
+    high: np.ndarray = np.minimum(gaps >> r if r else gaps, _ESCAPE).astype(np.uint8)
+    return high
+
+
+def _bitmap(indices: np.ndarray, n: int) -> np.ndarray:
+    bitmap = np.zeros(n, bool)
+    bitmap[indices] = True
+    return np.packbits(bitmap, bitorder="little")
 
 
 def decode(data: _bits.Bytes, n: int, k: int, shapes: row_bits.Shapes = ()) -> np.ndarray:
@@ -113,17 +131,14 @@ def _low_bits(n: int, k: int) -> int:
     return max(0, (n // k).bit_length() - 1 - 4)
 
 
-def _gaps(gaps: np.ndarray, n: int) -> bytes:
+def _gaps(gaps: np.ndarray, n: int, short: np.ndarray) -> bytes:
     r = _low_bits(n, len(gaps))
-    high = gaps >> r if r else gaps
-    long = np.flatnonzero(high >= _ESCAPE)
-    short = high.astype(np.uint8)
-    short[long] = _ESCAPE
+    long = np.flatnonzero(short == _ESCAPE)
     return b"".join(
         (
             _bits.varint(len(long)),
             _bits.pack(gaps & ((1 << r) - 1), r) if r else b"",
-            _bits.pack(high[long], (n >> r).bit_length()),
+            _bits.pack(gaps[long] >> r, (n >> r).bit_length()),
             squeeze(short.tobytes()),
         )
     )
