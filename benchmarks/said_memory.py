@@ -114,7 +114,7 @@ def page(found: dict[str, Any]) -> str:
     >>> print(page({"machine": "x86_64 CPU", "torch": "2", "rows": [{**one, "ratio_in_a_round": 0.9}]}))
     x86_64 CPU, torch 2.
     <BLANKLINE>
-    | | before the first round | peak | `thinwire check` said | said / peak | in a round: peak | said | said / peak |
+    | | before the first round | peak | said by `check` | said / peak | in a round: peak | said | said / peak |
     |---|---|---|---|---|---|---|---|
     | a | 100 MB | 200 MB | 190 MB | 0.95 | 100 MB | 90 MB | 0.90 |
     <BLANKLINE>
@@ -122,7 +122,7 @@ def page(found: dict[str, Any]) -> str:
     """
     lines = [f"{found['machine']}, torch {found['torch']}.", ""]
     lines += [
-        "| | before the first round | peak | `thinwire check` said | said / peak | in a round: peak | said | said / peak |",
+        "| | before the first round | peak | said by `check` | said / peak | in a round: peak | said | said / peak |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for one in found["rows"]:

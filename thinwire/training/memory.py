@@ -71,13 +71,14 @@ def evaluation_bytes(model: Functional, weights: Tree, buffers: Tree, examples: 
         with LiveBytes((*weights.values(), *buffers.values(), *_of_module(model))) as live:
             inputs, targets = examples.gather(index)
             model.loss_sum(model.outputs(weights, buffers, inputs), targets)
-        return live.peak
+        return int(live.peak)
 
     try:
         like = replace(model, module=fake.module(model.module))
-        return counted(like, fake.tree(weights), fake.tree(buffers))
+        peak = counted(like, fake.tree(weights), fake.tree(buffers))
     except Exception:  # as in training
-        return counted(model, weights, dict(buffers))
+        peak = counted(model, weights, dict(buffers))
+    return peak
 
 
 def model_bytes(module: nn.Module, copies: int = 1) -> int:
