@@ -1,8 +1,8 @@
 """A small task of next characters, for searches that take minutes on a CPU.
 
-    THINWIRE_DATA=data thinwire run sparseloco --on benchmarks/characters.py:task --rounds 60 --cohort 5
+    THINWIRE_DATA=data thinwire run sparseloco --on benchmarks/characters.py:task --rounds 30 --cohort 4
 
-The ten longest roles of Shakespeare, 1,000 windows of 40 characters each, drawn by the seed, and 2,000 windows of the
+The ten longest roles of Shakespeare, 1,000 windows of 20 characters each, drawn by the seed, and 1,000 windows of the
 test set; an LSTM of two layers with 64 units.
 """
 
@@ -16,7 +16,7 @@ from thinwire.data.datasets.shakespeare import ALPHABET, LENGTH, shakespeare
 from thinwire.data.task import pool_clients
 from thinwire.models import build
 
-ROLES, EACH, TESTS, WINDOW = 10, 1000, 2000, 40
+ROLES, EACH, TESTS, WINDOW = 10, 1000, 1000, 20
 
 
 def task(seed: int = 0) -> Task:

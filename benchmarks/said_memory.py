@@ -43,7 +43,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "CNN on CIFAR-10, 10 clients together": ("fedavg", "cifar10", {"cohort.size": 10}),
     "CNN on CIFAR-10, one after another": ("fedavg", "cifar10", {"cohort.size": 10, "engine.backend": "loop"}),
     "transformer on 20 Newsgroups, 10 clients together": ("fedavg", "20newsgroups", {"cohort.size": 10}),
-    "LSTM on Shakespeare, 10 clients together": ("fedavg", "shakespeare", {"cohort.size": 10}),
     "perceptron of 8 million weights, 10 clients together": (
         *("fedavg", "digits"),
         {"cohort.size": 10, "task.model.hidden": [2800, 2800]},
@@ -140,11 +139,12 @@ def main() -> None:  # noqa: D103
     parser.add_argument("--said", metavar="CASE", help="one case in this process, without training")
     parser.add_argument("--measured", metavar="CASE", help="one case in this process")
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES), metavar="CASE")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="do not measure; write the section of the page")
+    parser.add_argument("--table", type=Path, nargs="*", metavar="FILE", help="do not measure; write the section")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     options = parser.parse_args()
     if options.table:
-        text = page(json.loads(options.table.read_text()))
+        parts = [json.loads(file.read_text()) for file in options.table]
+        text = page({**parts[0], "rows": [one for part in parts for one in part["rows"]]})
         write_part(options.docs / "language-models.md", "said-memory", text, COMMAND)
     elif options.said or options.measured:
         print(json.dumps(said(options.said) if options.said else measured(options.measured)))

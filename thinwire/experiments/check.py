@@ -25,7 +25,7 @@ from thinwire.simulation.simulation import Simulation
 from thinwire.training.batches import plan_batches
 from thinwire.training.inputs import Backend, UnsupportedModel
 from thinwire.training.loop import LoopTrainer
-from thinwire.training.memory import evaluation_bytes, model_bytes, resident_bytes, training_bytes
+from thinwire.training.memory import Peak, evaluation_bytes, model_bytes, resident_bytes, training_peak
 from thinwire.training.vmap import VmapTrainer
 
 
@@ -84,7 +84,7 @@ def _memory(simulation: Simulation, resident: int) -> dict[str, Any]:
     """
     job, federation = simulation.job, simulation.federation
     public, backend = federation.first, simulation.backends.initial()[0]
-    model, peak = model_bytes(job.task.model, copies=2), 0  # the one that was given, and a private copy
+    model, peak = model_bytes(job.task.model, copies=2), Peak(0)  # the one that was given, and a private copy
     together = 0
     if not job.local.trainer:  # what a trainer of somebody else takes is not known
         backend, together, peak = _training(simulation, backend)
@@ -94,18 +94,20 @@ def _memory(simulation: Simulation, resident: int) -> dict[str, Any]:
             public.base, simulation.contract.basis(0, federation.device), public.coords
         )
         evaluation = evaluation_bytes(federation.model, weights, public.buffers, federation.test)
+    heap = peak.heap if simulation.engine.device == "cpu" else 0
     return {
         "memory_before": resident or model,
         "memory_model": model,
-        "memory_training": peak,
-        "memory_per_client": peak // max(1, together),
+        "memory_training": peak.tensors,
+        "memory_per_client": peak.tensors // max(1, together),
         "memory_evaluation": evaluation,
-        "memory_estimate": (resident or model) + max(peak, evaluation),
+        "memory_allocator": max(0, heap - peak.tensors),
+        "memory_estimate": (resident or model) + max(peak.tensors, heap, evaluation),
         "clients_at_a_time": together,
     }
 
 
-def _training(simulation: Simulation, backend: Backend) -> tuple[Backend, int, int]:
+def _training(simulation: Simulation, backend: Backend) -> tuple[Backend, int, Peak]:
     """The backend, the clients that it trains at a time, and the peak of their training."""
     federation, engine = simulation.federation, simulation.engine
     cohort = federation.sampler.cohort(0)
@@ -120,12 +122,12 @@ def _training(simulation: Simulation, backend: Backend) -> tuple[Backend, int, i
     try:
         if backend in ("graph", "vmap"):
             inputs = training_inputs(simulation.contract, simulation.backends.models["vmap"], group, work)
-            return "vmap", len(clients), training_bytes(VmapTrainer(), federation.model, inputs, held)
+            return "vmap", len(clients), training_peak(VmapTrainer(), federation.model, inputs, held)
     except UnsupportedModel:
         if engine.backend != "auto":
             raise
     inputs = training_inputs(simulation.contract, simulation.backends.models["loop"], group, work)
-    return "loop", 1, training_bytes(LoopTrainer(), federation.model, inputs, held)
+    return "loop", 1, training_peak(LoopTrainer(), federation.model, inputs, held)
 
 
 UNKNOWN = (

@@ -2,10 +2,10 @@
 
 A step of local training is run on tensors without values (`live_bytes.py`), with the real numbers of clients and
 examples, and all tensors that are alive at the same time are counted: activations that autograd keeps, gradients,
-logits and their softmax, matrices that are decoded, optimizer states. Nothing is estimated by a formula.
+logits and their softmax, matrices that are decoded, optimizer states.
 
-    clients together          the peak of two steps of all of them
-    one after another         the peak of one client, and the trained values that the others wait with
+    clients together      the peak of a step of all of them, and, from the second step on, values and states before it
+    one after another     the same for one client, and the trained values of the others
 
 >>> from thinwire.training.functional import Functional
 >>> from thinwire.data.examples import Arrays
@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,17 +32,24 @@ from thinwire.data.examples import Examples
 from thinwire.training.evaluation import largest_batch
 from thinwire.training.functional import Functional
 from thinwire.training.inputs import Trainer, TrainingInputs, UnsupportedModel
-from thinwire.training.live_bytes import Fake, LiveBytes
+from thinwire.training.live_bytes import Fake, Heap, LiveBytes
 from thinwire.training.loop import LoopTrainer
 
-STEPS = 2  # from the second one on, trained values and optimizer states differ from the start
+
+AGAIN = 4  # further steps for which the heap is followed: its free pieces grow in the first few
 
 
-def training_bytes(trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor]) -> int:
-    """The peak of local training of the clients of `inputs`, all together or one after another, in bytes.
+class Peak(NamedTuple):
+    """The most memory at any time, in bytes."""
 
-    A model whose program depends on values cannot run without them. One client then takes its steps on real tensors,
-    and for clients that are trained together these bytes count once for each.
+    tensors: int
+    heap: int = 0  # what the C library takes for them; 0 where that is not known
+
+
+def training_peak(trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor]) -> Peak:
+    """The peak of local training of the clients of `inputs`, all together or one after another.
+
+    A model whose program depends on values cannot run without them. One client then takes a step on real tensors, and for clients that are trained together these bytes count once for each.
 
     Args:
         trainer: the backend: clients together, or a `LoopTrainer`, one after another.
@@ -50,15 +58,21 @@ def training_bytes(trainer: Trainer, model: Functional, inputs: TrainingInputs, 
         held: tensors that are there before and do not count: weights, public values.
     """
     clients, alone = len(inputs.work.samples), isinstance(trainer, LoopTrainer)
-    part = replace(inputs, work=inputs.work.first(1 if alone else clients, STEPS))
+    part = replace(inputs, work=inputs.work.first(1 if alone else clients, 1))
+    heap = Heap()
     try:
-        peak, kept = _without_values(trainer, model, part, held)
+        peak, kept = _without_values(trainer, model, part, held, heap)
     except UnsupportedModel:
         raise
     except Exception:  # whatever a model does with values that are not there
         peak, kept = _counted(trainer, _of_first(inputs), (), (*held, *_given(inputs)))
-        peak *= 1 if alone else clients
-    return max(peak + (clients - 1) * kept, 2 * clients * kept) if alone else peak
+        peak, kept = (peak, kept) if alone else (clients * peak, clients * kept)
+        heap.peak = 0
+    # in later steps there are also the values that the step before has made; in a loop, those of other clients
+    more = kept if inputs.work.rows.shape[1] > 1 else 0
+    if alone:
+        more = max(more + (clients - 1) * kept, 2 * clients * kept - peak)
+    return Peak(peak + more, heap.peak and heap.peak + more)
 
 
 @torch.no_grad()
@@ -106,7 +120,7 @@ def resident_bytes() -> int:
 
 
 def _without_values(
-    trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor]
+    trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor], heap: Heap
 ) -> tuple[int, int]:
     """As `_counted`, with fake tensors in place of all floating-point values; examples are real."""
     fake = Fake()
@@ -117,16 +131,20 @@ def _without_values(
         **{name: fake.tree(getattr(inputs, name)) for name in ("base", "basis", "shared", "buffers", "start")},
         **{name: fake.tree(getattr(inputs, name)) for name in ("correction_state", "trainable", "opt_state")},
     )
-    return _counted(trainer, made, _given(inputs), (*held, *fake.made, *_of_module(like)))
+    return _counted(trainer, made, _given(inputs), (*held, *fake.made, *_of_module(like)), heap)
 
 
 def _counted(
-    trainer: Trainer, inputs: TrainingInputs, own: Iterable[Tensor], held: Iterable[Tensor]
+    trainer: Trainer, inputs: TrainingInputs, own: Iterable[Tensor], held: Iterable[Tensor], heap: Heap | None = None
 ) -> tuple[int, int]:
     """The peak of training, with `own` tensors that were made for it, and the bytes of its outcome."""
-    with LiveBytes(held) as live:
+    with LiveBytes(held, heap) as live:
         live.add(own)
         outcome = trainer.train(inputs)
+    live.closed = True
+    if heap:
+        heap.again(AGAIN)
+        heap.close()
     trees = (outcome.coords, outcome.buffers, *outcome.opt_state.values())
     storages = {block.untyped_storage()._cdata: block.untyped_storage() for tree in trees for block in tree.values()}
     return live.peak, sum(storage.nbytes() for storage in storages.values())
@@ -154,5 +172,5 @@ def _of_first(inputs: TrainingInputs) -> TrainingInputs:
         start=first(inputs.start),
         correction_state=first(inputs.correction_state),
         opt_state=opt,
-        work=inputs.work.first(1, STEPS),
+        work=inputs.work.first(1, 1),
     )
