@@ -8,7 +8,7 @@ scales and checksums. The paper's coding has a fixed length: log2(4,096) = 12 bi
 Without `--docs` the table is only printed.
 
     python benchmarks/sparseloco.py --search --docs docs      settings on digits, by examples that clients hold out
-    python benchmarks/sparseloco.py --against --docs docs     its settings and the paper's against FedAvg, on other seeds
+    python benchmarks/sparseloco.py --against --docs docs     its settings against FedAvg, on other seeds
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def search(out: Path) -> str:
     found = sweep("sparseloco", SEARCHED, "digits", seeds=1, seed=SEARCH_SEED, validation_fraction=0.1, out=out)
     lines = ["| `lr` | `server_lr` | `beta` | held-out accuracy, % | test accuracy, % |", "|---|---|---|---|---|"]
     for row in found.rows:
-        assert row.validation and row.final
+        assert row.validation
+        assert row.final
         values = " | ".join(f"{value:g}" for value in row.values.values())
         lines.append(f"| {values} | {100 * row.validation.mean:.2f} | {100 * row.final.mean:.2f} |")
     return "\n".join(lines)
@@ -76,7 +77,7 @@ def against(out: Path) -> str:
     cases: list[tuple[str, str, dict[str, list]]] = [
         ("FedAvg", "fedavg", {"lr": [rate]}),
         ("SparseLoCo, `lr` 0.001, `server_lr` 1", "sparseloco", {"lr": [0.001], "server_lr": [1]}),
-        (f"SparseLoCo, `lr` {own[0]:g}, `server_lr` {own[1]:g}", "sparseloco", dict(lr=[own[0]], server_lr=[own[1]])),
+        (f"SparseLoCo, `lr` {own[0]:g}, `server_lr` {own[1]:g}", "sparseloco", {"lr": [own[0]], "server_lr": [own[1]]}),
     ]
     lines = [f"| | test accuracy, %, {SEEDS} seeds | bytes |", "|---|---|---|"]
     for label, method, over in cases:

@@ -106,7 +106,7 @@ class _MallInfo(ctypes.Structure):
     """The result of mallinfo2."""
 
     _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = [(name, ctypes.c_size_t) for name in _names]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

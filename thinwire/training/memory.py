@@ -35,7 +35,6 @@ from thinwire.training.inputs import Trainer, TrainingInputs, UnsupportedModel
 from thinwire.training.live_bytes import Fake, Heap, LiveBytes
 from thinwire.training.loop import LoopTrainer
 
-
 AGAIN = 4  # further steps for which the heap is followed: its free pieces grow in the first few
 
 
@@ -49,7 +48,8 @@ class Peak(NamedTuple):
 def training_peak(trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor]) -> Peak:
     """The peak of local training of the clients of `inputs`, all together or one after another.
 
-    A model whose program depends on values cannot run without them. One client then takes a step on real tensors, and for clients that are trained together these bytes count once for each.
+    A model whose program depends on values cannot run without them. One client then takes a step on real tensors, and
+    for clients that are trained together its bytes count once for each.
 
     Args:
         trainer: the backend: clients together, or a `LoopTrainer`, one after another.
