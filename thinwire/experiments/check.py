@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from thinwire.core.spec import Spec
 from thinwire.core.tree import restrict
 from thinwire.experiments.build import build_job
 from thinwire.experiments.experiment import Experiment
 from thinwire.experiments.forecast import Lengths, forecast
+from thinwire.protocol.client import Group, initial_client_state, training_inputs
 from thinwire.protocol.round import initial_server_state, plan_round
 from thinwire.protocol.server import open_round
 from thinwire.schedules.base import Plan
@@ -20,7 +23,10 @@ from thinwire.schedules.lama import FedLAMA
 from thinwire.simulation.engine import LocalEngine
 from thinwire.simulation.simulation import Simulation
 from thinwire.training.batches import plan_batches
-from thinwire.training.memory import activation_bytes, model_bytes
+from thinwire.training.inputs import Backend, UnsupportedModel
+from thinwire.training.loop import LoopTrainer
+from thinwire.training.memory import Peak, evaluation_bytes, model_bytes, resident_bytes, training_peak
+from thinwire.training.vmap import VmapTrainer
 
 
 def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
     job = build_job(experiment, data_dir)
     simulation = engine.prepare(job)
     contract, method = simulation.contract, job.method
-    state = simulation.start()
+    state, resident = simulation.start(), resident_bytes()
     plan_round(contract, state.server)  # raises if the method cannot run
     plan = Plan(contract.sendable.named)
     planned = Spec.of(restrict(simulation.federation.first.coords, plan.names))
@@ -64,33 +70,64 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "bytes_per_round": None if up is None or down is None else cohort * (up + down),
         **_stages(simulation),
         **_all_rounds(simulation),
-        **_memory(simulation, cohort),
+        **_memory(simulation, resident),
         "note": " ".join(filter(None, (job.task.note, _spaces(simulation), unknown, _ends_early(experiment)))),
     }
 
 
-def _memory(simulation: Simulation, cohort: int) -> dict[str, int]:
-    """The memory that a run takes: the model, kept once, and what each client that trains at the same time needs."""
-    federation, job = simulation.federation, simulation.job
-    contract, first = simulation.contract, federation.first
-    space = contract.training_space
-    shared = space is not contract.method.space  # clients share the weights and have only adapters of their own
-    own = 4 * (contract.coords.nbytes if shared else contract.weights.nbytes)  # values, gradient, change, optimizer
-    batch = -(-(job.local.batch or int(job.task.clients.sizes().max())) // job.local.accumulate)
-    basis = contract.basis(0, federation.device)
-    activations = 0
-    if contract.method.client_opt.forward_only:  # the weights of the start, of a step, and those perturbed
-        own = 3 * contract.weights.nbytes
-    else:
-        parts = (federation.model, space, first.base, basis, first.coords, federation.train)
-        activations = activation_bytes(*parts, batch=batch)
-    together = 1 if federation.engine.backend == "loop" else min(cohort, federation.engine.chunk or cohort)
-    model = model_bytes(job.task.model, copies=2)  # the one that was given, and a private copy
+def _memory(simulation: Simulation, resident: int) -> dict[str, Any]:
+    """The memory that a run takes: what is there before the first round, and the peak of a round.
+
+    Args:
+        simulation: a simulation that has not begun.
+        resident: the memory of this process, with libraries, data and model.
+    """
+    job, federation = simulation.job, simulation.federation
+    public, backend = federation.first, simulation.backends.initial()[0]
+    model, peak = model_bytes(job.task.model, copies=2), Peak(0)  # the one that was given, and a private copy
+    together = 0
+    if not job.local.trainer:  # what a trainer of somebody else takes is not known
+        backend, together, peak = _training(simulation, backend)
+    evaluation = 0
+    if federation.test is not None and len(federation.test):
+        weights = simulation.contract.method.space.evaluation_weights(
+            public.base, simulation.contract.basis(0, federation.device), public.coords
+        )
+        evaluation = evaluation_bytes(federation.model, weights, public.buffers, federation.test)
+    heap = peak.heap if simulation.engine.device == "cpu" else 0
     return {
+        "memory_before": resident or model,
         "memory_model": model,
-        "memory_per_client": own + activations,
-        "memory_estimate": model + together * (own + activations),
+        "memory_training": peak.tensors,
+        "memory_per_client": peak.tensors // max(1, together),
+        "memory_evaluation": evaluation,
+        "memory_allocator": max(0, heap - peak.tensors),
+        "memory_estimate": (resident or model) + max(peak.tensors, heap, evaluation),
+        "clients_at_a_time": together,
     }
+
+
+def _training(simulation: Simulation, backend: Backend) -> tuple[Backend, int, Peak]:
+    """The backend, the clients that it trains at a time, and the peak of their training."""
+    federation, engine = simulation.federation, simulation.engine
+    cohort = federation.sampler.cohort(0)
+    clients = cohort[: engine.chunk or len(cohort)]
+    public = federation.first
+    states = tuple(initial_client_state(simulation.contract, public, i) for i in clients)
+    group = Group(public, Plan(simulation.contract.sendable.named), clients, states)
+    work = federation.sampler.workload(0, clients)
+    widest = federation.train.widest(torch.arange(len(federation.train)))[:1]
+    work = replace(work, index=widest.expand(work.index.shape))
+    held = (*public.base.values(), *public.coords.values(), *federation.model.module.parameters())
+    try:
+        if backend in ("graph", "vmap"):
+            inputs = training_inputs(simulation.contract, simulation.backends.models["vmap"], group, work)
+            return "vmap", len(clients), training_peak(VmapTrainer(), federation.model, inputs, held)
+    except UnsupportedModel:
+        if engine.backend != "auto":
+            raise
+    inputs = training_inputs(simulation.contract, simulation.backends.models["loop"], group, work)
+    return "loop", 1, training_peak(LoopTrainer(), federation.model, inputs, held)
 
 
 UNKNOWN = (

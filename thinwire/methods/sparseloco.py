@@ -10,7 +10,7 @@ from thinwire.protocol.method import Method
 
 
 @register("method", "sparseloco", paper="Sarfi et al., 2025", preset={"local": {"steps": 15}})
-def sparseloco(k: int = 64, chunk: int = 4096, beta: float = 0.95, lr: float = 0.001, server_lr: float = 1.0) -> Method:
+def sparseloco(k: int = 64, chunk: int = 4096, beta: float = 0.95, lr: float = 0.02, server_lr: float = 2.0) -> Method:
     """SparseLoCo: AdamW state stays at home; the largest values of each chunk go up in two bits, with error feedback.
 
         client:  H steps of AdamW from w to w_i          e <- beta e + (w_i - w)

@@ -88,6 +88,14 @@ def evaluate(
     return Evaluation(loss / labels, correct / answers if answers else None, found, len(indices))
 
 
+def largest_batch(model: Functional, weights: Tree, buffers: Tree, examples: Examples) -> Tensor:
+    """The indices of the batch of an evaluation that takes the most memory."""
+    device = next(iter(weights.values())).device
+    model.module.eval()
+    indices = torch.arange(len(examples), device=device)
+    return _Access(model, weights, buffers).batches(examples, indices)[0]  # the longest examples come first
+
+
 def correct_and_labels(criterion: Loss, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The numbers of correct labels and of labels; both 0 where targets are not labels."""
     if criterion is bce:

@@ -1,55 +1,98 @@
-"""Memory of local training, measured on a few examples before a run starts.
+"""Memory of training and of evaluation, counted before a run starts.
 
-    activations    tensors that autograd keeps from the forward to the backward pass of a batch
-    a client       4 copies of what it trains: values, gradient, change, optimizer state
+A step of local training is run on tensors without values (`live_bytes.py`), with the real numbers of clients and
+examples, and all tensors that are alive at the same time are counted: activations that autograd keeps, gradients,
+logits and their softmax, matrices that are decoded, optimizer states.
 
+    clients together      the peak of a step of all of them, and, from the second step on, values and states before it
+    one after another     the same for one client, and the trained values of the others
+
+>>> from thinwire.training.functional import Functional
 >>> from thinwire.data.examples import Arrays
->>> from thinwire.spaces import Full
->>> model = Functional.of(nn.Sequential(nn.Linear(4, 1000), nn.ReLU(), nn.Linear(1000, 2)))
->>> pool = Arrays(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
->>> one, two = (activation_bytes(model, Full(), model.weights(), {}, model.weights(), pool, batch=n) for n in (10, 20))
->>> 4_000 <= (two - one) / 10 < 5_000
-True
+>>> model = Functional.of(nn.Sequential(nn.Linear(100, 1000), nn.ReLU(), nn.Linear(1000, 2)))
+>>> tests = Arrays(torch.zeros(50, 100), torch.zeros(50, dtype=torch.int64))
+>>> evaluation_bytes(model, model.weights(), {}, tests)  # inputs, labels, before and after the ReLU
+420400
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from thinwire.core.tree import Tree
+from thinwire.core.state import State
+from thinwire.core.tree import Tree, tmap
 from thinwire.data.examples import Examples
-from thinwire.spaces.base import Space
+from thinwire.training.evaluation import largest_batch
 from thinwire.training.functional import Functional
+from thinwire.training.inputs import Trainer, TrainingInputs, UnsupportedModel
+from thinwire.training.live_bytes import Fake, Heap, LiveBytes
+from thinwire.training.loop import LoopTrainer
 
-FEW = 2  # examples; batch norm needs two
+AGAIN = 4  # further steps for which the heap is followed: its free pieces grow in the first few
 
 
-def activation_bytes(
-    model: Functional, space: Space, base: Tree, basis: Tree, coords: Tree, examples: Examples, *, batch: int
-) -> int:
-    """The bytes that autograd keeps for the backward pass of a batch of the widest examples.
+class Peak(NamedTuple):
+    """The most memory at any time, in bytes."""
 
-    They grow linearly with the batch, so they are measured with two and with four examples.
+    tensors: int
+    heap: int = 0  # what the C library takes for them; 0 where that is not known
+
+
+def training_peak(trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor]) -> Peak:
+    """The peak of local training of the clients of `inputs`, all together or one after another.
+
+    A model whose program depends on values cannot run without them. One client then takes a step on real tensors, and
+    for clients that are trained together its bytes count once for each.
 
     Args:
-        model: the model and its loss.
-        space: the space in which clients are trained.
-        base: its base weights.
-        basis: its basis.
-        coords: its coordinates.
-        examples: the training examples.
-        batch: examples in a step.
+        trainer: the backend: clients together, or a `LoopTrainer`, one after another.
+        model: the model of `inputs`.
+        inputs: what it trains, with batches of the widest examples.
+        held: tensors that are there before and do not count: weights, public values.
     """
-    widest = examples.widest(torch.arange(len(examples)))
-    few = widest.repeat(FEW)[:FEW]
+    clients, alone = len(inputs.work.samples), isinstance(trainer, LoopTrainer)
+    part = replace(inputs, work=inputs.work.first(1 if alone else clients, 1))
+    heap = Heap()
+    try:
+        peak, kept = _without_values(trainer, model, part, held, heap)
+    except UnsupportedModel:
+        raise
+    except Exception:  # whatever a model does with values that are not there
+        peak, kept = _counted(trainer, _of_first(inputs), (), (*held, *_given(inputs)))
+        peak, kept = (peak, kept) if alone else (clients * peak, clients * kept)
+        heap.peak = 0
+    # in later steps there are also the values that the step before has made; in a loop, those of other clients
+    more = kept if inputs.work.rows.shape[1] > 1 else 0
+    if alone:
+        more = max(more + (clients - 1) * kept, 2 * clients * kept - peak)
+    return Peak(peak + more, heap.peak and heap.peak + more)
 
-    def measured(times: int) -> int:
-        return _kept(model, space, base, basis, coords, *examples.gather(few.repeat(times)))
 
-    first, second = measured(1), measured(2)
-    return max(0, first + (second - first) * (batch - FEW) // FEW)
+@torch.no_grad()
+def evaluation_bytes(model: Functional, weights: Tree, buffers: Tree, examples: Examples) -> int:
+    """The peak of the evaluation of the largest batch, in bytes, without the weights."""
+    index, fake = largest_batch(model, weights, buffers, examples), Fake()
+    model.module.eval()
+
+    def counted(model: Functional, weights: Tree, buffers: Tree) -> int:
+        with LiveBytes((*weights.values(), *buffers.values(), *_of_module(model))) as live:
+            inputs, targets = examples.gather(index)
+            model.loss_sum(model.outputs(weights, buffers, inputs), targets)
+        return int(live.peak)
+
+    try:
+        like = replace(model, module=fake.module(model.module))
+        peak = counted(like, fake.tree(weights), fake.tree(buffers))
+    except Exception:  # as in training
+        peak = counted(model, weights, dict(buffers))
+    return peak
 
 
 def model_bytes(module: nn.Module, copies: int = 1) -> int:
@@ -66,20 +109,68 @@ def model_bytes(module: nn.Module, copies: int = 1) -> int:
     return copies * own + sum(seen.values())
 
 
-def _kept(
-    model: Functional, space: Space, base: Tree, basis: Tree, coords: Tree, inputs: Tree | Tensor, targets: Tensor
-) -> int:
-    """The bytes of all different tensors that autograd keeps, without the weights."""
-    weights = {block.untyped_storage().data_ptr() for tree in (base, basis, coords) for block in tree.values()}
-    kept: dict[int, Tensor] = {}
+def resident_bytes() -> int:
+    """The memory of this process now: libraries, data, model; 0 where the system does not tell (it is Linux that does).
 
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in weights:
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # a reference, so that its memory is not used again
-        return tensor
+    >>> resident_bytes() >= 0
+    True
+    """
+    file = Path("/proc/self/statm")
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.is_file() else 0
 
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), saved_tensors_hooks(keep, lambda tensor: tensor):
-        leaves = {name: block.detach().requires_grad_() for name, block in coords.items()}
-        loss, _ = model.loss(space.expand(base, basis, leaves), model.buffers(), inputs, targets, None)
-    del loss
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+def _without_values(
+    trainer: Trainer, model: Functional, inputs: TrainingInputs, held: Iterable[Tensor], heap: Heap
+) -> tuple[int, int]:
+    """As `_counted`, with fake tensors in place of all floating-point values; examples are real."""
+    fake = Fake()
+    like = replace(model, module=fake.module(model.module))
+    made = replace(
+        inputs,
+        model=like,
+        **{name: fake.tree(getattr(inputs, name)) for name in ("base", "basis", "shared", "buffers", "start")},
+        **{name: fake.tree(getattr(inputs, name)) for name in ("correction_state", "trainable", "opt_state")},
+    )
+    return _counted(trainer, made, _given(inputs), (*held, *fake.made, *_of_module(like)), heap)
+
+
+def _counted(
+    trainer: Trainer, inputs: TrainingInputs, own: Iterable[Tensor], held: Iterable[Tensor], heap: Heap | None = None
+) -> tuple[int, int]:
+    """The peak of training, with `own` tensors that were made for it, and the bytes of its outcome."""
+    with LiveBytes(held, heap) as live:
+        live.add(own)
+        outcome = trainer.train(inputs)
+    live.closed = True
+    if heap:
+        heap.again(AGAIN)
+        heap.close()
+    trees = (outcome.coords, outcome.buffers, *outcome.opt_state.values())
+    storages = {block.untyped_storage()._cdata: block.untyped_storage() for tree in trees for block in tree.values()}
+    return live.peak, sum(storage.nbytes() for storage in storages.values())
+
+
+def _given(inputs: TrainingInputs) -> list[Tensor]:
+    """Everything that was made for the clients of a round before they train; views of public values among it."""
+    trees = (inputs.start, inputs.correction_state, inputs.trainable, *(inputs.opt_state or {}).values())
+    return [block for tree in trees for block in tree.values()]
+
+
+def _of_module(model: Functional) -> list[Tensor]:
+    return [*model.module.parameters(), *model.module.buffers()]
+
+
+def _of_first(inputs: TrainingInputs) -> TrainingInputs:
+    """The first client alone, still with a client axis."""
+
+    def first(tree: Tree) -> Tree:
+        return tmap(lambda block: block[:1], tree)
+
+    opt: State | None = inputs.opt_state and {slot: first(tree) for slot, tree in inputs.opt_state.items()}
+    return replace(
+        inputs,
+        start=first(inputs.start),
+        correction_state=first(inputs.correction_state),
+        opt_state=opt,
+        work=inputs.work.first(1, 1),
+    )
