@@ -238,4 +238,5 @@ def _square(blocks: Iterable[Tensor]) -> Tensor:
 
 def _squares_of_rows(block: Tensor) -> Tensor:
     """Return the sum of squares of each client of a stacked block, in double precision."""
-    return torch.linalg.vector_norm(block.reshape(len(block), -1), dim=1, dtype=torch.float64).square()
+    norms: Tensor = torch.linalg.vector_norm(block.reshape(len(block), -1), dim=1, dtype=torch.float64)
+    return norms.square()
