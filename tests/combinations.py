@@ -28,7 +28,7 @@ from thinwire.core.spec import Spec
 from thinwire.data.task import Task
 from thinwire.errors import ConfigError, IncompatibleParts
 from thinwire.protocol import Method
-from thinwire.protocol.method import Download, OptLifetime, UploadKind
+from thinwire.protocol.method import Download, OptLifetime, OptOwner, UploadKind
 from thinwire.protocol.setup import initial_server_state, make_contract, plan_round
 from thinwire.training import Local
 from thinwire.training.functional import Functional
@@ -190,6 +190,7 @@ ENTRIES: dict[str, dict[str, Any]] = {
     "evaluate": {"server": "server", "client": "client", "average": "average"},
     "ema_decay": {"0.95": 0.95, "0": 0.0},
     "opt_lifetime": {value: value for value in get_args(OptLifetime)},
+    "opt_owner": {value: value for value in get_args(OptOwner)},
     "download": {value: value for value in get_args(Download)},
     "upload": {value: value for value in get_args(UploadKind)},
 }

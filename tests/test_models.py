@@ -184,6 +184,15 @@ def test_lecun_initialization_has_the_right_variance(name: str) -> None:
             assert block.abs().max().item() < 2.3 * std
 
 
+def test_glorot_initialization_has_the_right_variance() -> None:
+    torch.manual_seed(0)
+    plain, glorot = build("resnet20"), build("resnet20", init="glorot")
+    kernel = glorot.get_parameter("blocks.8.conv2.weight")  # 64 to 64 channels
+    assert kernel.var().item() == pytest.approx(2 / (2 * 9 * 64), rel=0.05)
+    assert not glorot.get_parameter("head.bias").any()
+    assert plain.get_parameter("head.bias").any()
+
+
 def test_one_bias_lstm_equals_torch_with_the_other_bias_zero() -> None:
     torch.manual_seed(0)
     theirs = nn.LSTM(8, 256, 2, batch_first=True)
@@ -340,6 +349,7 @@ def test_fewer_than_two_classes_are_refused(name: str, classes: Any) -> None:
         ("cnn-cifar4", {"size": 15}, "size = 15: expected an integer of at least 16"),
         ("wrn16-4", {"norm": "bn"}, "unknown norm 'bn': did you mean 'gn'? Known: bn_noaffine, gn, none"),
         ("resnet20", {"norm": "layer"}, "unknown norm 'layer'"),
+        ("resnet20", {"init": "he"}, "unknown init 'he'"),
         ("resnet20", {"norm": "gn", "groups": 3}, "groups = 3: does not divide a layer of 16 channels"),
         ("resnet18", {"stem": "5x5"}, "unknown stem '5x5'"),
         ("wrn28-10", {"norm": "none"}, "unknown norm 'none'"),

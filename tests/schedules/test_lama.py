@@ -23,7 +23,7 @@ from thinwire.reports import seed_groups
 from thinwire.reports.chapter_layers import layers_chapter
 from thinwire.reports.layer_chart import draw_layers
 from thinwire.reports.window_chart import share_curves, windows_of
-from thinwire.schedules import AllBlocks, FedLAMA
+from thinwire.schedules import AllBlocks, FedLAMA, Plan
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPO, FedPara, Full, LoRA
 from thinwire.testing import check_schedule
@@ -407,3 +407,18 @@ def test_windows_are_in_the_metrics_and_drawn(tmp_path):
     assert ["1 - lambda" in text and "Discrepancy between clients by layer" in text for text in texts] == [True, False]
     page = layers_chapter("digits", seed_groups.group([read_run(tmp_path / "run")]))
     assert any("discrepancy taken against parameters left" in getattr(one, "title", "") for one in page.pieces)
+
+
+@pytest.mark.parametrize("rules", ["paper", "public"])
+def test_reports_of_many_clients_together_equal_those_of_each(rules):
+    """The operations of a GPU, here on a CPU: each client's report but for rounding."""
+    schedule = FedLAMA(phi=2, rules=rules)
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "scale": (), "fc.weight": (10, 36)}
+    deltas = {name: torch.randn(5, *shape, generator=draw) for name, shape in shapes.items()}
+    plan = Plan(frozenset(shapes))
+    together, each = schedule._reports_together(deltas), schedule.reports(deltas, plan)
+    assert list(together) == list(each)
+    for name, block in each.items():
+        assert block.dtype == together[name].dtype == torch.float32
+        torch.testing.assert_close(together[name], block, rtol=1e-6, atol=0)

@@ -37,6 +37,11 @@ def deployable(experiment: Experiment) -> Experiment:
         )
     if experiment.attack is not None:
         raise ConfigError("an attack is for simulations: clients of a deployment are real; leave [attack] out")
+    if experiment.method.opt_owner == "place":
+        raise ConfigError(
+            "opt_owner = 'place' is for simulations: no message carries an optimizer state from client to client; "
+            "write opt_owner = 'client'"
+        )
     if experiment.task.kind.startswith(OWN):
         raise ConfigError(
             f"the task {experiment.task.label!r} is an object of this process, which nodes do not have; write it into "

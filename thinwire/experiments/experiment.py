@@ -300,6 +300,7 @@ def method_table(method: Method, strict: bool = True) -> Table:
     rare |= {"norm_bound": method.norm_bound} if method.norm_bound != NORM_BOUND else {}
     rare |= {"evaluate": method.evaluate} if method.evaluate != "server" else {}
     rare |= {"opt_lifetime": method.opt_lifetime} if method.opt_lifetime != "window" else {}
+    rare |= {"opt_owner": method.opt_owner} if method.opt_owner != "client" else {}
     rare |= {"asynchronous": plain(method.asynchronous)} if method.asynchronous.active else {}
     rare |= {"ema_decay": method.ema_decay} if method.ema_decay != EMA_DECAY else {}
     return {**slots, "download": method.download, "upload": method.upload, "drift_check": method.drift_check, **rare}

@@ -33,6 +33,7 @@ PLAIN_FIELDS: dict[str, Any] = {
     "evaluate": str,
     "ema_decay": float,
     "opt_lifetime": str,
+    "opt_owner": str,
     "secure_aggregation": bool,
     "next_stage": Stage,
     "asynchronous": Asynchronous,

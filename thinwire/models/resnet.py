@@ -31,6 +31,8 @@ class ResNet(nn.Module):
         dropout: dropout probability inside the blocks.
         stem_width: channels of the stem; those of the first stage by default.
         zero_gamma: start the last normalization of each block at 0, so that the block is its shortcut.
+        init: how convolutions and the linear layer start: "torch" for PyTorch's default, "glorot" for Glorot's uniform
+            rule with zero biases, the default of Keras. Kernels of as many inputs as outputs start 1.7 times as large.
 
     >>> import torch
     >>> ResNet((8, 16), 1, 10)(torch.zeros(2, 3, 8, 8)).shape
@@ -51,11 +53,13 @@ class ResNet(nn.Module):
         dropout: float = 0.0,
         stem_width: int | None = None,
         zero_gamma: bool = False,
+        init: str = "torch",
     ) -> None:
         at_least(2, classes=classes)
         at_least(1, channels=channels, groups=groups)
         one_of(("bn", "gn"), norm=norm)
         one_of(("cifar", "imagenet"), stem=stem)
+        one_of(("torch", "glorot"), init=init)
         fan = stem_width or widths[0]
         if norm == "gn":
             divides(groups, (fan, *widths))
@@ -76,6 +80,8 @@ class ResNet(nn.Module):
                 fan = width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(fan, classes)
+        if init == "glorot":
+            self.apply(_glorot)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, channels, h, w) -> (n, classes)
         """Logits of a batch of images of any size."""
@@ -85,9 +91,22 @@ class ResNet(nn.Module):
         return out
 
 
+def _glorot(module: nn.Module) -> None:
+    """Start a convolution or a linear layer by Glorot's uniform rule, its bias at 0."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 @register("model", "resnet20", doc="Residual network of 20 layers, for CIFAR-10.", paper="He et al.; FedLAMA")
 def resnet20(
-    classes: int = 10, channels: int = 3, norm: str = "bn", groups: int = 8, zero_gamma: bool = False
+    classes: int = 10,
+    channels: int = 3,
+    norm: str = "bn",
+    groups: int = 8,
+    zero_gamma: bool = False,
+    init: str = "torch",
 ) -> ResNet:
     """Three stages of three residual blocks: 272,762 parameters, with 23 weight matrices, as in FedLAMA.
 
@@ -96,7 +115,7 @@ def resnet20(
     The first block of each stage, including the first stage, has a 1x1 convolution on its shortcut. Not the version
     without the first of these (272,474 parameters), nor the one without any (269,722).
     """
-    norms = partial(ResNet, norm=norm, groups=groups, zero_gamma=zero_gamma)
+    norms = partial(ResNet, norm=norm, groups=groups, zero_gamma=zero_gamma, init=init)
     return norms((16, 32, 64), 3, classes, channels=channels, project_first=True)
 
 

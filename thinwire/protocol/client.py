@@ -184,8 +184,7 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     sent = restrict(delta if method.upload == "delta" else outcome.coords, plan.names)
     report: Tree = {}
     if contract.upload_fields(plan)[2].blocks:
-        planned, clients = restrict(delta, plan.names), range(len(group.clients))
-        report = stack([method.schedule.report(unstack(planned, i), plan) for i in clients])
+        report = method.schedule.reports(restrict(delta, plan.names), plan)
     if not method.sketch.is_identity or method.privacy.active:
         sent = stack([_code(contract, unstack(sent, i), public.version, c) for i, c in enumerate(group.clients)])
     unsent = {name: block for name, block in delta.items() if name not in plan.names}

@@ -26,6 +26,8 @@ def check_method(method: Method, weights: Spec) -> None:
         _check_stages(method)
     if method.asynchronous.active:
         _check_asynchronous(method)
+    if method.opt_owner == "place":
+        _check_places(method)
     _check_aggregator(method)
     check_exact(method)
     _check_lr_schedules(method)
@@ -262,5 +264,32 @@ def _check_asynchronous(method: Method) -> None:
                 "mask = 'none', or a mask that is fixed",
             ),
             (method.next_stage is not None, "next_stage", "the coordinates are replaced", "no next_stage"),
+        ),
+    )
+
+
+def _check_places(method: Method) -> None:
+    """A client goes on with the optimizer state of another: it must mean the same to both."""
+    refuse(
+        "opt_owner = 'place' hands optimizer states to the next cohort, but with {part!s} {why}. Write {instead}",
+        (
+            (
+                method.space.redraw_every,
+                method.space,
+                "they belong to a basis",
+                "redraw_every = 0, or opt_owner = 'client'",
+            ),
+            (
+                method.next_stage is not None,
+                "next_stage",
+                "they belong to the coordinates of a stage",
+                "no next_stage, or opt_owner = 'client'",
+            ),
+            (
+                method.asynchronous.active,
+                "asynchronous rounds",
+                "clients have no places in a cohort",
+                "asynchronous.concurrency = 0, or opt_owner = 'client'",
+            ),
         ),
     )

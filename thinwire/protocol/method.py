@@ -38,6 +38,7 @@ Download = Literal["incremental", "full"]
 UploadKind = Literal["delta", "weights"]
 Evaluate = Literal["server", "client", "average"]
 OptLifetime = Literal["round", "window", "run"]
+OptOwner = Literal["client", "place"]
 NORM_BOUND = 10.0  # see `Method.norm_bound`
 EMA_DECAY = 0.95  # see `Method.ema_decay`
 
@@ -67,6 +68,10 @@ class Method:
         opt_lifetime: how long a client keeps the state of its optimizer, such as momentum: for one `round`, for a
             `window` of the schedule (one round where the schedule has none), or for the `run`, from the round that it
             last took part in; a new basis or stage starts a new state.
+        opt_owner: whose that state is. `client`: each client has its own. `place`: the first client of a cohort goes on
+            with the state of the first client of the last cohort, the second with that of the second, and so on, as in
+            programs in which some machines train the clients. A difference only where the state outlives a cohort, and
+            only in a simulation: no message carries the state from client to client, so bytes do not count it.
         server_opt: the server optimizer; its gradient is the negated mean update.
         lr_schedule: the learning-rate schedule of the client optimizer, by round; see `over`.
         server_lr_schedule: the same of the server optimizer.
@@ -99,6 +104,7 @@ class Method:
     norm_bound: float = field(default=NORM_BOUND, repr=False)  # no message depends on it
     client_opt: Optimizer = SGD(0.1)
     opt_lifetime: OptLifetime = field(default="window", repr=False)  # part of the schema where it is not the default
+    opt_owner: OptOwner = field(default="client", repr=False)  # no message depends on it
     server_opt: Optimizer = SGD(1.0)
     lr_schedule: LRSchedule = ConstantLR()
     server_lr_schedule: LRSchedule = ConstantLR()
@@ -115,7 +121,13 @@ class Method:
     asynchronous: Asynchronous = field(default=Asynchronous(), repr=False)  # no message depends on it
 
     def __post_init__(self) -> None:
-        choices = {"download": Download, "upload": UploadKind, "evaluate": Evaluate, "opt_lifetime": OptLifetime}
+        choices = {
+            "download": Download,
+            "upload": UploadKind,
+            "evaluate": Evaluate,
+            "opt_lifetime": OptLifetime,
+            "opt_owner": OptOwner,
+        }
         for name, known in choices.items():
             if (value := getattr(self, name)) not in get_args(known):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(known))}, not {value!r}")

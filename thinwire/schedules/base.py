@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from thinwire.core.registry import register
 from thinwire.core.spec import Spec, select
-from thinwire.core.tree import Tree
+from thinwire.core.tree import Tree, stack, unstack
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Schedule(Protocol):
     def report(self, delta: Tree, plan: Plan) -> Tree:
         """Return statistics that a client uploads, all of them 0 or more, computed before any codec."""
         return {}
+
+    def reports(self, deltas: Tree, plan: Plan) -> Tree:
+        """Return the reports of some clients, stacked; a schedule may compute them together on a GPU."""
+        clients = range(len(next(iter(deltas.values())))) if deltas else ()
+        return stack([self.report(unstack(deltas, i), plan) for i in clients]) if clients else {}
 
     def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
         """Return the state after a round, from the decoded mean update and the mean of the reports."""

@@ -122,6 +122,19 @@ class FedLAMA(Schedule):
         groups = self._groups(delta)
         return {group: _square(delta[name] for name in names).float() for group, names in groups.items()}
 
+    def reports(self, deltas: Tree, plan: Plan) -> Tree:
+        """Return the reports of some clients. On a GPU one operation has all clients; a CPU's bits are those of one."""
+        on_gpu = any(block.is_cuda for block in deltas.values())
+        if self.phi == 1 or not on_gpu:
+            return super().reports(deltas, plan)
+        return self._reports_together(deltas)
+
+    def _reports_together(self, deltas: Tree) -> Tree:
+        """Return the reports of some clients, by operations on stacked blocks."""
+        squares = {name: _squares_of_rows(block) for name, block in deltas.items()}
+        groups = self._groups(deltas)
+        return {group: torch.stack([squares[n] for n in names]).sum(0).float() for group, names in groups.items()}
+
     def observe(self, state: Tree, plan: Plan, mean: Tree, report: Tree) -> Tree:
         """Count the round; at the end of a window, choose the intervals of the next.
 
@@ -221,3 +234,9 @@ class FedLAMA(Schedule):
 def _square(blocks: Iterable[Tensor]) -> Tensor:
     """Return the sum of all squares, in double precision."""
     return torch.stack([torch.linalg.vector_norm(block, dtype=torch.float64).square() for block in blocks]).sum()
+
+
+def _squares_of_rows(block: Tensor) -> Tensor:
+    """Return the sum of squares of each client of a stacked block, in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(block.reshape(len(block), -1), dim=1, dtype=torch.float64)
+    return norms.square()

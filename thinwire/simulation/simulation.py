@@ -50,6 +50,7 @@ from thinwire.simulation.clock import Download, SimulatedClock
 from thinwire.simulation.evaluation import evaluated
 from thinwire.simulation.lazy import Lazy
 from thinwire.simulation.pipeline import Pipeline, Trained, is_predictable, predict
+from thinwire.simulation.places import hand_over, left_behind
 from thinwire.training.inputs import Backend, Workload
 from thinwire.wire.bits import Bytes
 
@@ -155,7 +156,7 @@ class Simulation:
         after = state._replace(
             round=number,
             server=closed.server,
-            clients=ClientStates.of(state.clients).updated(new),
+            clients=self._kept(state, cohort).updated(new),
             cohort=cohort,
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
             clock=self.clock.after_all(state, opened.download, result.messages),
@@ -166,6 +167,13 @@ class Simulation:
                 after, record = evaluated(self.federation, after, record)
             self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
+
+    def _kept(self, state: RunState, cohort: tuple[int, ...]) -> ClientStates:
+        """The states of all clients while a cohort trains."""
+        clients = ClientStates.of(state.clients)
+        if self.job.method.opt_owner == "client":
+            return clients
+        return clients.updated(left_behind(cohort, state.cohort, clients))
 
     def _sent(self, opened: OpenRound, on_message: OnMessage | None) -> tuple[int, int, int]:
         """Bytes of a round so far: up, down, catch-up; the first begins with messages that prepared the data."""
@@ -204,6 +212,8 @@ class Simulation:
 
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
         states = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
+        if contract.method.opt_owner == "place":
+            states = hand_over(states, cohort, state.cohort, state.clients)
         download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
         return OpenRound(state.round, plan, cohort, states, download, {})
 
