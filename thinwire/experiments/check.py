@@ -70,7 +70,7 @@ def check(experiment: Experiment, data_dir: Path | None = None) -> dict[str, Any
         "bytes_per_round": None if up is None or down is None else cohort * (up + down),
         **_stages(simulation),
         **_all_rounds(simulation),
-        **_memory(simulation, resident),
+        **_memory(simulation, resident if experiment.engine.device == "cpu" else 0),
         "note": " ".join(filter(None, (job.task.note, _spaces(simulation), unknown, _ends_early(experiment)))),
     }
 
@@ -80,7 +80,8 @@ def _memory(simulation: Simulation, resident: int) -> dict[str, Any]:
 
     Args:
         simulation: a simulation that has not begun.
-        resident: the memory of this process, with libraries, data and model.
+        resident: the memory of this process, with libraries, data and model; 0 for a run on a GPU, whose memory has
+            the model alone before the first round.
     """
     job, federation = simulation.job, simulation.federation
     public, backend = federation.first, simulation.backends.initial()[0]
@@ -94,7 +95,7 @@ def _memory(simulation: Simulation, resident: int) -> dict[str, Any]:
             public.base, simulation.contract.basis(0, federation.device), public.coords
         )
         evaluation = evaluation_bytes(federation.model, weights, public.buffers, federation.test)
-    heap = peak.heap if simulation.engine.device == "cpu" else 0
+    heap = peak.heap if resident else 0
     return {
         "memory_before": resident or model,
         "memory_model": model,

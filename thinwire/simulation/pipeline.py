@@ -135,6 +135,7 @@ def is_predictable(contract: Contract, server: ServerState, names: frozenset[str
         and not (method.privacy.active or method.mask.active or contract.private)
         and method.schedule.resamples(version + 1)
         and method.opt_lifetime != "run"
+        and method.opt_owner == "client"
         and method.download == "incremental"
         and method.upload == "delta"
         and not (method.secure_aggregation or method.budget.tiers or method.next_stage)

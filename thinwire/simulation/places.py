@@ -7,7 +7,7 @@ that of the client which the machine trained before. Cohorts are in the order dr
 
 >>> from thinwire.protocol.state import ClientState
 >>> kept = {7: ClientState(1, opt={"momentum": {}})}
->>> hand_over({4: ClientState(), 7: kept[7]}, (4, 7), (7,), kept)[4].opt
+>>> hand_over("place", {4: ClientState(), 7: kept[7]}, (4, 7), (7,), kept)[4].opt
 {'momentum': {}}
 """
 
@@ -20,23 +20,31 @@ from thinwire.protocol.state import ClientState
 
 
 def hand_over(
-    states: Mapping[int, ClientState], cohort: Sequence[int], last: Sequence[int], kept: Mapping[int, ClientState]
+    owner: str,
+    states: dict[int, ClientState],
+    cohort: Sequence[int],
+    last: Sequence[int],
+    kept: Mapping[int, ClientState],
 ) -> dict[int, ClientState]:
     """The states of a cohort, in which each client has the optimizer state of its place.
 
     Args:
+        owner: "place"; with "client" nothing is handed over.
         states: the states of its clients.
         cohort: its clients in the order of their places.
         last: those of the round before. Places that were empty then have no optimizer state.
         kept: the states of clients after that round.
     """
+    if owner == "client":
+        return states
     opts = [kept[i].opt if i in kept else {} for i in last]
     opts += [{}] * (len(cohort) - len(opts))
     return {i: replace(states[i], opt=opt) for i, opt in zip(cohort, opts, strict=False)}
 
 
 def left_behind(
-    cohort: Sequence[int], last: Sequence[int], kept: Mapping[int, ClientState]
+    owner: str, cohort: Sequence[int], last: Sequence[int], kept: Mapping[int, ClientState]
 ) -> Iterator[tuple[int, ClientState]]:
     """The clients of the last cohort that are not in this one, without the optimizer states that they handed over."""
-    return ((i, replace(kept[i], opt={})) for i in last if i in kept and i not in cohort)
+    left = last if owner == "place" else ()
+    return ((i, replace(kept[i], opt={})) for i in left if i in kept and i not in cohort)

@@ -153,10 +153,11 @@ class Simulation:
             closed = closed._replace(server=self.pipeline.confirm(closed.server))
         sent = self._sent(opened, on_message)
         new = ((i, one) for i, one in result.states.items() if i not in closed.refused)
+        left = left_behind(self.job.method.opt_owner, cohort, state.cohort, state.clients)
         after = state._replace(
             round=number,
             server=closed.server,
-            clients=self._kept(state, cohort).updated(new),
+            clients=ClientStates.of(state.clients).updated((*left, *new)),
             cohort=cohort,
             sync_counts=state.sync_counts.add(self.contract.at(public.version), plan, result.messages),
             clock=self.clock.after_all(state, opened.download, result.messages),
@@ -167,13 +168,6 @@ class Simulation:
                 after, record = evaluated(self.federation, after, record)
             self.pipeline.join()
         return after, record._replace(seconds=time.perf_counter() - began)
-
-    def _kept(self, state: RunState, cohort: tuple[int, ...]) -> ClientStates:
-        """The states of all clients while a cohort trains."""
-        clients = ClientStates.of(state.clients)
-        if self.job.method.opt_owner == "client":
-            return clients
-        return clients.updated(left_behind(cohort, state.cohort, clients))
 
     def _sent(self, opened: OpenRound, on_message: OnMessage | None) -> tuple[int, int, int]:
         """Bytes of a round so far: up, down, catch-up; the first begins with messages that prepared the data."""
@@ -211,9 +205,8 @@ class Simulation:
             return Download(messages, *opening.split([sum(map(len, pieces)) for pieces in messages.values()]))
 
         synced = {version: server.ledger.synced_since(version) for version in {s.version for s in known.values()}}
-        states = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
-        if contract.method.opt_owner == "place":
-            states = hand_over(states, cohort, state.cohort, state.clients)
+        own = {i: drop_stale(s, synced[s.version]) if s.unsent else s for i, s in known.items()}
+        states = hand_over(contract.method.opt_owner, own, cohort, state.cohort, state.clients)
         download = cache(encode) if ready is None else Lazy(encode, self.pipeline.stream, ready).result
         return OpenRound(state.round, plan, cohort, states, download, {})
 
@@ -319,8 +312,7 @@ class Simulation:
         """On a GPU: train the next cohort speculatively, or plan its batches, while this one's uploads are made."""
         number = state.round + 1
         contract, names = self.contract.at(state.server.public.version), trained.group.plan.names
-        # the first round shows whether this backend works
-        ahead = self.pipeline.on and number > 1 and state.backend == "graph"
+        ahead = self.pipeline.on and number > 1 and state.backend == "graph"  # the first round tries the backend
         if not ahead or codes is None or not is_predictable(contract, state.server, names):
             self.federation.sampler.plan(number)
             return
