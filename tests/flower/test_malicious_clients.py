@@ -15,7 +15,7 @@ from tests.federation import digits_task, perceptron
 from thinwire.core.registry import entries
 from thinwire.core.state import state_is_finite
 from thinwire.core.tree import Tree, all_finite, tmap
-from thinwire.errors import WireError
+from thinwire.errors import IncompatibleParts, WireError
 from thinwire.experiments.combine import join, named
 from thinwire.experiments.config import method_from
 from thinwire.experiments.parts import build
@@ -197,7 +197,11 @@ def test_a_malicious_client_neither_stops_nor_poisons_a_run(method, aggregator):
 @pytest.mark.parametrize("aggregator", AGGREGATORS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_attack_on_every_method_and_aggregator(method, aggregator):
-    assert attacked(method, aggregator) >= 20
+    try:
+        expressed = attacked(method, aggregator)
+    except IncompatibleParts as error:
+        pytest.skip(str(error))
+    assert expressed >= 20
 
 
 @pytest.mark.parametrize(("method", "norm_bound"), [("fedavg", 10.0), ("fedadam", 10.0), ("fedadam", 0.0)])
