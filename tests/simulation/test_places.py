@@ -31,7 +31,7 @@ def simulation(method: Method, rounds: int = 4, cohort: int = 3, **engine):
 
 
 def test_fedavg_equals_torch_optimizers_of_as_many_machines_as_the_cohort_has_clients():
-    """One torch optimizer for each place, which is never reset, whoever is trained there."""
+    """One torch optimizer for each place in the cohort, never reset, used for all clients trained at that place."""
     ours = simulation(MOMENTUM)
     state, (x, y) = ours.start(), digits()
     common = {name: block.clone() for name, block in ours.federation.weights(state.server.public).items()}

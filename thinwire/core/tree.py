@@ -310,10 +310,6 @@ def norm(tree: Tree) -> float:
     >>> norm({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}), norm({"a": torch.tensor([3e38, 0.0])}) > 1e38
     (5.0, True)
     """
-    if isinstance(tree, FlatTree) and tree.vector.dtype == torch.float32:
-        square = float(tree.vector.dot(tree.vector))
-        if 1e-20 < square < math.inf:
-            return math.sqrt(square)
     vectors = [block.reshape(-1) for block in _tensors(tree)]
     square = sum(float(x.dot(x)) for x in vectors if x.dtype in (torch.float32, torch.float64))
     rest = [x for x in vectors if x.dtype not in (torch.float32, torch.float64)]

@@ -31,8 +31,8 @@ class Heap:
     """What the C library takes from the system for tensors of these sizes, which are allocated and never written.
 
     Free pieces between tensors are too small for others, and the library keeps them. How much that is depends on the
-    order of all sizes, so the same sizes are allocated. Memory that is never written takes no pages. Only with glibc
-    2.33 and newer; elsewhere `peak` stays 0.
+    order of all sizes, so the same sizes are allocated. Memory that is never written takes no pages. It needs
+    glibc 2.33 or newer; with other C libraries `peak` is 0.
     """
 
     def __init__(self) -> None:
