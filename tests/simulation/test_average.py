@@ -69,7 +69,8 @@ def test_the_average_is_that_of_all_versions(name):
         assert buffers
         for block, value in {**weights, **buffers}.items():
             torch.testing.assert_close(value.double(), expected[block], rtol=1e-5, atol=1e-6)
-        found = evaluate(federation.model, weights, buffers, federation.test)
+        with federation.compute():
+            found = evaluate(federation.model, weights, buffers, federation.test)
         assert (record.accuracy, record.test_loss) == (found.accuracy, found.loss)
     newest = federation.weights(states[-1].server.public)
     assert any(not torch.equal(newest[block], federation.final(states[-1])[0][block]) for block in newest)

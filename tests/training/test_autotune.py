@@ -37,15 +37,15 @@ def test_the_fastest_backend_is_chosen_and_slow_ones_are_measured_once(clock):
         seconds = {"threads": 0.02, "vmap": 0.1, "loop": 0.03}[one.backend] * (0.5 if one.onednn else 1)
         clock[0] += seconds * clients
 
-    choice = choose(["a"], ["threads", "vmap", "loop"], False, 10, run)
+    choice = choose(["a"], ["threads", "vmap", "loop"], (False, True), 10, run)
     assert choice.configuration == Configuration("threads", True)
     assert "fastest of threads" in choice.reason
     assert {clients for one, clients in measured if one.backend == "vmap"} == {2}
     assert {clients for one, clients in measured if one.backend == "loop"} == {2, 10}
     measured.clear()
-    assert choose(["a"], ["threads", "vmap", "loop"], False, 10, run) == choice
+    assert choose(["a"], ["threads", "vmap", "loop"], (False, True), 10, run) == choice
     autotune._known.clear()  # as another process
-    assert choose(["a"], ["threads", "vmap", "loop"], False, 10, run) == choice
+    assert choose(["a"], ["threads", "vmap", "loop"], (False, True), 10, run) == choice
     assert not measured
 
 
@@ -55,7 +55,7 @@ def test_of_equally_fast_backends_the_first_is_chosen_and_failures_are_in_the_re
             raise RuntimeError("no threads here")
         clock[0] += 0.1
 
-    choice = choose(["b"], ["threads", "vmap", "loop"], True, 4, run)
+    choice = choose(["b"], ["threads", "vmap", "loop"], (True, False), 4, run)
     assert choice.configuration == Configuration("vmap", True)
     assert choice.reason.startswith("threads failed: no threads here; fastest of vmap")
 
@@ -64,7 +64,7 @@ def test_speed_does_not_decide_for_models_that_draw_random_numbers():
     def run(one, clients):
         raise UnsupportedModel("it draws")
 
-    assert choose(["c"], ["threads", "vmap"], True, 4, run) == Choice(
+    assert choose(["c"], ["threads", "vmap"], (True, False), 4, run) == Choice(
         Configuration("vmap", True), "threads failed: it draws"
     )
 
@@ -73,11 +73,11 @@ def test_a_damaged_cache_is_written_again(clock, tmp_path):
     def run(one, clients):
         clock[0] += 0.1
 
-    choose(["d"], ["threads"], True, 4, run)
+    choose(["d"], ["threads"], (True, False), 4, run)
     (file,) = tmp_path.glob("*.npz")
     file.write_bytes(b"damaged")
     autotune._known.clear()
-    assert choose(["d"], ["threads"], True, 4, run).configuration.backend == "threads"
+    assert choose(["d"], ["threads"], (True, False), 4, run).configuration.backend == "threads"
 
 
 def test_processes_that_start_together_choose_the_same_backend(monkeypatch):
@@ -99,7 +99,7 @@ def test_processes_that_start_together_choose_the_same_backend(monkeypatch):
             here.now = getattr(here, "now", 0.0) + (0.001 if one.backend == fast else 0.004)
 
         together.wait()
-        found[fast] = choose(["e"], ["threads", "vmap"], True, 2, run)
+        found[fast] = choose(["e"], ["threads", "vmap"], (True, False), 2, run)
 
     threads = [threading.Thread(target=process, args=(fast,)) for fast in ("threads", "vmap")]
     for thread in threads:
@@ -119,7 +119,7 @@ def test_nothing_is_measured_if_the_result_cannot_be_stored(monkeypatch, tmp_pat
     def run(one, clients):
         raise AssertionError("the next run might choose differently")
 
-    choice = choose(["f"], ["threads", "vmap", "loop"], False, 4, run)
+    choice = choose(["f"], ["threads", "vmap", "loop"], (False, True), 4, run)
     assert choice.configuration == Configuration("vmap", False)
     assert choice.reason.startswith("not measured, because the result cannot be stored in the cache folder: ")
 
@@ -143,3 +143,14 @@ def test_a_model_with_dropout_is_trained_by_vmap():
         "vmap",
         "threads failed: the model draws random numbers in training",
     )
+
+
+def test_one_choice_of_onednn_is_not_tried_both_ways(tmp_path, monkeypatch):
+    """Where oneDNN lacks the precision, torch would warn, and compute by other kernels."""
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path))
+    monkeypatch.setattr(autotune, "_known", {})
+    seen = set()
+    choice = choose(["g"], ["threads"], (False,), 2, lambda one, clients: seen.add(one.onednn))
+    assert seen == {False}
+    assert choice.configuration == Configuration("threads", False)
+    assert "oneDNN" not in choice.reason

@@ -22,7 +22,7 @@ from thinwire.training.chain import Chain, may_be_chain
 from thinwire.training.cuda_graph import CudaGraphCache
 from thinwire.training.inputs import Backend, TrainableModel, Trainer, UnsupportedModel, Workload
 from thinwire.training.loop import LoopTrainer
-from thinwire.training.precision import prefers_onednn
+from thinwire.training.precision import onednn_choices, prefers_onednn
 from thinwire.training.threads import ThreadPoolTrainer
 from thinwire.training.vmap import VmapTrainer
 
@@ -88,7 +88,8 @@ class Backends:
         if self.threads.workers > 1:  # on one core, threads are a loop
             backends.append("loop")
         key = (*self._key(group, work), *backends)
-        (backend, onednn), reason = autotune.choose(key, backends, prefers_onednn(), len(group.clients), measure)
+        choices = onednn_choices(self.engine.precision)
+        (backend, onednn), reason = autotune.choose(key, backends, choices, len(group.clients), measure)
         return state._replace(backend=backend, backend_reason=reason, onednn=onednn)
 
     def _key(self, group: Group, work: Workload) -> tuple:

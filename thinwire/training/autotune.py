@@ -54,13 +54,15 @@ def is_enabled() -> bool:
     return os.environ.get("THINWIRE_PROBE", "").lower() not in ("0", "off")
 
 
-def choose(key: Sequence[object], backends: Sequence[Backend], onednn: bool, clients: int, run: Run) -> Choice:
+def choose(
+    key: Sequence[object], backends: Sequence[Backend], onednn: Sequence[bool], clients: int, run: Run
+) -> Choice:
     """The fastest configuration, from the cache if it was measured before; vmap where it cannot be stored.
 
     Args:
         key: everything that the time depends on, as values that print alike in every process.
         backends: the backends, the preferred one first.
-        onednn: whether to use oneDNN unless the other choice is faster.
+        onednn: whether to use oneDNN; a second choice is tried with the fastest backend.
         clients: number of clients trained together.
         run: trains this number of clients.
     """
@@ -68,7 +70,7 @@ def choose(key: Sequence[object], backends: Sequence[Backend], onednn: bool, cli
     if name not in _known:
 
         def make() -> dict[str, np.ndarray]:
-            found = _measure([Configuration(backend, onednn) for backend in backends], clients, run)
+            found = _measure(backends, onednn, clients, run)
             values = (*found.configuration._asdict().items(), ("reason", found.reason))
             return {key: np.array(value) for key, value in values}
 
@@ -78,7 +80,7 @@ def choose(key: Sequence[object], backends: Sequence[Backend], onednn: bool, cli
             _known[name] = Choice(Configuration(backend, bool(kept["onednn"])), str(kept["reason"]))
         except OSError as error:
             reason = f"not measured, because the result cannot be stored in the cache folder: {first_line(error)}"
-            _known[name] = Choice(Configuration("vmap", onednn), reason)
+            _known[name] = Choice(Configuration("vmap", onednn[0]), reason)
     return _known[name]
 
 
@@ -87,8 +89,9 @@ def _is_valid(kept: dict[str, np.ndarray]) -> bool:
     return right and str(kept["backend"]) in get_args(Backend) and kept["onednn"].dtype == bool
 
 
-def _measure(configurations: list[Configuration], clients: int, run: Run) -> Choice:
-    """Two heats, and the fastest once more with the other choice of oneDNN."""
+def _measure(backends: Sequence[Backend], onednn: Sequence[bool], clients: int, run: Run) -> Choice:
+    """Two heats, and the fastest once more with the other choice of oneDNN, if there is one."""
+    configurations = [Configuration(backend, onednn[0]) for backend in backends]
     failed: list[str] = []
     took: dict[Configuration, float] = {}
     warm: set[Configuration] = set()
@@ -111,10 +114,12 @@ def _measure(configurations: list[Configuration], clients: int, run: Run) -> Cho
             return Choice(Configuration("loop", configurations[0].onednn), "; ".join(failed))
         configurations = [one for one in took if took[one] <= FAR * min(took.values())]
     best = _fastest(took)
-    other = best._replace(onednn=not best.onednn)
-    took[other] = _seconds(lambda: run(other, heat))
-    best = _fastest({best: took[best], other: took[other]})
-    times = (f"{one.backend}{' with the other oneDNN' if one == other else ''} {s:.3g} s" for one, s in took.items())
+    usual = best
+    for other in (best._replace(onednn=choice) for choice in onednn[1:]):
+        took[other] = _seconds(lambda other=other: run(other, heat))  # type: ignore[misc]
+        best = _fastest({usual: took[usual], other: took[other]})
+    label = {usual.onednn: "", (not usual.onednn): " with the other oneDNN"}
+    times = (f"{one.backend}{label[one.onednn]} {s:.3g} s" for one, s in took.items())
     return Choice(best, "; ".join((*failed, f"fastest of {', '.join(times)}")))
 
 

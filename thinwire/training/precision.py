@@ -43,6 +43,16 @@ def compute_with(device: torch.device, precision: Precision, onednn: bool | None
             setattr(part, name, value)
 
 
+def onednn_choices(precision: Precision) -> tuple[bool, ...]:
+    """Whether to use oneDNN on this CPU, the usual choice first; one choice where oneDNN lacks this precision.
+
+    Products in bfloat16 by oneDNN need a CPU with such instructions. Without them torch warns, and uses other kernels.
+    """
+    usual = prefers_onednn()
+    lacks = precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (usual,) if lacks and not usual else (usual, not usual)
+
+
 def prefers_onednn() -> bool:
     """Whether oneDNN is usually the better choice on this machine.
 
