@@ -33,7 +33,8 @@ class corrected(TorchFunctionMode):  # noqa: N801 - a context manager, used like
     Args:
         weights: the weights by name.
         corrections: the adapters of some of them by name: A, B, whether the weight is stored as inputs x outputs, and
-            the factor of each output or None.
+            the factor of each output or None. A and B may have a client axis; the rows of a layer's input are then
+            those of the first client, of the second, and so on.
         dropout: the probability with which an input of A is left out.
 
     >>> w, a, b = torch.ones(2, 3), torch.ones(1, 3), torch.tensor([[0.0], [1.0]])
@@ -105,6 +106,9 @@ def _added(out: Tensor, x: Tensor, a: Tensor, b: Tensor, dropout: float) -> Tens
         x = x.to(a.dtype)
     if dropout:
         x = F.dropout(x, dropout)
+    if a.dim() == 3:  # of each client, whose rows follow each other
+        change = x.reshape(len(a), -1, x.shape[-1]) @ a.mT @ b.mT
+        return (out + change.view(out.shape)).to(out.dtype)
     return (out + F.linear(F.linear(x, a), b)).to(out.dtype)
 
 

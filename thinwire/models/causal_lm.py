@@ -36,6 +36,8 @@ class CausalLM(nn.Module):
         model: a model of `AutoModelForCausalLM`.
     """
 
+    independent_rows = True  # no row of a batch influences another: rows of many clients can be one batch
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

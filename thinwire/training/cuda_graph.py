@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from thinwire.core.pinned import sent
+from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.training.cuda_chain import chain_step
+from thinwire.training.folded import step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
-from thinwire.training.step import keep_finished, make_step, no_randomness, vmapped
+from thinwire.training.step import keep_finished, no_randomness
 
 KEPT = 8  # recordings for different shapes of a cohort; the least recently used one is dropped
 ROUNDS = 4  # recordings of a whole round; where clients differ in their numbers of steps, rounds differ, too
@@ -87,7 +89,7 @@ class _Recording:
         fixed = replace(inputs, base=self.base, basis=self.basis, shared=self.shared, trainable=self.trainable)
         # without the trees of this round, which would stay in memory
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
-        self.step = vmapped(make_step(fixed, self.factor))
+        self.step = step_of_all(inputs, fixed, self.factor)
         self.chain = chain_step(inputs, self.factor)
         if self.chain is not None:
             self.coords, self.opt = self.chain.coords, self.chain.opt
@@ -169,7 +171,7 @@ class _Recording:
             with torch.cuda.stream(side):
                 for _ in range(WARM):  # a replay would draw other random numbers
                     for kind in sorted(set(masked)):
-                        with no_randomness(self.device):
+                        with no_randomness(self.device), rehearsed():
                             run((kind,))
                         self.done.zero_()
             torch.cuda.current_stream().wait_stream(side)

@@ -132,6 +132,19 @@ class Functional:
             outputs = self.outputs(weights, buffers, inputs)
             return self._mean(outputs, targets, mask), buffers
 
+    def losses(self, weights: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """(clients,) the loss of each client; inputs, targets, mask and the adapters among the weights have that axis.
+
+        All examples are one batch of the module, whose rows must not influence each other.
+        """
+        self._train_mode()
+        clients = len(targets)
+        flat = {k: v.flatten(0, 1) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.flatten(0, 1)
+        with self._arithmetic(targets.device):
+            outputs = self.outputs(weights, {}, flat)
+            outputs = outputs.view(clients, -1, *outputs.shape[1:])
+            return vmap(self._mean, in_dims=(0, 0, None if mask is None else 0))(outputs, targets, mask)
+
     def gradient(
         self, weights: Tree, buffers: Tree, inputs: Inputs, targets: Tensor, mask: Tensor | None
     ) -> tuple[Tree, tuple[Tensor, Tree]]:

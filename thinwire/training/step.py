@@ -20,6 +20,7 @@ from torch.func import grad_and_value, vjp, vmap
 
 from thinwire.core.state import State
 from thinwire.core.tree import Tree, add, repeat, tmap, unstack
+from thinwire.optimizers.base import Optimizer
 from thinwire.training.accumulate import Gradients, accumulated
 from thinwire.training.inputs import (
     ExampleMask,
@@ -31,6 +32,7 @@ from thinwire.training.inputs import (
 )
 
 Step: TypeAlias = Callable[..., tuple[Tree, State, Tree, Tensor]]
+Change: TypeAlias = Callable[..., tuple[Tree, State]]
 
 RECOMPUTES = (
     "the model recomputes layers in the backward pass (gradient checkpointing), which torch.func does not support"
@@ -47,11 +49,9 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         autograd: compute gradients with autograd instead of torch.func. Not under vmap; takes less time and supports
             gradient checkpointing.
     """
-    optimizer = inputs.optimizer
-    if lr_factor is None and inputs.lr_factor is not None:
-        optimizer = replace(optimizer, lr=optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
+    optimizer = _optimizer(inputs, lr_factor)
     gradients = accumulated(_autograd_gradients if autograd else _functional_gradients, inputs.work.accumulate)
-    correction, penalty = inputs.correction, inputs.penalty
+    change = make_change(inputs, lr_factor)
 
     def expand(coords: Tree) -> Tree:
         return inputs.space.expand(inputs.base, inputs.basis, coords)
@@ -64,7 +64,21 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
             by_weights: Tree = {}
             grads, (loss, after) = optimizer.estimate(_loss_after(inputs, coords, batch), coords, opt)
         else:
-            grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, penalty.active)
+            grads, by_weights, (loss, after) = gradients(inputs.model, expand, coords, batch, inputs.penalty.active)
+        coords, opt = change(grads, by_weights, coords, opt, start, own)
+        return coords, opt, after, loss
+
+    return step
+
+
+def make_change(inputs: TrainingInputs, lr_factor: Tensor | None = None) -> Change:
+    """The second half of a step: next coordinates and optimizer state from gradients by coordinates and by weights."""
+    optimizer, correction, penalty = _optimizer(inputs, lr_factor), inputs.correction, inputs.penalty
+
+    def expand(coords: Tree) -> Tree:
+        return inputs.space.expand(inputs.base, inputs.basis, coords)
+
+    def change(grads: Tree, by_weights: Tree, coords: Tree, opt: State, start: Tree, own: Tree) -> tuple[Tree, State]:
         if penalty.active:
             # in the step, not before: the factor is a tensor that later rounds overwrite
             lr = optimizer.lr if lr_factor is None else optimizer.lr * lr_factor
@@ -75,14 +89,21 @@ def make_step(inputs: TrainingInputs, lr_factor: Tensor | None = None, *, autogr
         if optimizer.clip_norm < math.inf:  # the norm is that of what is trained
             frozen = {name: torch.where(may_change, grads[name], 0) for name, may_change in inputs.trainable.items()}
             grads = {**grads, **frozen}
-        change, opt = optimizer.update(grads, opt, coords)
+        moved, opt = optimizer.update(grads, opt, coords)
         if lr_factor is not None:
-            change = tmap(lambda block: block * lr_factor, change)
+            moved = tmap(lambda block: block * lr_factor, moved)
         for name, may_change in inputs.trainable.items():
-            change[name] = torch.where(may_change, change[name], 0)
-        return add(coords, change), opt, after, loss
+            moved[name] = torch.where(may_change, moved[name], 0)
+        return add(coords, moved), opt
 
-    return step
+    return change
+
+
+def _optimizer(inputs: TrainingInputs, lr_factor: Tensor | None) -> Optimizer:
+    """The optimizer with the learning rate of the round, unless that is a factor on every step."""
+    if lr_factor is not None or inputs.lr_factor is None:
+        return inputs.optimizer
+    return replace(inputs.optimizer, lr=inputs.optimizer.lr * inputs.lr_factor)  # type: ignore[type-var]
 
 
 def _loss_after(inputs: TrainingInputs, coords: Tree, batch: tuple) -> Callable[[Tree], tuple[Tensor, Tree]]:

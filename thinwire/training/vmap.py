@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from thinwire.core.tree import repeat
+from thinwire.training.folded import step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
-from thinwire.training.step import initial_opt_state, make_step, run_steps, seeded, vmapped
+from thinwire.training.step import initial_opt_state, run_steps, seeded
 
 
 @dataclass(frozen=True)
@@ -17,4 +18,4 @@ class VmapTrainer:
         """Train all clients in one program."""
         stacked = replace(inputs, buffers=repeat(inputs.buffers, len(inputs.work.samples)))
         with seeded(inputs.work):
-            return run_steps(vmapped(make_step(inputs)), stacked, initial_opt_state(inputs))
+            return run_steps(step_of_all(inputs), stacked, initial_opt_state(inputs))
