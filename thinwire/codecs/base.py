@@ -125,6 +125,14 @@ class Codec(Protocol):
         return False
 
     @property
+    def codes_signs(self) -> bool:
+        """Whether a sign takes about a bit: magnitudes alone are so much shorter, and decode to the same magnitudes.
+
+        `TopK` then sends signs apart, where they can be guessed.
+        """
+        return False
+
+    @property
     def unbiased(self) -> bool:
         """Whether decoded values are scaled up so that their expectation is x.
 

@@ -1,6 +1,11 @@
 """Sparse vectors as positions and values: the payload of `TopK` and `Threshold`, and the scatter of all sparse codecs.
 
-v length of the positions, positions (`wire/indices.py`), values (by the inner codec, as one block)
+    v length of the positions, positions (`wire/indices.py`), values (by the inner codec, as one block)
+
+If signs can be guessed, and the inner codec is as short without them, the positions begin with one byte 4 and the signs
+(`wire/row_signs.py`), and the inner codec has the magnitudes:
+
+    4, v length of the signs, signs, positions
 """
 
 from __future__ import annotations
@@ -16,8 +21,12 @@ from thinwire.core.spec import Spec
 from thinwire.core.tree import Tree
 from thinwire.core.vectors import as_one_block, cut
 from thinwire.errors import ConfigError, WireError
-from thinwire.wire import indices
+from thinwire.wire import indices, row_signs
 from thinwire.wire.bits import Bytes, read_varint, varint
+
+_SIGNED = 4  # a form of positions that `wire/indices.py` does not have
+_MANY = 4096  # values, from which guessing signs may pay
+_PAYS = 0.95
 
 
 class Segment(NamedTuple):
@@ -36,7 +45,12 @@ def check_density(density: float) -> None:
 
 def pack_sparse(at: np.ndarray, values: Tensor, spec: Spec, inner: Codec, peer: Peer) -> bytes:
     """Encode values and their ascending positions in the joined blocks. The inverse of `unpack_sparse`."""
-    where = indices.encode(at, spec.size, _matrices(spec))
+    matrices = _matrices(spec)
+    where = indices.encode(at, spec.size, matrices)
+    if where and inner.codes_signs and len(at) >= _MANY and row_signs.pays(matrices):
+        signs = row_signs.encode((values < 0).numpy(), at, matrices)
+        if len(signs) < _PAYS * len(at) / 8:
+            where, values = bytes([_SIGNED]) + varint(len(signs)) + signs + where, values.abs()
     data, _ = inner.encode({"values": values}, {}, peer)
     return varint(len(where)) + where + data
 
@@ -46,22 +60,40 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
     length, start = read_varint(data)
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
-    k = sum(segment.sent for segment in segments)
-    at = indices.decode(memoryview(data)[start : start + length], spec.size, k, _matrices(spec))
+    k, matrices = sum(segment.sent for segment in segments), _matrices(spec)
+    signs, where = _split_signs(memoryview(data)[start : start + length], k)
+    at = indices.decode(where, spec.size, k, matrices)
     for first, size, wanted in segments:
         if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:
             raise WireError(f"expected {wanted} positions in a block of {size} values")
+    negative = None if signs is None else torch.from_numpy(row_signs.decode(signs, at, matrices))
     if 4 * k <= spec.size:
-        return scatter(at, inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"], spec)
+        return scatter(at, _values(data[start + length :], spec, k, inner, peer, negative), spec)
     # many positions, of eight bytes each, would take twice the memory of the model: use a boolean mask instead, and
     # free the positions before the values are decoded
     mask = torch.zeros(spec.size, dtype=torch.bool)
     mask.numpy()[at] = True
     del at
-    values = inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
+    values = _values(data[start + length :], spec, k, inner, peer, negative)
     vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(mask, values)
     del values, mask
     return cut(vector, spec, copy=False)
+
+
+def _split_signs(where: memoryview, k: int) -> tuple[memoryview | None, memoryview]:
+    """The bytes of the signs, if there are any, and of the positions."""
+    if where[:1] != bytes([_SIGNED]):
+        return None, where
+    length, start = read_varint(where, 1)
+    if k < _MANY or length > len(where) - start:
+        raise WireError(f"signs of {length} bytes announced for {k} values, {len(where) - start} are left")
+    return where[start : start + length], where[start + length :]
+
+
+def _values(data: Bytes, spec: Spec, k: int, inner: Codec, peer: Peer, negative: Tensor | None) -> Tensor:
+    """The values, by the inner codec; those at `negative` with the other sign."""
+    values = inner.decode(data, as_one_block(spec, k), peer)["values"]
+    return values if negative is None else torch.where(negative, -values, values)
 
 
 def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:

@@ -86,6 +86,11 @@ class Quantize(Codec):
         if self.stochastic and self.scheme in ("fp16", "bf16", "sign", "sign-magnitude"):
             raise ConfigError(f"scheme {self.scheme!r} has no stochastic rounding; write stochastic = false")
 
+    @property
+    def codes_signs(self) -> bool:
+        """Of `block`: levels are symmetric, and rounding does not depend on the sign."""
+        return self.scheme == "block" and not self.stochastic
+
     def init(self, spec: Spec) -> Tree:
         """No state; raises a ConfigError for blocks that are not floating point."""
         common_type(spec)
