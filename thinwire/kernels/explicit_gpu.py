@@ -50,14 +50,15 @@ class ConvReluPool:
     last: bool
     x: Tensor = _NONE
     y: Tensor = _NONE
+    kernel: Tensor = _NONE
 
     def forward(self, x: Tensor, weights: Tree) -> Tensor:
         """Convolve and pool the images."""
         conv, others = _kernels()
         self.x = x if self.first else x.permute(0, 1, 4, 2, 3)
-        kernel = self._ordered(weights[self.weight], (0, 1, 3, 4, 2)).permute(0, 1, 4, 2, 3)
+        self.kernel = self._last(weights[self.weight])
         bias = weights[self.bias] if self.bias else None
-        made = conv.forward(self.x, kernel, bias, self.stride, self.padding, relu=True)
+        made = conv.forward(self.x, self.kernel, bias, self.stride, self.padding, relu=True)
         self.y = made.permute(0, 1, 3, 4, 2)
         out: Tensor = others.average(self.y, self.window, self.last)
         return out.flatten(2) if self.last else out
@@ -74,14 +75,13 @@ class ConvReluPool:
             torch.sum(grad, (1, 2, 3), dtype=torch.float32, out=by_bias)
         if self.first:
             return None
-        kernel = self._ordered(weights[self.weight], (0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
-        by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), kernel, tuple(self.x.shape[-2:]), *place)
+        by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), self.kernel, tuple(self.x.shape[-2:]), *place)
         return by_x.permute(0, 1, 3, 4, 2)  # type: ignore[no-any-return]
 
-    def _ordered(self, kernel: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """The kernel with its axes in this order in memory."""
-        view = kernel.permute(axes)
-        return torch.empty(view.shape, dtype=self.kind, device=view.device).copy_(view)
+    def _last(self, kernel: Tensor) -> Tensor:
+        """A copy of the kernel with its channels last in memory."""
+        view = kernel.permute(0, 1, 3, 4, 2)
+        return torch.empty(view.shape, dtype=self.kind, device=view.device).copy_(view).permute(0, 1, 4, 2, 3)
 
 
 @dataclass(eq=False)
