@@ -169,7 +169,8 @@ class ChainStep:
 
             mean, deviation = (block.view(-1) for block in own.statistics)
             found: tuple[Tensor, Tensor, Tensor] = chain_triton.gather(
-                *(batches, done, own.pixels, own.targets, (mean, deviation), first.kind)
+                *(batches, done, own.pixels, own.targets, (mean, deviation), first.kind),
+                first.channels(self.coords[first.weight]),
             )
             return found
         batch = batches.index_select(0, done)[0]
