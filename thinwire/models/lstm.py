@@ -31,8 +31,7 @@ class LSTM(nn.Module):
     `biases=2` its state dict can be loaded; with `biases=1` a layer has only `bias_hh`.
 
     The input products of all steps of a layer are one matrix product before the recurrence (`kernels/lstm.py`). Without
-    gradients, in evaluation, the kernels of `nn.LSTM` are used; they differ by rounding. On a GPU that rounds to tf32
-    they compute in float16, which has as many bits, takes half the memory and is summed in float32.
+    gradients, in evaluation, the kernels of `nn.LSTM` are used; they differ by rounding.
 
     With `weight_norm` each row of a matrix has a length that is a parameter of its own (Salimans and Kingma, 2016):
 
@@ -96,20 +95,11 @@ class LSTM(nn.Module):
             second = getattr(self, f"bias_hh_l{layer}")
             first = getattr(self, f"bias_ih_l{layer}") if self.biases == 2 else torch.zeros_like(second)
             blocks += [self._matrix(f"ih_l{layer}"), self._matrix(f"hh_l{layer}"), first, second]
-        kind = x.dtype
-        if _rounds(x):
-            x, blocks = x.half(), [block.half() for block in blocks]
         zero = x.new_zeros(self.layers, len(x), self.hidden)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")  # cuDNN
             output, _, _ = torch.lstm(x, [zero, zero], blocks, True, self.layers, 0.0, False, False, True)
-        return output[:, -1].to(kind)
-
-
-def _rounds(x: Tensor) -> bool:
-    """Whether products of these values may be rounded to tf32."""
-    allowed = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
-    return x.is_cuda and x.dtype == torch.float32 and allowed == "tf32"
+        return output[:, -1]
 
 
 class NextCharacter(nn.Module):
