@@ -2,8 +2,8 @@
 
     v length of the positions, positions (`wire/indices.py`), values (by the inner codec, as one block)
 
-If signs can be guessed, and the inner codec is as short without them, the positions begin with one byte 4 and the signs
-(`wire/row_signs.py`), and the inner codec has the magnitudes:
+If the inner codec `codes_signs`, and guessed signs make the message shorter, positions begin with one byte 4 and the
+signs (`wire/row_signs.py`), and the inner codec has the magnitudes:
 
     4, v length of the signs, signs, positions
 """
