@@ -136,6 +136,7 @@ METHODS = {
     "feddyn, int8": Method(correction=FedDyn(), up=Quantize(8), down=Quantize(8)),
     "top-k": Method(up=TopK(0.02), down=TopK(0.4)),
     "top-k by block": Method(up=TopK(0.05, "block", Quantize(4)), down=ErrorFeedback(TopK(0.1, inner=Quantize(8)))),
+    "top-k, int4": Method(up=TopK(0.4, inner=Quantize(4))),
     "top-k, sums": Method(up=Lattice(0.1), down=TopK(0.4, inner=Lattice()), merge_codec=LatticeSum()),
     "threshold": Method(up=Threshold(1e-3, Quantize(8)), down=Threshold(1e-2)),
     "random-k": Method(up=RandomK(0.1, Quantize(4)), down=RandomK(0.5, unbiased=False)),
