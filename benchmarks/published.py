@@ -66,6 +66,8 @@ def status(run: dict[str, Any], where: Where, chances: dict[str, Chance]) -> dic
     task, personal = where
     if personal:
         return {"task": task, "status": None, "status_round": None, "chance_accuracy": None}
+    if task not in chances:  # answers of a language model have no most frequent class: what the run itself found
+        return {"task": task, **{key: run.get(key) for key in ("status", "status_round", "chance_accuracy")}}
     curve = [{"round": point[0], "accuracy": point[-1]} for point in run.get("curve") or run["accuracy"]]
     verdict = judge(curve, chances[task])
     found = {"task": task, "status": verdict.status, "status_round": verdict.round}

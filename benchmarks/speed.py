@@ -101,11 +101,11 @@ IM2COL = ("graph", "im2col", "float32")
 PAGE = (
     ("cnn2", 10, [BF16, F32, IM2COL]),
     ("cnn-cifar", 10, [BF16, TF32, F32, IM2COL]),
+    ("vgg16-gn", 10, [BF16, TF32, F32]),
+    ("cnn-cifar", 100, [BF16]),
     ("lstm-shakespeare", 10, [BF16, F32]),
     ("cnn2", 100, [BF16, F32]),
     ("resnet20-gn", 10, [BF16, TF32, F32]),
-    ("vgg16-gn", 10, [TF32, F32, BF16]),
-    ("cnn-cifar", 100, [BF16]),
 )
 METHODS = ["fedavg", "mapo", "fedpara", "lora", "scaffold"]
 

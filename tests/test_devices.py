@@ -31,6 +31,7 @@ from thinwire.runtime.job import Job
 from thinwire.simulation.engine import LocalEngine
 from thinwire.spaces import MAPA, MAPAX, MAPO, Full, projection
 from thinwire.training import Local
+from thinwire.training.precision import compute_with
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -205,13 +206,25 @@ def test_the_recurrence_of_an_lstm_and_its_gradients_equal_torch(examples, kind)
         assert float((a.double() - c).norm()) <= (2e-2 if kind == torch.bfloat16 else 1e-5) * float(c.norm())
 
 
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_an_lstm_is_evaluated_as_on_the_cpu(precision):
+    torch.manual_seed(0)
+    model, codes = models.NextCharacter(20, hidden=64), torch.randint(0, 20, (50, 30))
+    with torch.no_grad(), compute_with(torch.device("cuda"), precision):
+        expected = model(codes)
+        found = model.cuda()(codes.cuda()).cpu()
+    assert found.dtype == torch.float32
+    assert float((found - expected).norm() / expected.norm()) < (1e-5 if precision == "float32" else 2e-3)
+
+
 @triton_only
 @pytest.mark.parametrize("optimizer", [SGD(0.05), SGD(0.05, momentum=0.9, weight_decay=1e-3, clip_norm=0.5)], ids=repr)
-@pytest.mark.parametrize("hidden", [0, 12])
-def test_a_chain_of_layers_without_autograd_equals_a_run_on_the_cpu(hidden, optimizer):
+@pytest.mark.parametrize(("channels", "hidden"), [(1, 0), (1, 12), (3, 12)])
+def test_a_chain_of_layers_without_autograd_equals_a_run_on_the_cpu(channels, hidden, optimizer):
     torch.manual_seed(0)
-    net = models.cnn.ConvNet(1, 12, (4, 16), hidden, 5)
-    images = Images(torch.randint(0, 256, (90, 1, 12, 12), dtype=torch.uint8), Key(6).integers(90, 5), (0.5,), (0.4,))
+    net = models.cnn.ConvNet(channels, 12, (4, 16), hidden, 5)
+    pixels = torch.randint(0, 256, (90, channels, 12, 12), dtype=torch.uint8)
+    images = Images(pixels, Key(6).integers(90, 5), (0.5,) * channels, (0.4,) * channels)
     task = Task(net, images, Assignment(np.arange(90), np.array([0, 20, 37, 90])))  # clients of different sizes
     job = Job(task, Method(client_opt=optimizer), rounds=3, cohort=3, local=Local(batch=8))
     ends = []

@@ -51,6 +51,18 @@ def test_values_and_gradients_equal_those_of_torch(kernels, shape):
     check(kernels.kernel_gradient(grad, x, (k, k), bias=False, **options)[:1], (by_kernel,))
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_16_bit_input_gradients_read_the_kernel_in_the_order_of_the_forward_direction(kernels, shape):
+    c, n, i, size, o, k, stride, padding = shape
+    options = {"stride": (stride, stride), "padding": (padding, padding)}
+    kernel = torch.randn(c, o, i, k, k).half()  # the interpreter has no constants in bfloat16
+    out = kernels.forward(torch.zeros(c, n, i, size, size).half(), kernel, None, **options)
+    grad = torch.randn(out.shape).half()
+    found = kernels.input_gradient(grad, kernel, (size, size), **options).float()
+    wanted = kernels.input_gradient(grad.float(), kernel.float(), (size, size), **options)
+    assert float((found - wanted).norm()) <= 1e-3 * float(wanted.norm())
+
+
 def test_memory_order_and_number_of_partial_sums_do_not_matter(kernels, monkeypatch):
     torch.manual_seed(0)
     x, grad = torch.randn(2, 3, 16, 12, 12), torch.randn(2, 3, 16, 12, 12)

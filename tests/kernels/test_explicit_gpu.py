@@ -62,3 +62,26 @@ def test_images_of_a_step_are_those_of_the_dataset(kernels):
     assert torch.equal(x, (pixels[index].float() / 255 - mean.view(3, 1, 1)) / deviation.view(3, 1, 1))
     assert torch.equal(y, targets[index])
     assert torch.equal(rows, batches[1, :, -1])
+    more, *_ = kernels.gather(batches, torch.tensor([1]), pixels, targets, (mean, deviation), torch.float32, 4)
+    assert more.stride(2) == 1
+    assert torch.equal(more, torch.cat((x, torch.ones_like(x[:, :, :1])), 2))
+
+
+@pytest.mark.parametrize("size", [(5, 5), (3, 5)])
+def test_a_channel_of_ones_in_the_images_gives_the_gradient_of_the_bias(kernels, size):
+    torch.manual_seed(0)
+    place = ((1, 1), (size[0] // 2, size[1] // 2), (2, 2))
+    layer = explicit_gpu.ConvReluPool("w", "b", *place, torch.float32, True, False)
+    weights = {"w": torch.randn(CLIENTS, 8, 3, *size), "b": torch.randn(CLIENTS, 8)}
+    assert layer.channels(weights["w"]) == 4
+    x = torch.randn(CLIENTS, BATCH, 3, 8, 6)
+    more = torch.cat((x, torch.ones_like(x[:, :, :1])), 2)
+    grad, found = torch.randn(CLIENTS, BATCH, 4, 3, 8), []
+    for images in (x, more.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)):
+        grads = {name: torch.full_like(block, torch.nan) for name, block in weights.items()}
+        found.append((layer.forward(images, weights), grads))
+        assert layer.backward(grad, weights, grads) is None
+    (out, wanted), (same, grads) = found
+    assert torch.allclose(out, same, atol=1e-5)
+    for name, block in wanted.items():
+        assert float((grads[name] - block).abs().max()) <= 2e-6 * float(block.abs().max())

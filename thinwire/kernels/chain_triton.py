@@ -31,9 +31,13 @@ def _gather(
     WIDTH: tl.constexpr,
     PIXELS: tl.constexpr,
     AREA: tl.constexpr,
+    CHANNELS: tl.constexpr,
     B: tl.constexpr,
 ):
-    """The images and targets of a step, normalized: (pixel / 255 - mean) / deviation."""
+    """The images and targets of a step, normalized: (pixel / 255 - mean) / deviation.
+
+    CHANNELS: if above 0, channels come last, and there are so many, the last of which is one everywhere.
+    """
     example = tl.program_id(1)
     step = tl.load(done)
     batch = batches + (step * clients + example // WIDTH) * (WIDTH + 1)
@@ -44,7 +48,12 @@ def _gather(
     mean = tl.load(means + at // AREA, mask=known, other=0.0)
     deviation = tl.load(deviations + at // AREA, mask=known, other=1.0)
     value = tl.math.div_rn(tl.math.div_rn(value, 255.0) - mean, deviation)
-    tl.store(x + example.to(tl.int64) * PIXELS + at, value, mask=known)
+    if CHANNELS == 0:
+        tl.store(x + example.to(tl.int64) * PIXELS + at, value, mask=known)
+    else:
+        to = x + example.to(tl.int64) * (AREA * CHANNELS) + (at % AREA) * CHANNELS
+        tl.store(to + at // AREA, value, mask=known)
+        tl.store(to + CHANNELS - 1, value * 0 + 1, mask=at < AREA)
     if tl.program_id(0) == 0:
         tl.store(y + example, tl.load(targets + index).to(tl.int64))
         if example % WIDTH == 0:
@@ -126,12 +135,16 @@ def _sum_parts(
     bias_client,
     OUTER: tl.constexpr,
     INNER: tl.constexpr,
+    KEPT: tl.constexpr,
     TAPS: tl.constexpr,
-    ONES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
     B: tl.constexpr,
 ):
-    """Sum of the terms of a kernel gradient, (o, tap, i) -> (o, i, tap); a last column is the bias gradient."""
-    COLUMNS: tl.constexpr = TAPS * INNER + ONES
+    """Sum of the terms of a kernel gradient, (o, tap, i) -> (o, i, tap), of the first KEPT channels.
+
+    BIAS is the column of the bias gradient, -1 if there is none.
+    """
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * B + tl.arange(0, B)
     known = at < OUTER * COLUMNS
@@ -140,11 +153,11 @@ def _sum_parts(
         total += tl.load(partial + (client * parts + part) * (OUTER * COLUMNS) + at, mask=known, other=0.0)
     o = at // COLUMNS
     column = at % COLUMNS
-    weight = column < TAPS * INNER
-    to = (o * INNER + column % INNER) * TAPS + column // INNER
+    weight = (column < TAPS * INNER) & (column % INNER < KEPT)
+    to = (o * KEPT + column % INNER) * TAPS + column // INNER
     tl.store(by_kernel + client * kernel_client + to, total, mask=known & weight)
-    if ONES:
-        tl.store(by_bias + client * bias_client + o, total, mask=known & (column == TAPS * INNER))
+    if BIAS >= 0:
+        tl.store(by_bias + client * bias_client + o, total, mask=known & (column == BIAS))
 
 
 @triton.jit
@@ -201,6 +214,7 @@ def gather(
     targets: Tensor,
     statistics: tuple[Tensor, Tensor],
     kind: torch.dtype,
+    channels: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The normalized images (c, n, channels, height, width) of a step, their targets (c, n), and the last column.
 
@@ -211,16 +225,18 @@ def gather(
         targets: (images,).
         statistics: mean and standard deviation of each channel, float32.
         kind: type of the images.
+        channels: if above 0, the images have so many, last in memory; the last one is one everywhere.
     """
     _, c, width = batches.shape
     shape, size, n = pixels.shape[1:], pixels[0].numel(), width - 1
-    x = torch.empty((c, n, *shape), dtype=kind, device=pixels.device)
+    made = (*shape[1:], channels) if channels else shape
+    x = torch.empty((c, n, *made), dtype=kind, device=pixels.device)
     y, rows = (torch.empty(made, dtype=torch.int64, device=pixels.device) for made in ((c, n), (c,)))
     with torch.cuda.device_of(pixels):
         _gather[(-(-size // BLOCK), c * n)](
-            *(batches, done, pixels, targets, *statistics, x, y, rows, c, n, size, size // shape[0], BLOCK)
+            *(batches, done, pixels, targets, *statistics, x, y, rows, c, n, size, size // shape[0], channels, BLOCK)
         )
-    return x, y, rows
+    return x.movedim(-1, 2) if channels else x, y, rows
 
 
 def average(x: Tensor, window: Pair, first: bool) -> Tensor:
@@ -242,21 +258,22 @@ def spread(grad: Tensor, y: Tensor, window: Pair, first: bool) -> Tensor:
     return out
 
 
-def sum_parts(partial: Tensor, by_kernel: Tensor, by_bias: Tensor | None) -> None:
+def sum_parts(partial: Tensor, by_kernel: Tensor, by_bias: Tensor | None, column: int) -> None:
     """Write the sums of the terms of a kernel gradient (`kernel_gradient_parts`).
 
     Args:
-        partial: (c, parts, o, kh kw i), with one more column for the bias, or without.
-        by_kernel: (c, o, i, kh, kw), each client's part contiguous: is overwritten.
+        partial: (c, parts, o, kh kw channels), with one more column for the bias, or without.
+        by_kernel: (c, o, i, kh, kw), each client's part contiguous: is overwritten with the first i channels.
         by_bias: (c, o): is overwritten if there is such a column.
+        column: of the bias gradient; -1 if there is none.
     """
     c, parts, o, columns = partial.shape
-    i, kh, kw = by_kernel.shape[2:]
-    ones = columns - i * kh * kw
+    i, taps = by_kernel.shape[2], by_kernel[0, 0, 0].numel()
     bias = by_kernel if by_bias is None else by_bias
     with torch.cuda.device_of(partial):
         _sum_parts[(-(-o * columns // BLOCK), c)](
-            *(partial, by_kernel, bias, parts, by_kernel.stride(0), bias.stride(0), o, i, kh * kw, ones, BLOCK)
+            *(partial, by_kernel, bias, parts, by_kernel.stride(0), bias.stride(0), o, columns // taps, i, taps),
+            *(columns, column if by_bias is not None else -1, BLOCK),
         )
 
 

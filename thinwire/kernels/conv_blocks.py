@@ -2,6 +2,8 @@
 
 >>> product_block(10, 8192, 128, 64, 25, torch.bfloat16)
 Block(m=128, n=128, k=64, warps=8, stages=3)
+>>> product_block(10, 2048, 128, 128, 25, torch.bfloat16)
+Block(m=64, n=128, k=64, warps=4, stages=3)
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 PROGRAMS = 512  # programs that occupy a large GPU; a constant, so that sums do not depend on the GPU
+FEWEST = 132  # programs below which tiles are made smaller than the 64 rows that the fastest instructions need
 
 
 class Block(NamedTuple):
@@ -27,7 +30,8 @@ def product_block(groups: int, rows: int, outer: int, inner: int, taps: int, kin
     """The tile for `groups` products of `rows` patches, each `taps` x `inner` long, with `outer` kernels."""
     n = _power(outer, 16, 128)
     many = groups * -(-outer // n)
-    m = next((m for m in (128, 64) if -(-rows // m) * many >= PROGRAMS), 32)
+    least = {128: PROGRAMS, 64: FEWEST if kind == torch.bfloat16 else PROGRAMS}
+    m = next((m for m in (128, 64) if -(-rows // m) * many >= least[m]), 32)
     one_tap = _divisor(inner, 64 if kind == torch.bfloat16 else 32)
     k = one_tap if one_tap >= 16 else _power(taps * inner, 16, 32)
     return Block(m, n, k, 8 if m * n >= 1 << 14 else 4, 3)

@@ -29,10 +29,10 @@ def _multiply_patches(
     out,
     rows,
     x_client,
-    x_image,
-    x_row,
-    x_column,
-    x_channel,
+    X_IMAGE: tl.constexpr,
+    X_ROW: tl.constexpr,
+    X_COLUMN: tl.constexpr,
+    X_CHANNEL: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     X_HEIGHT: tl.constexpr,
@@ -41,6 +41,9 @@ def _multiply_patches(
     Y_WIDTH: tl.constexpr,
     INNER: tl.constexpr,
     OUTER: tl.constexpr,
+    K_TAP: tl.constexpr,
+    K_INNER: tl.constexpr,
+    K_OUTER: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
     SH: tl.constexpr,
@@ -86,7 +89,7 @@ def _multiply_patches(
         to_row = u
         to_column = v
         live = m < rows
-    source = x + client * x_client + (image * x_image + row * x_row + column * x_column)
+    source = x + client * x_client + (image * X_IMAGE + row * X_ROW + column * X_COLUMN)
     kernel += client * (OUTER * KH * KW * INNER)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(0, TH * TW * INNER, BK):
@@ -107,24 +110,24 @@ def _multiply_patches(
         if BACK:
             at_row = row[:, None] - down
             at_column = column[:, None] - right
-            step = i * x_channel - th * x_row - tw * x_column
+            step = i * X_CHANNEL - th * X_ROW - tw * X_COLUMN
             kh = first_h + th * SH + 0 * i
             kw = first_w + tw * SW + 0 * i
         else:
             at_row = row[:, None] + down
             at_column = column[:, None] + right
-            step = i * x_channel + th * x_row + tw * x_column
+            step = i * X_CHANNEL + th * X_ROW + tw * X_COLUMN
             kh = th
             kw = tw
         inside = live[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
         a = tl.load(source[:, None] + step[None, :], mask=inside, other=0.0).to(kernel.dtype.element_ty)
-        from_kernel = kernel + (kh * KW + kw) * INNER + i
         known = (o < OUTER)[None, :]
         if INNER % BK != 0:
             known = known & (th < TH)[:, None]
         if BACK:
             known = known & ((kh < KH) & (kw < KW))[:, None]
-        b = tl.load(from_kernel[:, None] + (o * (KH * KW * INNER))[None, :], mask=known, other=0.0)
+        from_kernel = kernel + (kh * KW + kw) * K_TAP + i * K_INNER
+        b = tl.load(from_kernel[:, None] + (o * K_OUTER)[None, :], mask=known, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias + client * OUTER + o, mask=o < OUTER, other=0.0).to(tl.float32)[None, :]
@@ -145,10 +148,10 @@ def _multiply_by_patches(
     chunk,
     parts,
     x_client,
-    x_image,
-    x_row,
-    x_column,
-    x_channel,
+    X_IMAGE: tl.constexpr,
+    X_ROW: tl.constexpr,
+    X_COLUMN: tl.constexpr,
+    X_CHANNEL: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     X_HEIGHT: tl.constexpr,
@@ -190,7 +193,7 @@ def _multiply_by_patches(
         tw = tap % KW
         down = th[None, :]
         right = tw[None, :]
-    step = i * x_channel + th * x_row + tw * x_column
+    step = i * X_CHANNEL + th * X_ROW + tw * X_COLUMN
     x += client * x_client
     grad += client * rows * OUTER
     begin = part * chunk
@@ -207,7 +210,7 @@ def _multiply_by_patches(
         inside = (m < end)[:, None] & (at_row >= 0) & (at_row < X_HEIGHT) & (at_column >= 0) & (at_column < X_WIDTH)
         if INNER % BN != 0:
             inside = inside & (k < COLUMNS)[None, :]
-        source = (m // (WIDTH * HEIGHT)) * x_image + row * x_row + column * x_column
+        source = (m // (WIDTH * HEIGHT)) * X_IMAGE + row * X_ROW + column * X_COLUMN
         b = tl.load(x + (source[:, None] + step[None, :]), mask=inside, other=0.0).to(grad.dtype.element_ty)
         if ONES:
             b = tl.where((k == COLUMNS)[None, :], 1.0, b).to(grad.dtype.element_ty)
@@ -225,13 +228,13 @@ def forward(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, paddin
     """The convolution, in the type of the kernel; with `relu` the larger of it and zero."""
     (h, w), (kh, kw) = x.shape[-2:], kernel.shape[-2:]
     oh, ow = (h + 2 * padding[0] - kh) // stride[0] + 1, (w + 2 * padding[1] - kw) // stride[1] + 1
-    return _multiply(x, kernel.permute(0, 1, 3, 4, 2), bias, (oh, ow), (oh, ow), stride, padding, False, relu)
+    return _multiply(x, kernel, bias, (oh, ow), (oh, ow), stride, padding, False, relu)
 
 
 def input_gradient(grad: Tensor, kernel: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     """The gradient with respect to images of this size."""
     phase = (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
-    return _multiply(grad, kernel.permute(0, 2, 3, 4, 1), None, phase, size, stride, padding, True)
+    return _multiply(grad, kernel, None, phase, size, stride, padding, True)
 
 
 def kernel_gradient(
@@ -287,10 +290,14 @@ def _multiply(
     back: bool,
     relu: bool = False,
 ) -> Tensor:
-    """Launch `_multiply_patches` for kernels (c, outer, kh, kw, inner) and `grid` pixels per image and phase."""
+    """Launch `_multiply_patches` for kernels (c, o, i, kh, kw) and `grid` pixels per image and phase."""
     c, n, inner = x.shape[:3]
-    outer, kh, kw = kernel.shape[1:4]
-    x, kernel = _last(x), kernel.contiguous()
+    outer, (kh, kw) = kernel.shape[2 if back else 1], kernel.shape[3:]
+    # 16-bit products read the copy of the forward direction; tensor cores take 32-bit factors only with inner last
+    x, turned = _last(x), back and kernel.element_size() == 4
+    kernel = kernel.permute(0, *((2, 3, 4, 1) if turned else (1, 3, 4, 2))).contiguous()
+    far = kh * kw * kernel.shape[-1]
+    steps = (kernel.shape[-1], far, 1) if back and not turned else (kernel.shape[-1], 1, far)
     rows = n * grid[0] * grid[1]
     phases = stride[0] * stride[1] if back else 1
     block = product_block(c * phases, rows, outer, inner, kh * kw, kernel.dtype)
@@ -299,7 +306,7 @@ def _multiply(
     with torch.cuda.device_of(x):
         _multiply_patches[(-(-rows // block.m), -(-outer // block.n), c * phases)](
             *(x, kernel, added, out, rows, *_strides(x), *grid, *x.shape[-2:], *size),
-            *(inner, outer, kh, kw, *stride, *padding, back, bias is not None, relu),
+            *(inner, outer, *steps, kh, kw, *stride, *padding, back, bias is not None, relu),
             *(dot_precision(kernel.dtype), *block[:3]),
             num_warps=block.warps,
             num_stages=block.stages,

@@ -36,7 +36,9 @@ class ConvReluPool:
         stride, padding: of the convolution.
         window: of the pooling.
         kind: type of the products.
-        first: whether the inputs are the examples, (c, n, channels, height, width), whose gradient is not needed.
+        first: whether the inputs are the examples, (c, n, channels, height, width), whose gradient is not needed. They
+            may have one more channel than the kernel, which is one everywhere: then a pixel of three colors is loaded
+            at once, and the gradient of that channel is the one of the bias.
         last: whether the result is flattened, channels first.
     """
 
@@ -50,14 +52,15 @@ class ConvReluPool:
     last: bool
     x: Tensor = _NONE
     y: Tensor = _NONE
+    kernel: Tensor = _NONE
 
     def forward(self, x: Tensor, weights: Tree) -> Tensor:
         """Convolve and pool the images."""
         conv, others = _kernels()
         self.x = x if self.first else x.permute(0, 1, 4, 2, 3)
-        kernel = self._ordered(weights[self.weight], (0, 1, 3, 4, 2)).permute(0, 1, 4, 2, 3)
+        self.kernel = self._last(weights[self.weight])
         bias = weights[self.bias] if self.bias else None
-        made = conv.forward(self.x, kernel, bias, self.stride, self.padding, relu=True)
+        made = conv.forward(self.x, self.kernel, bias, self.stride, self.padding, relu=True)
         self.y = made.permute(0, 1, 3, 4, 2)
         out: Tensor = others.average(self.y, self.window, self.last)
         return out.flatten(2) if self.last else out
@@ -68,20 +71,36 @@ class ConvReluPool:
         grad = others.spread(grad.contiguous(), self.y, self.window, self.last)
         by_kernel, by_bias = grads[self.weight], grads[self.bias] if self.bias else None
         size, place = tuple(by_kernel.shape[-2:]), (self.stride, self.padding)
-        partial = conv.kernel_gradient_parts(grad, self.x, size, *place, by_bias is not None)
-        others.sum_parts(partial, by_kernel, by_bias)
-        if by_bias is not None and partial.shape[-1] == by_kernel[0, 0].numel():
+        more = self.x.shape[2] > by_kernel.shape[2]
+        partial = conv.kernel_gradient_parts(grad, self.x, size, *place, by_bias is not None and not more)
+        inner, taps = self.x.shape[2], size[0] * size[1]
+        column = taps * inner if partial.shape[-1] > taps * inner else -1
+        if more:  # the tap that is inside the image for every pixel of the result
+            column = (self.padding[0] * size[1] + self.padding[1]) * inner + inner - 1
+        others.sum_parts(partial, by_kernel, by_bias, column)
+        if by_bias is not None and column < 0:
             torch.sum(grad, (1, 2, 3), dtype=torch.float32, out=by_bias)
         if self.first:
             return None
-        kernel = self._ordered(weights[self.weight], (0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
-        by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), kernel, tuple(self.x.shape[-2:]), *place)
+        by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), self.kernel, tuple(self.x.shape[-2:]), *place)
         return by_x.permute(0, 1, 3, 4, 2)  # type: ignore[no-any-return]
 
-    def _ordered(self, kernel: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """The kernel with its axes in this order in memory."""
-        view = kernel.permute(axes)
-        return torch.empty(view.shape, dtype=self.kind, device=view.device).copy_(view)
+    def channels(self, kernel: Tensor) -> int:
+        """The channels that pixels of images are to have for this kernel (c, o, i, kh, kw); 0 for those that they have.
+
+        Three colors and a one are 8 or 16 bytes, which a GPU loads at once.
+        """
+        i, *size = kernel.shape[2:]
+        inside = all(2 * padding < length for padding, length in zip(self.padding, size, strict=True))
+        return 4 if self.first and i == 3 and inside else 0
+
+    def _last(self, kernel: Tensor) -> Tensor:
+        """A copy of the kernel with its channels last in memory; those that only the images have are zero."""
+        view, missing = kernel.permute(0, 1, 3, 4, 2), self.x.shape[2] - kernel.shape[2]
+        made = torch.zeros if missing else torch.empty
+        out = made((*view.shape[:4], self.x.shape[2]), dtype=self.kind, device=view.device)
+        out[..., : view.shape[4]].copy_(view)
+        return out.permute(0, 1, 4, 2, 3)
 
 
 @dataclass(eq=False)

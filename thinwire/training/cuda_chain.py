@@ -117,6 +117,8 @@ class ChainStep:
         size = sum(block[0].numel() for block in self.like.values())
         self.matrix, self.grad = (inputs.work.index.new_zeros((clients, size), dtype=torch.float32) for _ in range(2))
         fresh = self.optimizer.init({"": self.matrix})
+        given = self.optimizer
+        self.plain = isinstance(given, SGD) and not (fresh or given.weight_decay) and given.clip_norm == math.inf
         self.state: State = {slot: {"": torch.zeros_like(tree[""])} for slot, tree in fresh.items()}
         self.coords, self.grads = self._cut(self.matrix), self._cut(self.grad)
         self.opt = {slot: self._cut(tree[""]) for slot, tree in self.state.items()}
@@ -147,6 +149,10 @@ class ChainStep:
         for layer in reversed(self.layers):
             if grad is not None:
                 grad = layer.backward(grad, self.coords, self.grads)
+        if self.plain:
+            self._descend(rows, masked)
+            done.add_(1)
+            return
         update = self.optimizer.update  # on all clients at once, unless it depends on a client's norm
         update = update if self.optimizer.clip_norm == math.inf else vmap(update)
         change, state = update({"": self.grad}, self.state, {"": self.matrix})
@@ -160,6 +166,13 @@ class ChainStep:
             tree[""].copy_(state[slot][""])
         done.add_(1)
 
+    def _descend(self, rows: Tensor, masked: bool) -> None:
+        """A step of plain gradient descent, in one pass over the weights."""
+        step = self.grad if self.factor is None else self.grad * self.factor
+        if masked:
+            step = torch.where((rows > 0)[:, None], step, 0)
+        self.matrix.add_(step, alpha=-self.optimizer.lr)
+
     def _examples(self, batches: Tensor, done: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets and numbers of examples that count."""
         own = getattr(self.gather, "__self__", None)
@@ -169,7 +182,8 @@ class ChainStep:
 
             mean, deviation = (block.view(-1) for block in own.statistics)
             found: tuple[Tensor, Tensor, Tensor] = chain_triton.gather(
-                *(batches, done, own.pixels, own.targets, (mean, deviation), first.kind)
+                *(batches, done, own.pixels, own.targets, (mean, deviation), first.kind),
+                first.channels(self.coords[first.weight]),
             )
             return found
         batch = batches.index_select(0, done)[0]
