@@ -76,9 +76,8 @@ def encode(negative: np.ndarray, sent: np.ndarray, shapes: Shapes) -> bytes:
         return signs
 
     _visit(negative.copy(), sent, shapes, record)
-    group = np.concatenate(numbers)
-    ends = np.cumsum(np.bincount(group, minlength=GROUPS))
-    parts = np.split(np.concatenate(wrong)[np.argsort(group, kind="stable")], ends[:-1])
+    group, missed = np.concatenate(numbers), np.concatenate(wrong)
+    parts = [missed[group == number] for number in range(GROUPS)]  # less memory than sorting
     codes = [squeeze(pack(part.view(np.uint8), 1)) for part in parts]
     return b"".join((*(varint(len(p)) + varint(len(c)) for p, c in zip(parts, codes, strict=True)), *codes))
 
@@ -153,11 +152,11 @@ def _visit_alike(negative: np.ndarray, sent: np.ndarray, code: Code) -> None:
     batch, rows, columns = sent.shape
     last = np.zeros((batch, min(rows, CONTEXT), columns), np.float32)  # signs of row i in place i % 16
     goes = _goes(columns)
-    counts = np.add.reduceat(sent, [go.start for go in goes], axis=2, dtype=np.int32)
+    counts = [np.count_nonzero(sent[:, :, go], axis=2) for go in goes]
     for row in range(rows):
         agree = np.zeros((batch, 1, min(row, CONTEXT)), np.float32)
         seen = np.full((batch, 1), 4, np.float32)
-        for number, go in enumerate(goes):
+        for go, count in zip(goes, counts, strict=True):
             known, at = last[:, : agree.shape[2], go], np.flatnonzero(sent[:, row, go])
             score = np.matmul(agree, known).reshape(batch, -1)  # float32 is faster than integers
             guess = score.reshape(-1)[at] < 0
@@ -169,7 +168,7 @@ def _visit_alike(negative: np.ndarray, sent: np.ndarray, code: Code) -> None:
             own = np.zeros(score.shape, np.float32)
             own.reshape(-1)[at] = np.where(signs, np.float32(-1), np.float32(1))
             agree += np.matmul(known, own[:, :, None]).transpose(0, 2, 1)
-            seen += counts[:, row, number, None]
+            seen += count[:, row, None]
             last[:, row % CONTEXT, go] = own
             negative[:, row, go] = own < 0
 
