@@ -136,6 +136,7 @@ METHODS = {
     "feddyn, int8": Method(correction=FedDyn(), up=Quantize(8), down=Quantize(8)),
     "top-k": Method(up=TopK(0.02), down=TopK(0.4)),
     "top-k by block": Method(up=TopK(0.05, "block", Quantize(4)), down=ErrorFeedback(TopK(0.1, inner=Quantize(8)))),
+    "top-k, int4": Method(up=TopK(0.4, inner=Quantize(4))),
     "top-k, sums": Method(up=Lattice(0.1), down=TopK(0.4, inner=Lattice()), merge_codec=LatticeSum()),
     "threshold": Method(up=Threshold(1e-3, Quantize(8)), down=Threshold(1e-2)),
     "random-k": Method(up=RandomK(0.1, Quantize(4)), down=RandomK(0.5, unbiased=False)),
@@ -189,11 +190,23 @@ MIXED = {
     "none": torch.zeros(0, 3),
     "one": torch.tensor(2.0),
 }
-IN_ROWS = {  # values that are larger in some rows or columns: positions are sent by rows, levels by regions
+
+
+def _narrow() -> Tree:
+    """Factors whose rows have similar signs, which top-k guesses, and a vector."""
+    out = {"b": Key(13).normal(100)}
+    for i, (r, c) in enumerate(((16, 400), (400, 16), (16, 400), (8, 200))):
+        row, column, noise = (Key(14).fold(part, i) for part in ("row", "column", "noise"))
+        out[f"w{i}"] = row.normal(r, 1) * column.normal(1, c) + noise.normal(r, c) / 4
+    return out
+
+
+IN_ROWS = {  # values larger in some rows or columns: positions are sent by rows, levels by regions; and signs apart
     TopK(0.3): {
         "down": Key(7).normal(16, 2000) * Key(8).normal(2000).exp(),
         "up": Key(9).normal(2000, 16) * Key(10).normal(2000, 1).exp(),
     },
+    **dict.fromkeys((TopK(0.3, inner=Quantize(4)), TopK(0.9, "block", Quantize(8))), _narrow()),
     Quantize(4, per="tree"): {"w": Key(11).normal(100, 512) * (Key(12).normal(100, 1) / 2).exp()},
 }
 DOUBLE = {"d": Key(3).normal(3000).double(), "e": Key(6).normal(50).double()}

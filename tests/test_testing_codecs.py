@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parts import Half, Remember
-from thinwire.codecs import RandomK, Raw
+from thinwire.codecs import Quantize, RandomK, Raw
 from thinwire.errors import ConfigError, WireError
 from thinwire.testing import check_codec
 
@@ -61,6 +61,12 @@ class DoesNotAdd(RandomK):
 
 
 @dataclass(frozen=True)
+class LevelsDependOnSigns(Quantize):
+    scheme: str = "uniform"
+    codes_signs = True
+
+
+@dataclass(frozen=True)
 class RefusesEmpty(Raw):
     def decode(self, data, spec, peer):
         if not spec.blocks:
@@ -78,6 +84,7 @@ class RefusesEmpty(Raw):
         (ChangesCodecState(), "other bytes the second time|must not change"),
         (RefusesFloat32(), "must accept float32"),
         (DoesNotAdd(), "adds is true"),
+        (LevelsDependOnSigns(), "codes_signs is true"),
     ],
 )
 def test_faulty_codecs_fail(codec, message):

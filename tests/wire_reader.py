@@ -205,6 +205,38 @@ def _read_rows(c, n, shapes):
     return out
 
 
+def read_signs(data, at, shapes):
+    """Whether the values at these positions are negative, in the order of the positions."""
+    c = Cursor(data)
+    counts, lengths = zip(*((c.v(), c.v()) for _ in range(12)), strict=True)
+    assert sum(counts) == len(at)
+    streams = [iter(unpack(expand(c.take(b), width(n, 1)), n, 1)) for n, b in zip(counts, lengths, strict=True)]
+    c.end()
+    start, alike, others = 0, {}, []
+    for r, s in shapes:
+        if 2 <= min(r, s) <= 64 and 32 <= max(r, s) <= 1 << 20:
+            alike.setdefault((min(r, s), max(r, s)), []).append((start, r, s))
+        else:
+            others += range(start, start + r * s)
+        start += r * s
+    sent = set(at)
+    sign = {place: 1 - 2 * next(streams[0]) for place in others if place in sent}
+    for (short, long), matrices in alike.items():
+        ends = [min(32 * 4**i, long) for i in range(11) if i == 0 or 32 * 4 ** (i - 1) < long]
+        for row, (first, end) in itertools.product(range(short), itertools.pairwise([0, *ends])):
+            for begin, r, s in matrices:
+                place = [[begin + (j * s + i if r > s else i * s + j) for j in range(end)] for i in range(row + 1)]
+                earlier = [[sign.get(p, 0) for p in one] for one in place[max(0, row - 16) : row]]
+                own = [sign.get(p, 0) for p in place[row][:first]]
+                weight = [sum(x * y for x, y in zip(own, one, strict=False)) for one in earlier]
+                for j in range(first, end):
+                    if place[row][j] in sent:
+                        score = sum(w * one[j] for w, one in zip(weight, earlier, strict=True))
+                        group = min(11, (64 * abs(score) // (sum(map(abs, own)) + 4)).bit_length())
+                        sign[place[row][j]] = (-1 if score < 0 else 1) * (1 - 2 * next(streams[group]))
+    return [sign[place] < 0 for place in at]
+
+
 def read_regions(data, length):
     """Bytes in four classes of regions of 128 bytes."""
     c = Cursor(data)
@@ -319,8 +351,15 @@ def _read_threshold(codec, data, blocks, key):
 def _sparse(codec, c, k, blocks, key):
     n = count_of(blocks)
     shapes = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape)) for _, shape, _ in blocks]
-    at = read_positions(c.take(c.v()), n, k, shapes)
-    return _scatter(at, _inner(codec, c.take(), k, blocks, key), blocks)
+    positions = Cursor(c.take(c.v()))
+    has_signs = positions.data[:1] == b"\4"
+    assert k >= 4096 or not has_signs
+    signs = positions.take(1) and positions.take(positions.v()) if has_signs else b""
+    at = read_positions(positions.take(), n, k, shapes)
+    values = _inner(codec, c.take(), k, blocks, key)
+    if has_signs:
+        values = [-v if minus else v for v, minus in zip(values, read_signs(signs, at, shapes), strict=True)]
+    return _scatter(at, values, blocks)
 
 
 def _read_randomk(codec, data, blocks, key):

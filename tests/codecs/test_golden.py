@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from thinwire.core.spec import DTYPES, Block, Spec
 from thinwire.experiments.parts import build
 from thinwire.protocol.fields import unraw
 from thinwire.protocol.receive import receive
-from thinwire.wire import indices, symbols
+from thinwire.wire import indices, row_signs, symbols
 
 FILES = {file.stem: json.loads(file.read_text()) for file in sorted(make.HERE.glob("*.json"))}
 TYPES = {code: dtype for dtype, (code, _) in DTYPES.items()}
@@ -68,6 +69,16 @@ def test_positions_are_read(name):
     sizes = file["n"], file["k"], file.get("shapes", ())
     assert reader.read_positions(data, *sizes) == file["positions"]
     assert indices.decode(data, *sizes).tolist() == file["positions"]
+
+
+@of("signs")
+def test_signs_are_read(name):
+    file = FILES[name]
+    data, at = bytes.fromhex(file["bytes"]), file["positions"]
+    assert reader.read_signs(data, at, file["shapes"]) == list(map(bool, file["negative"]))
+    sent = np.zeros(sum(r * c for r, c in file["shapes"]), bool)
+    sent[at] = True
+    assert row_signs.decode(data, sent, file["shapes"])[at].tolist() == list(map(bool, file["negative"]))
 
 
 @of("levels")

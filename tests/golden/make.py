@@ -51,7 +51,7 @@ from thinwire.protocol.sums import read_sum
 from thinwire.protocol.upload import decode_upload, decode_uploads
 from thinwire.schedules.base import AllBlocks, Plan
 from thinwire.spaces import MAPO, LoRAStack
-from thinwire.wire import indices, regions, row_bits, symbols
+from thinwire.wire import indices, regions, row_bits, row_signs, symbols
 from thinwire.wire import message as wire
 from thinwire.wire.bits import pack
 from thinwire.wire.weight import encode as encode_weight
@@ -101,11 +101,31 @@ SHAPES = ((80, 8), (10, 1), (8, 70), (5, 4), (0, 3))  # the columns of the first
 BITS = KEY.fold("rows").words_numpy(1230) % 5 // 4
 
 
+NARROW = ((18, 140), (1, 9), (140, 18), (3, 5), (0, 3), (2, 33))  # all but the vector, (3, 5) and (0, 3) are narrow
+
+
+def drawn_signs() -> tuple[np.ndarray, np.ndarray]:
+    """Which entries are sent, and which are negative: in each matrix mostly those of a product of two vectors."""
+    n = sum(r * c for r, c in NARROW)
+    sent, negative = KEY.fold("sent").words_numpy(n) % 2 == 0, KEY.fold("noise").words_numpy(n) % 6 == 0
+    start = 0
+    for r, c in NARROW:
+        signs = KEY.fold("signs", r, c).words_numpy(r + c) % 2 == 0
+        negative[start : start + r * c] ^= (signs[:r, None] ^ signs[None, r:]).reshape(-1)
+        start += r * c
+    return sent, negative
+
+
 def forced() -> Iterator[tuple[str, dict]]:
     """Positions and levels in forms that only many of them take."""
     data = bytes([indices.ROWS]) + row_bits.encode(BITS.astype(np.uint8), SHAPES, np.inf)
     at = np.flatnonzero(BITS)
     yield "positions-rows", {"n": 1230, "k": len(at), "shapes": SHAPES, "positions": at.tolist(), "bytes": data.hex()}
+    sent, negative = drawn_signs()
+    data = row_signs.encode(negative, sent, NARROW)
+    at = np.flatnonzero(sent)
+    signs = {"positions": at.tolist(), "negative": negative[at].astype(int).tolist()}
+    yield "signs-narrow", {"shapes": NARROW, **signs, "bytes": data.hex()}
     levels = np.where(np.arange(1400) // 256 % 2, 7 + SKEWED[0], 7).repeat(2)[:2801]
     packed = np.frombuffer(pack(levels, 4), np.uint8)
     data = b"\7" + regions.squeeze(packed, regions.classes(packed))

@@ -2,8 +2,8 @@
 
     v length of the positions, positions (`wire/indices.py`), values (by the inner codec, as one block)
 
-If signs can be guessed, and the inner codec is as short without them, the positions begin with one byte 4 and the signs
-(`wire/row_signs.py`), and the inner codec has the magnitudes:
+If the inner codec `codes_signs`, and guessed signs make the message shorter, positions begin with one byte 4 and the
+signs (`wire/row_signs.py`), and the inner codec has the magnitudes:
 
     4, v length of the signs, signs, positions
 """
@@ -47,12 +47,22 @@ def pack_sparse(at: np.ndarray, values: Tensor, spec: Spec, inner: Codec, peer: 
     """Encode values and their ascending positions in the joined blocks. The inverse of `unpack_sparse`."""
     matrices = _matrices(spec)
     where = indices.encode(at, spec.size, matrices)
-    if where and inner.codes_signs and len(at) >= _MANY and row_signs.pays(matrices):
-        signs = row_signs.encode((values < 0).numpy(), at, matrices)
-        if len(signs) < _PAYS * len(at) / 8:
-            where, values = bytes([_SIGNED]) + varint(len(signs)) + signs + where, values.abs()
     data, _ = inner.encode({"values": values}, {}, peer)
+    if where and inner.codes_signs and len(at) >= _MANY and row_signs.pays(matrices):
+        signs = _signs(at, values, spec.size, matrices)
+        if len(signs) < _PAYS * len(at) / 8:
+            sizes, _ = inner.encode({"values": values.abs()}, {}, peer)
+            if len(signs) + len(sizes) < len(data):  # levels of 0 have no sign that could be left out
+                where, data = bytes([_SIGNED]) + varint(len(signs)) + signs + where, sizes
     return varint(len(where)) + where + data
+
+
+def _signs(at: np.ndarray, values: Tensor, n: int, matrices: row_signs.Shapes) -> bytes:
+    """The signs of the values at these positions."""
+    sent, negative = np.zeros(n, bool), np.zeros(n, bool)
+    sent[at] = True
+    negative[at] = (values < 0).numpy()
+    return row_signs.encode(negative, sent, matrices)
 
 
 def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec, peer: Peer) -> Tree:
@@ -61,39 +71,40 @@ def unpack_sparse(data: Bytes, spec: Spec, segments: list[Segment], inner: Codec
     if length > len(data) - start:
         raise WireError(f"positions of {length} bytes announced, {len(data) - start} are left")
     k, matrices = sum(segment.sent for segment in segments), _matrices(spec)
-    signs, where = _split_signs(memoryview(data)[start : start + length], k)
+    signs, where = _split_signs(memoryview(data)[start : start + length], k, inner)
     at = indices.decode(where, spec.size, k, matrices)
     for first, size, wanted in segments:
         if np.searchsorted(at, first + size) - np.searchsorted(at, first) != wanted:
             raise WireError(f"expected {wanted} positions in a block of {size} values")
-    negative = None if signs is None else torch.from_numpy(row_signs.decode(signs, at, matrices))
-    if 4 * k <= spec.size:
-        return scatter(at, _values(data[start + length :], spec, k, inner, peer, negative), spec)
     # many positions, of eight bytes each, would take twice the memory of the model: use a boolean mask instead, and
     # free the positions before the values are decoded
-    mask = torch.zeros(spec.size, dtype=torch.bool)
-    mask.numpy()[at] = True
+    many, mask = 4 * k > spec.size, np.zeros(0, bool)
+    if many or signs is not None:
+        mask = np.zeros(spec.size, bool)
+        mask[at] = True
+    chosen = mask if many else at
     del at
-    values = _values(data[start + length :], spec, k, inner, peer, negative)
-    vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(mask, values)
-    del values, mask
+    negative = None if signs is None else torch.from_numpy(row_signs.decode(signs, mask, matrices)[chosen])
+    values = inner.decode(data[start + length :], as_one_block(spec, k), peer)["values"]
+    if negative is not None:
+        values = torch.where(negative, 0 - values, values)  # a level of 0 is +0, as without signs
+    if not many:
+        return scatter(chosen, values, spec)
+    vector = torch.zeros(spec.size, dtype=values.dtype).masked_scatter_(torch.from_numpy(mask), values)
+    del values, mask, chosen
     return cut(vector, spec, copy=False)
 
 
-def _split_signs(where: memoryview, k: int) -> tuple[memoryview | None, memoryview]:
+def _split_signs(where: memoryview, k: int, inner: Codec) -> tuple[memoryview | None, memoryview]:
     """The bytes of the signs, if there are any, and of the positions."""
     if where[:1] != bytes([_SIGNED]):
         return None, where
     length, start = read_varint(where, 1)
     if k < _MANY or length > len(where) - start:
         raise WireError(f"signs of {length} bytes announced for {k} values, {len(where) - start} are left")
+    if not inner.codes_signs:
+        raise WireError(f"signs of values are never sent apart from {type(inner).__name__}")
     return where[start : start + length], where[start + length :]
-
-
-def _values(data: Bytes, spec: Spec, k: int, inner: Codec, peer: Peer, negative: Tensor | None) -> Tensor:
-    """The values, by the inner codec; those at `negative` with the other sign."""
-    values = inner.decode(data, as_one_block(spec, k), peer)["values"]
-    return values if negative is None else torch.where(negative, -values, values)
 
 
 def scatter(at: np.ndarray, values: Tensor, spec: Spec) -> Tree:

@@ -66,6 +66,7 @@ def check_codec(codec: Codec, *, lossless: bool = False) -> None:
         _check_round_trip(codec, tree, lossless)
     _check_some_blocks(codec, whole)
     _check_sums(codec, whole)
+    _check_magnitudes(codec, whole)
     _check_mutations(codec, whole)
 
 
@@ -120,6 +121,19 @@ def _check_sums(codec: Codec, tree: Tree) -> None:
     for name, block in back.items():
         assert torch.allclose(block, decoded_sum[name], rtol=1e-5, atol=1e-6), (
             f"adds is true, but the sum of two messages does not decode to the sum of their trees in {name!r}"
+        )
+
+
+def _check_magnitudes(codec: Codec, tree: Tree) -> None:
+    """Check that magnitudes alone decode to the same magnitudes, if `codes_signs`."""
+    if not codec.codes_signs:
+        return
+    spec, peer = Spec.of(tree), Peer(KEY.fold("signs"))
+    sizes = {name: block.abs() for name, block in tree.items()}
+    signed, alone = (codec.decode(codec.encode(t, codec.init(spec), peer)[0], spec, peer) for t in (tree, sizes))
+    for name, block in signed.items():
+        assert torch.equal(block.abs(), alone[name]), (
+            f"codes_signs is true, but magnitudes of {name!r} decode to others without their signs"
         )
 
 

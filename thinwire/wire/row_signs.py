@@ -1,7 +1,7 @@
 """Signs of the sent values of matrices as bytes, shorter where rows have the same signs, or opposite ones.
 
 A gradient of a matrix is a sum of few products of two vectors, so the signs of two rows agree in most columns, or
-disagree in most. A matrix is narrow if its shorter side has 2 to 64 entries and its longer side at least 32; rows are
+disagree in most. A matrix is narrow if its shorter side has 2 to 64 entries and its longer side 32 to 2^20; rows are
 those of its shorter side. Narrow matrices with the same two sides are coded together, in the order of the first of
 each pair of sides: row by row, the columns 0 to 31, 32 to 127, 128 to 511, ... of a row in one go, matrix by matrix.
 A sign is guessed from the signs s of the 16 rows before (1, -1, or 0 if it was not sent), in the same column j,
@@ -17,14 +17,14 @@ are in group 0, before the others.
 
 >>> draw = np.random.default_rng(0)
 >>> negative = (draw.normal(size=(16, 1)) * draw.normal(size=4000) < draw.normal(size=(16, 4000)) / 8).reshape(-1)
->>> data = encode(negative, np.arange(64000), [(16, 4000)])
->>> len(data) < 0.7 * 64000 / 8, bool((decode(data, np.arange(64000), [(16, 4000)]) == negative).all())
+>>> data = encode(negative, np.ones(64000, bool), [(16, 4000)])
+>>> len(data) < 0.7 * 64000 / 8, bool((decode(data, np.ones(64000, bool), [(16, 4000)]) == negative).all())
 (True, True)
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,15 +35,23 @@ from thinwire.wire.entropy import expand, squeeze
 
 Shapes = Sequence[tuple[int, int]]
 GROUPS, CONTEXT, FIRST = 12, 16, 32
-_UNSENT = -1
+_LONGEST = 1 << 20  # a side up to which float32 is exact: scores are at most 16 times as large, and integers
+_EXPONENT, _HALF = 23, 126  # of float32: where the bits of the exponent begin, and those of a number from 1/2 to 1
+
+Code = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-class Guess(NamedTuple):
-    """Signs that are guessed in one go."""
+class _Matrix(NamedTuple):
+    """Where the entries of a narrow matrix are."""
 
-    at: np.ndarray  # indices of the signs, in the order of their positions
-    group: np.ndarray
-    negative: np.ndarray
+    start: int
+    rows: int
+    columns: int
+
+    def view(self, entries: np.ndarray) -> np.ndarray:
+        """Its entries; rows are those of the shorter side."""
+        part = entries[self.start : self.start + self.rows * self.columns].reshape(self.rows, self.columns)
+        return part.T if self.rows > self.columns else part
 
 
 def pays(shapes: Shapes) -> bool:
@@ -52,33 +60,45 @@ def pays(shapes: Shapes) -> bool:
     return 2 * narrow >= sum(r * c for r, c in shapes) > 0
 
 
-def encode(negative: np.ndarray, at: np.ndarray, shapes: Shapes) -> bytes:
-    """Encode the signs (bool: whether negative) of the values at these ascending positions. The inverse of `decode`."""
+def encode(negative: np.ndarray, sent: np.ndarray, shapes: Shapes) -> bytes:
+    """Encode the signs of the sent entries. The inverse of `decode`.
+
+    Args:
+        negative: bool for each entry of all matrices, whether it is negative; those that are not sent do not matter.
+        sent: bool for each entry, whether it is sent.
+        shapes: of the matrices, which follow each other.
+    """
     wrong, numbers = [], []
-    goes, signs = _guesses(at, shapes), None
-    while (guess := _next(goes, signs)) is not None:
-        signs = negative[guess.at]
-        wrong.append(signs != guess.negative)
-        numbers.append(guess.group)
-    missed, group = np.concatenate(wrong), np.concatenate(numbers)
-    parts = [missed[group == number] for number in range(GROUPS)]
+
+    def record(group: np.ndarray, guess: np.ndarray, signs: np.ndarray) -> np.ndarray:
+        wrong.append(signs != guess)
+        numbers.append(group)
+        return signs
+
+    _visit(negative.copy(), sent, shapes, record)
+    group, missed = np.concatenate(numbers), np.concatenate(wrong)
+    parts = [missed[group == number] for number in range(GROUPS)]  # less memory than sorting
     codes = [squeeze(pack(part.view(np.uint8), 1)) for part in parts]
     return b"".join((*(varint(len(p)) + varint(len(c)) for p, c in zip(parts, codes, strict=True)), *codes))
 
 
-def decode(data: Bytes, at: np.ndarray, shapes: Shapes) -> np.ndarray:
-    """Decode the signs of the values at these ascending positions from exactly these bytes."""
-    wrong, read = _read_groups(data, len(at)), np.zeros(GROUPS, np.int64)
-    negative = np.empty(len(at), bool)
-    goes, signs = _guesses(at, shapes), None
-    while (guess := _next(goes, signs)) is not None:
-        ends = read + np.bincount(guess.group, minlength=GROUPS)
-        if any(end > len(part) for end, part in zip(ends, wrong, strict=True)):
-            raise WireError("a group of signs has more than the announced ones")
-        missed = np.concatenate([part[a:b] for part, a, b in zip(wrong, read, ends, strict=True)])
-        signs, read = guess.negative, ends
-        signs[np.argsort(guess.group, kind="stable")] ^= missed
-        negative[guess.at] = signs
+def decode(data: Bytes, sent: np.ndarray, shapes: Shapes) -> np.ndarray:
+    """Decode the signs of the sent entries from exactly these bytes: whether each is negative; False for all others."""
+    wrong, read = _read_groups(data, int(np.count_nonzero(sent))), [0] * GROUPS
+
+    def reveal(group: np.ndarray, guess: np.ndarray, _: np.ndarray) -> np.ndarray:
+        missed = []
+        for number, count in enumerate(np.bincount(group, minlength=GROUPS).tolist()):
+            missed.append(wrong[number][read[number] : read[number] + count])
+            read[number] += count
+            if read[number] > len(wrong[number]):
+                raise WireError(f"group {number} of signs has more than the announced {len(wrong[number])}")
+        flip = np.empty(len(group), bool)
+        flip[np.argsort(group, kind="stable")] = np.concatenate(missed)
+        return guess ^ flip
+
+    negative = np.zeros(len(sent), bool)
+    _visit(negative, sent, shapes, reveal)
     return negative
 
 
@@ -94,80 +114,73 @@ def _read_groups(data: Bytes, k: int) -> list[np.ndarray]:
         raise WireError(f"the groups of signs are not those of {k} values")
     ends = np.cumsum([start, *lengths]).tolist()
     return [
-        unpack(expand(data[a:b], width(n, 1)), n, 1).astype(bool)
+        unpack(expand(data[a:b], width(n, 1)), n, 1).view(bool)
         for a, b, n in zip(ends[:-1], ends[1:], counts, strict=True)
     ]
 
 
-def _next(goes: Generator[Guess, np.ndarray | None, None], signs: np.ndarray | None) -> Guess | None:
-    """The guesses of the next go, after these are the signs of the last one; None at the end."""
-    try:
-        return goes.send(signs)
-    except StopIteration:
-        return None
+def _visit(negative: np.ndarray, sent: np.ndarray, shapes: Shapes, code: Code) -> None:
+    """Call `code` with the groups, guesses and signs of each go, and set `negative` to the signs that it returns.
 
-
-def _guesses(at: np.ndarray, shapes: Shapes) -> Generator[Guess, np.ndarray | None, None]:
-    """Guesses for all signs, go by go; it is sent the signs of each go."""
-    batches, others = _layout(at, shapes)
-    yield Guess(others, np.zeros(len(others), np.uint8), np.zeros(len(others), bool))
-    for places in batches:
-        batch, rows, columns = places.shape
-        signs = np.zeros(places.shape, np.int8)
-        for row in range(rows):
-            before = slice(max(0, row - CONTEXT), row)
-            agree = np.zeros((batch, 1, row - before.start), np.float32)
-            seen = np.zeros(batch, np.int64)
-            for go in _goes(columns):
-                known, place = signs[:, before, go].astype(np.float32), places[:, row, go].reshape(-1)
-                sent = np.flatnonzero(place != _UNSENT)
-                own = np.zeros((batch, go.stop - go.start), np.float32)
-                # sums of small integers: float32 is exact, and faster than integers
-                score = np.matmul(agree, known).reshape(-1)[sent].astype(np.int64)
-                size = np.abs(score) * 64 // (seen + 4)[sent // own.shape[1]]
-                group = np.minimum(np.frexp(size)[1], GROUPS - 1).astype(np.uint8)
-                found = yield Guess(place[sent], group, score < 0)
-                if found is None:
-                    raise AssertionError("the signs of the last go were not sent")
-                own.reshape(-1)[sent] = np.where(found, np.float32(-1), np.float32(1))
-                signs[:, row, go] = own
-                agree += np.matmul(known, own[:, :, None]).transpose(0, 2, 1)
-                seen += np.count_nonzero(own, axis=1)
-
-
-def _layout(at: np.ndarray, shapes: Shapes) -> tuple[Iterator[np.ndarray], np.ndarray]:
-    """For matrices of the same sides the index of the sign of each entry, (matrices, rows, columns); and the others."""
-    alike: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    start = 0
+    An encoder fills `negative` before; a decoder cannot.
+    """
+    alike: dict[tuple[int, int], list[_Matrix]] = {}
+    start, other = 0, sent.copy()
     for r, c in shapes:
         if _is_narrow(r, c):
-            alike.setdefault((min(r, c), max(r, c)), []).append((start, r, c))
+            alike.setdefault((min(r, c), max(r, c)), []).append(_Matrix(start, r, c))
+            other[start : start + r * c] = False
         start += r * c
-    other = np.ones(len(at), bool)
-    for first, r, c in (matrix for matrices in alike.values() for matrix in matrices):
-        other[slice(*np.searchsorted(at, (first, first + r * c)))] = False
-    return (_places(at, sides, alike[sides]) for sides in alike), np.flatnonzero(other)
+    at = np.flatnonzero(other)
+    negative[at] = code(np.zeros(len(at), np.uint8), np.zeros(len(at), bool), negative[at])
+    del at, other
+    for matrices in alike.values():
+        signs = _stack(matrices, negative)
+        _visit_alike(signs, _stack(matrices, sent), code)
+        for matrix, found in zip(matrices, signs, strict=True):
+            matrix.view(negative)[:] = found
 
 
-def _places(at: np.ndarray, sides: tuple[int, int], matrices: list[tuple[int, int, int]]) -> np.ndarray:
-    """The index of the sign of each entry; -1 where none was sent."""
-    out = np.full((len(matrices), *sides), _UNSENT, np.int32 if len(at) < 1 << 31 else np.int64)
-    for number, (start, r, c) in enumerate(matrices):
-        low, high = np.searchsorted(at, (start, start + r * c))
-        entries = np.full(r * c, _UNSENT, out.dtype)
-        entries[at[low:high] - start] = np.arange(low, high)
-        matrix = entries.reshape(r, c)
-        out[number] = matrix.T if r > c else matrix
+def _stack(matrices: list[_Matrix], entries: np.ndarray) -> np.ndarray:
+    """The entries of matrices of the same sides, (matrices, rows, columns)."""
+    views = [matrix.view(entries) for matrix in matrices]
+    return np.stack(views, out=np.empty((len(views), *views[0].shape), bool))  # contiguous, also if all are transposed
+
+
+def _visit_alike(negative: np.ndarray, sent: np.ndarray, code: Code) -> None:
+    """The same for matrices of the same sides, (matrices, rows, columns)."""
+    batch, rows, columns = sent.shape
+    last = np.zeros((batch, min(rows, CONTEXT), columns), np.float32)  # signs of row i in place i % 16
+    goes = _goes(columns)
+    counts = [np.count_nonzero(sent[:, :, go], axis=2) for go in goes]
+    for row in range(rows):
+        agree = np.zeros((batch, 1, min(row, CONTEXT)), np.float32)
+        seen = np.full((batch, 1), 4, np.float32)
+        for go, count in zip(goes, counts, strict=True):
+            known, at = last[:, : agree.shape[2], go], np.flatnonzero(sent[:, row, go])
+            score = np.matmul(agree, known).reshape(batch, -1)  # float32 is faster than integers
+            guess = score.reshape(-1)[at] < 0
+            np.abs(score, out=score)
+            score /= seen / 64
+            bits = (score.reshape(-1)[at].view(np.int32) >> _EXPONENT) - _HALF
+            group = np.minimum(np.maximum(bits, 0), GROUPS - 1).astype(np.uint8)
+            signs = code(group, guess, negative[:, row, go].reshape(-1)[at])
+            own = np.zeros(score.shape, np.float32)
+            own.reshape(-1)[at] = np.where(signs, np.float32(-1), np.float32(1))
+            agree += np.matmul(known, own[:, :, None]).transpose(0, 2, 1)
+            seen += count[:, row, None]
+            last[:, row % CONTEXT, go] = own
+            negative[:, row, go] = own < 0
+
+
+def _goes(columns: int) -> list[slice]:
+    """Columns 0 to 31, 32 to 127, 128 to 511, ..."""
+    out, start, end = [], 0, FIRST
+    while start < columns:
+        out.append(slice(start, min(end, columns)))
+        start, end = end, 4 * end
     return out
 
 
-def _goes(columns: int) -> Iterator[slice]:
-    """Columns 0 to 31, 32 to 127, 128 to 511, ..."""
-    start, end = 0, FIRST
-    while start < columns:
-        yield slice(start, min(end, columns))
-        start, end = end, 4 * end
-
-
 def _is_narrow(r: int, c: int) -> bool:
-    return 2 <= min(r, c) <= 64 and max(r, c) >= 32
+    return 2 <= min(r, c) <= 64 and FIRST <= max(r, c) <= _LONGEST
