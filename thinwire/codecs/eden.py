@@ -83,7 +83,7 @@ class Eden(Codec):
             length = math.sqrt(square / piece.length)
             groups = self._groups(piece, peer.key)
             levels = [_nearest(y[at] * np.float32(1 / length if length else 1), bits) for at, bits in groups]
-            chosen = [(y[at], codebook(bits)[index]) for (at, bits), index in zip(groups, levels, strict=True)]
+            chosen = [(y[at], codebook(bits).take(index)) for (at, bits), index in zip(groups, levels, strict=True)]
             scale = self._scale(chosen, square / piece.gain, piece.gain) * unit
             out += np.float32(min(scale, _LARGEST)).tobytes()
             for (_, bits), index in zip(groups, levels, strict=True):
@@ -117,7 +117,7 @@ class Eden(Codec):
             position += _bytes(count, bits)
             for first in range(0, count, _CHUNK):
                 part = slice(first, first + _CHUNK)
-                out[part if isinstance(at, slice) else at[part]] = codebook(bits)[index[part]]
+                out[part if isinstance(at, slice) else at[part]] = codebook(bits).take(index[part])  # a third of the time of [...]
         return position
 
     def size(self, spec: Spec) -> int:
@@ -210,9 +210,9 @@ def _nearest(z: np.ndarray, bits: int) -> np.ndarray:
     edges = (levels[1:] + levels[:-1]) / 2
     if bits > 4:
         return np.searchsorted(edges, z).astype(np.uint8)
-    index = np.zeros(len(z), np.uint8)
+    index, above = np.zeros(len(z), np.uint8), np.empty(len(z), bool)
     for edge in edges:  # a few comparisons take less time than a search
-        index += z > edge
+        index += np.greater(z, edge, out=above)
     return index
 
 
