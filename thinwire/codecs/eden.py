@@ -115,9 +115,9 @@ class Eden(Codec):
             count = len(out[at]) if isinstance(at, slice) else len(at)
             index = unpack_planes(data[position : position + _bytes(count, bits)], count, bits)
             position += _bytes(count, bits)
-            for first in range(0, count, _CHUNK):
+            for first in range(0, count, _CHUNK):  # `take` needs a third of the time of [...]
                 part = slice(first, first + _CHUNK)
-                out[part if isinstance(at, slice) else at[part]] = codebook(bits).take(index[part])  # a third of the time of [...]
+                out[part if isinstance(at, slice) else at[part]] = codebook(bits).take(index[part])
         return position
 
     def size(self, spec: Spec) -> int:
