@@ -35,7 +35,7 @@ from thinwire.models import vgg
 def test_forged_messages_are_decoded_or_refused():
     names = ("raw, buffers", "top-k by block", "private, full download", "mapo, 3 rounds per basis")
     # the limit of time is that of the command: a test is not timed; this one ends a hang
-    outcomes = fuzz_wire.fuzz(range(2000), seed=1, trace_every=8, names=names, seconds=120.0)
+    outcomes = fuzz_wire.fuzz(range(6000), seed=2, trace_every=8, names=names, seconds=120.0)
     assert outcomes.failures == []
     refusals = {outcome for _, outcome in outcomes.counts} - {"decoded"}
     decoded = sum(count for (_, outcome), count in outcomes.counts.items() if outcome == "decoded")
@@ -43,7 +43,7 @@ def test_forged_messages_are_decoded_or_refused():
     # from the outermost check to the innermost
     for deep in ("checksum", "fields [", "not finite", "positions", "compressed section", "level N does not exist"):
         assert any(deep in refusal for refusal in refusals), deep
-    assert "2,000 messages" in fuzz_wire.report(outcomes, by_target=True)
+    assert "6,000 messages" in fuzz_wire.report(outcomes, by_target=True)
 
 
 def test_fuzzer_detects_memory_use_errors_and_invalid_results():
