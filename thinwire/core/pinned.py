@@ -11,11 +11,22 @@ import torch
 from torch import Tensor
 
 MOST = 1 << 30  # bytes of pinned memory for the messages of a round: other processes cannot use pinned memory
+LEAST = 1 << 20  # bytes: smaller tensors are not worth a request
 
 
 def pinned_empty(size: int, *, pinned: bool) -> np.ndarray:
     """An uninitialized array of bytes; `pinned` needs a GPU and usually reuses cached memory."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.empty(size, np.uint8)
+
+
+def empty_long(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """An uninitialized vector on the CPU, in pinned memory if it is long and this process uses a GPU.
+
+    >>> empty_long(3).shape
+    torch.Size([3])
+    """
+    pinned = LEAST <= size * dtype.itemsize <= MOST and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.empty(size, dtype=dtype, pin_memory=pinned)
 
 
 def sent(values: np.ndarray, device: torch.device) -> Tensor:

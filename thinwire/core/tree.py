@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
-from thinwire.core.threads import each
+from thinwire.core.pinned import empty_long
+from thinwire.core.threads import cores, each
 
 Tree: TypeAlias = dict[str, Tensor]
-_SLICE = 1 << 16  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_SLICE = 1 << 17  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_LONG = 1 << 21  # values of a vector that is added up on several cores
 
 
 def tmap(fn: Callable[..., Tensor], first: Mapping[str, Tensor], *rest: Mapping[str, Tensor]) -> Tree:
@@ -245,17 +247,6 @@ def _tensors(tree: Tree) -> Iterable[Tensor]:
     return (tree.vector,) if isinstance(tree, FlatTree) else tree.values()
 
 
-def as_matrix(tree: Tree) -> Tensor | None:
-    """A stacked tree as one matrix with a row for each client (a copy); None if its dtypes differ.
-
-    >>> as_matrix({"a": torch.zeros(2, 3), "b": torch.ones(2)}).tolist()
-    [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
-    """
-    if len({block.dtype for block in tree.values()}) != 1:
-        return None
-    return torch.cat([block.reshape(len(block), block[0].numel()) for block in tree.values()], 1)
-
-
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """sum_i p_i tree_i with p_i = weight_i / sum of weights, summed in the order given.
 
@@ -279,15 +270,15 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
 def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
     """The weighted mean of long vectors, in slices on several cores: each slice stays in the cache of a core."""
-    out = torch.empty_like(vectors[0])
+    out = empty_long(vectors[0].numel(), vectors[0].dtype)
+    first, *rest = (torch.split(vector, _SLICE) for vector in (out, *vectors))
 
-    def average(start: int) -> None:
-        here = slice(start, start + _SLICE)
-        torch.mul(vectors[0][here], fractions[0], out=out[here])
-        for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
-            out[here].add_(vector[here], alpha=fraction)
+    def average(i: int) -> None:
+        total = torch.mul(rest[0][i], fractions[0], out=first[i])
+        for slices, fraction in zip(rest[1:], fractions[1:], strict=True):
+            total.add_(slices[i], alpha=fraction)
 
-    each(average, range(0, len(out), _SLICE), len(vectors) * _SLICE * out.element_size())
+    each(average, range(len(first)), len(vectors) * _SLICE * out.element_size())
     return out
 
 
@@ -298,10 +289,18 @@ def all_finite(tree: Tree) -> bool:
         return True
     # a finite sum implies finite terms; an infinite sum may be an overflow, so check each value then
     if blocks[0].device.type == "cpu":
-        total = sum(block.sum().item() for block in blocks)
+        total = sum(_sum(block) for block in blocks)
     else:  # one synchronization with the GPU
         total = grand_total(tree).item()
     return math.isfinite(total) or all(bool(torch.isfinite(block).all()) for block in blocks)
+
+
+def _sum(block: Tensor) -> float:
+    """The sum of all values of a tensor on the CPU, with a rounding that depends on the number of cores."""
+    if block.numel() < _LONG or not block.is_contiguous():
+        return float(block.sum())
+    parts = torch.split(block.view(-1), max(_SLICE, -(-block.numel() // cores())))
+    return math.fsum(each(lambda part: float(part.sum()), parts, block.nbytes // len(parts)))
 
 
 def norm(tree: Tree) -> float:

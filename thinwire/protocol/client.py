@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from thinwire.core.pinned import MOST, pinned_empty
+from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
 from thinwire.core.threads import LEAST, each
 from thinwire.core.tree import (
     Tree,
     all_finite,
-    as_matrix,
     bring_async,
     cut,
     grand_total,
@@ -92,6 +92,7 @@ class Updates(NamedTuple):
     loss: Tensor
     steps: tuple[int, ...]
     finite: bool
+    rows: Rows | None = None  # of which the code is a part, on the CPU
 
     def client(self, i: int) -> ClientUpdate:
         """The update of the client at position i (views)."""
@@ -191,20 +192,22 @@ def begin_updates(contract: Contract, group: Group, start: Tree, outcome: Traini
     moved = restrict(sub(trained, start), contract.sendable.names) if contract.has_client_correction else {}
     opt = outcome.opt_state if _keeps_optimizer(method, public.version + 1) else {}
     names, like = tuple(sent), tuple(block[0] for block in sent.values())
-    if (matrix := as_matrix(sent)) is not None:  # one row a client: the codec gets contiguous values
-        sent = {"": matrix}
+    if (rows := as_rows(sent)) is not None:  # one row a client: the codec gets contiguous values
+        sent = {"": rows.whole}
     sums = {"loss": outcome.loss, "all": grand_total(sent, report, outcome.buffers)}
     trees = [sent, report, unsent, moved, outcome.buffers, public.shared, sums, *opt.values()]
     arrive = bring_async(trees, "cpu")
 
     def wait() -> Updates:
         code, notes, kept, ways, buffers, shared, sums, *slots = arrive()
+        here = None if rows is None else rows._replace(whole=code[""])
         return Updates(
-            *(code, names if matrix is not None else (), like, notes, kept, ways, buffers, shared),
-            *(dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps, math.isfinite(sums["all"].item())),
+            *(code if here is None else {"": here.values}, names if here else (), like, notes, kept, ways, buffers),
+            *(shared, dict(zip(opt, slots, strict=True)), sums["loss"], outcome.steps),
+            *(math.isfinite(sums["all"].item()), here),
         )
 
-    return PendingUpdates(wait, matrix)
+    return PendingUpdates(wait, None if rows is None else rows.values)
 
 
 def make_uploads(
@@ -228,7 +231,10 @@ def make_uploads(
     def one(i: int) -> tuple[Bytes, ClientState]:
         client = group.clients[i]
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
-        message = wire.join_pieces(pieces, allocate if wire.length(pieces) >= LEAST else None)
+        if wire.length(pieces) < LEAST:
+            message = wire.join_pieces(pieces)
+        else:  # around the values, without a copy, if the codec sends them as they are
+            message = wire.join_pieces(pieces, allocate, updates.rows.room(i) if updates.rows else None)
         return message, unchanged if state.is_empty else state
 
     messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)

@@ -30,6 +30,7 @@ from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.sums import KEPT, adds_up
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
+from thinwire.wire.bits import Bytes
 
 _CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ class Broadcast(NamedTuple):
     """A step as clients decode it, its ledger entry, and the next state of the download codec."""
 
     step: ServerStep
-    body: bytes
+    body: Bytes
     codec: Tree
 
 
@@ -157,8 +158,8 @@ def _broadcast(contract: Contract, server: ServerState, step: ServerStep) -> Bro
 
 
 def _end_window(
-    contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: bytes
-) -> tuple[Tree, bytes, bytes | None]:
+    contract: Contract, public: PublicState, plan: Plan, coords: Tree, body: Bytes
+) -> tuple[Tree, Bytes, Bytes | None]:
     """Coordinates, entry and snapshot of the end of the window, if the window ends with this round."""
     method, version = contract.method, public.version + 1
     if method.download == "full" or version != contract.window_end(public.version):
@@ -172,7 +173,7 @@ def _end_window(
 
 
 def append_entry(
-    contract: Contract, ledger: Ledger, plan: Plan, body: bytes, end: bytes | None, adds_up: bool = False
+    contract: Contract, ledger: Ledger, plan: Plan, body: Bytes, end: Bytes | None, adds_up: bool = False
 ) -> Ledger:
     """The ledger with one more entry, and with a snapshot of the window's end if it ended."""
     if contract.method.download == "full":  # entries are not replayed: only the version of each block is needed

@@ -25,6 +25,7 @@ from thinwire.protocol.contract import Contract
 from thinwire.protocol.state import PublicState, ServerState
 from thinwire.protocol.upload import received_weight
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome
+from thinwire.wire.bits import ends_with
 
 
 class Trained(NamedTuple):
@@ -112,7 +113,7 @@ class Pipeline:
         if self.trained.ready is not None:
             self.trained.ready.synchronize()
         entry = server.ledger.entries[-1] if server.ledger.entries else b""
-        if entry.endswith(step.numpy().data.cast("B")):  # the payload is the last part of an entry
+        if ends_with(entry, step.numpy().data.cast("B")):  # the payload is the last part of an entry
             return server._replace(public=public._replace(coords=self.trained.group.public.coords))
         self.stop()  # a prediction that was wrong once would be wrong again
         if self.stream is None:

@@ -66,6 +66,7 @@ from typing import TypeAlias, overload
 
 import numpy as np
 
+from thinwire.core.threads import each
 from thinwire.errors import WireError
 from thinwire.wire.bits import Bytes, read_varint, varint
 from thinwire.wire.body import BASE as BASE
@@ -90,6 +91,7 @@ from thinwire.wire.crc import crc32, joined_crc
 Pieces: TypeAlias = tuple[Bytes, ...]  # of one message, in order
 
 _LONG = 2048  # bytes: shorter pieces of a message are joined, longer ones are not copied
+_PART = 4 << 20  # bytes that one core copies at a time
 _SHARED = 1 << 15  # bytes of a part whose CRC is worth remembering for other messages
 FORMAT = 3
 UP, STEPS, STATE, LOST = 1, 2, 3, 4
@@ -169,12 +171,25 @@ def length(pieces: Pieces) -> int:
     return sum(map(len, pieces))
 
 
-def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None) -> Bytes:
+def packed_length(version: int, bodies: Sequence[Bytes], behind: int) -> int:
+    """The length in bytes of a message from the server with these bodies.
+
+    >>> schema, bodies = Schema(b"12345678", ("w",)), [b"one", b"two"]
+    >>> packed_length(300, bodies, 1), len(pack(STEPS, 300, bodies, schema, 1))
+    (15, 15)
+    """
+    return 2 + len(varint(version)) + len(varint(behind)) + length(tuple(bodies)) + 4
+
+
+def join_pieces(
+    pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = None, room: np.ndarray | None = None
+) -> Bytes:
     """Join the pieces of a message; a long message is returned as a view.
 
     Args:
         pieces: of the message.
         allocate: returns a byte array of a given size, at an address that is a multiple of 8; for large messages.
+        room: a byte array. If it holds the longest piece, with space before and after it, the others are written there.
 
     The longest piece, which holds the values, starts at a multiple of 8, so that torch can read it without a copy.
     numpy releases the GIL while it copies; `bytes.join`, which is faster for short messages, does not.
@@ -182,15 +197,39 @@ def join_pieces(pieces: Pieces, allocate: Callable[[int], np.ndarray] | None = N
     if length(pieces) < _LONG:
         return b"".join(pieces)
     longest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
-    position = -length(pieces[:longest]) % 8
+    before = length(pieces[:longest])
+    start = -1 if room is None else _place(pieces[longest], room) - before
+    if room is not None and start >= 0 and start + length(pieces) <= len(room):
+        return _filled(room[start:], pieces, longest)
+    position = -before % 8
     if allocate is None:
         return memoryview(bytearray().join((bytes(position), *pieces)))[position:]
-    message = allocate(position + length(pieces))
-    start = position
-    for piece in pieces:
-        np.copyto(message[position : position + len(piece)], np.frombuffer(piece, np.uint8))
-        position += len(piece)
-    return message[start:].data
+    return _filled(allocate(position + length(pieces))[position:], pieces)
+
+
+def _place(piece: Bytes, room: np.ndarray) -> int:
+    """Where in `room` a piece lies; -1 if it does not lie there."""
+    own, base = (array.__array_interface__["data"][0] for array in (np.frombuffer(piece, np.uint8), room))
+    return own - base if 0 <= own - base <= len(room) - len(piece) else -1
+
+
+def _filled(to: np.ndarray, pieces: Pieces, there: int = -1) -> memoryview:
+    """A view of the array with these pieces, one after another; piece `there` is at its place already."""
+    position = 0
+    for i, piece in enumerate(pieces):
+        end = position + len(piece)
+        if i != there:
+            _copy(to[position:end], np.frombuffer(piece, np.uint8))
+        position = end
+    return to[:position].data
+
+
+def _copy(to: np.ndarray, values: np.ndarray) -> None:
+    """Copy bytes, with several cores if they are many."""
+    if len(to) < 2 * _PART:
+        np.copyto(to, values)
+        return
+    each(lambda at: np.copyto(to[at : at + _PART], values[at : at + _PART]), range(0, len(to), _PART), _PART)
 
 
 def kind_of(data: Bytes) -> int:
