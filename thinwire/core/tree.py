@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
 from thinwire.core.pinned import empty_long
-from thinwire.core.threads import cores, each
+from thinwire.core.threads import FEW, cores, each
 
 Tree: TypeAlias = dict[str, Tensor]
 _SLICE = 1 << 17  # values of a long vector that are averaged at a time: they fit into the cache of a core
@@ -271,14 +271,15 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Tensor:
     """The weighted mean of long vectors, in slices on several cores: each slice stays in the cache of a core."""
     out = empty_long(vectors[0].numel(), vectors[0].dtype)
-    first, *rest = (torch.split(vector, _SLICE) for vector in (out, *vectors))
+    size = 2 * _SLICE if cores() > FEW and len(out) >= 32 * _SLICE else _SLICE  # many threads: fewer, longer calls
+    first, *rest = (torch.split(vector, size) for vector in (out, *vectors))
 
     def average(i: int) -> None:
         total = torch.mul(rest[0][i], fractions[0], out=first[i])
         for slices, fraction in zip(rest[1:], fractions[1:], strict=True):
             total.add_(slices[i], alpha=fraction)
 
-    each(average, range(len(first)), len(vectors) * _SLICE * out.element_size())
+    each(average, range(len(first)), len(vectors) * size * out.element_size())
     return out
 
 

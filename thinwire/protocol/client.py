@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.core.pinned import MOST, pinned_empty
 from thinwire.core.rows import Rows, as_rows
 from thinwire.core.state import State, smap, stack_states, state_to_device
-from thinwire.core.threads import LEAST, each
+from thinwire.core.threads import LEAST, cores, each
 from thinwire.core.tree import (
     Tree,
     all_finite,
@@ -43,6 +43,7 @@ from thinwire.schedules.base import Plan
 from thinwire.training.inputs import TrainableModel, TrainingInputs, TrainingOutcome, Workload
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.crc import LONG, crc32_of_each
 
 
 class Group(NamedTuple):
@@ -62,6 +63,7 @@ class UploadContext(NamedTuple):
     shared: Tree  # the public state of the correction, on the CPU
     hints: Tree  # see `Contract.hints`
     secagg: SecAggCohort | None = None
+    sealed: bool = True  # False leaves the checksum of messages to `wire.seal`
 
 
 class ClientUpdate(NamedTuple):
@@ -223,7 +225,10 @@ def make_uploads(
         secagg: the cohort and its secrets; needed for secure aggregation.
     """
     contract, public = contract.at(group.public.version), group.public
-    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg)
+    # the checksums of very long messages are computed on all cores, also if there are fewer clients
+    least = min(codec.size(contract.code) or 0 for codec in contract.method.ups) if contract.code.nbytes >= LONG else 0
+    sealed = least < LONG or cores() == 1
+    context = UploadContext(public.version, group.plan, updates.shared, contract.hints(public), secagg, sealed)
     pinned = public.device.type == "cuda" and len(group.clients) * contract.code.nbytes <= MOST
     allocate = partial(pinned_empty, pinned=pinned)
     unchanged = ClientState(public.version)  # one object for all clients that keep nothing
@@ -231,13 +236,17 @@ def make_uploads(
     def one(i: int) -> tuple[Bytes, ClientState]:
         client = group.clients[i]
         pieces, state = make_upload(contract, context, client, group.states[i], updates.client(i), samples[i])
+        message: Bytes
         if wire.length(pieces) < LEAST:
-            message = wire.join_pieces(pieces)
+            message = wire.join_pieces(pieces) if sealed else memoryview(bytearray().join(pieces))
         else:  # around the values, without a copy, if the codec sends them as they are
             message = wire.join_pieces(pieces, allocate, updates.rows.room(i) if updates.rows else None)
         return message, unchanged if state.is_empty else state
 
     messages, states = zip(*each(one, range(len(group.clients)), contract.code.nbytes), strict=True)
+    if not sealed:
+        for data, client, crc in zip(messages, group.clients, crc32_of_each([m[:-4] for m in messages]), strict=True):
+            wire.seal(data, contract.schema.sent_by(client), crc)
     return list(messages), list(states)
 
 
@@ -272,7 +281,7 @@ def make_upload(
         payload = mask_payload(contract, payload, weight, version, client, context.secagg)
     else:
         content = UploadContent(weight, update.buffers, report, update.schedule_report)
-    pieces = pack_upload(contract, context.plan, version, client, payload, content)
+    pieces = pack_upload(contract, context.plan, version, client, payload, content, sealed=context.sealed)
     # clones: a view would keep the blocks of all clients in memory
     unsent = tmap(torch.clone, update.unsent) if update.unsent else {}
     opt = smap(torch.clone, update.opt) if update.opt else {}

@@ -150,9 +150,11 @@ class RoundOpening:
 
     @cached_property
     def public(self) -> PublicState:
-        """The public state on the CPU, where bytes are produced."""
+        """The public state on the CPU, where bytes are produced; the base only if it was merged into, else not sent."""
         public = self.server.public
-        return PublicState(public.version, *bring(public[1:], "cpu"))
+        if self.contract.window(public.version):
+            return PublicState(public.version, *bring(public[1:], "cpu"))
+        return PublicState(public.version, public.base, *bring(public[2:], "cpu"))
 
     def _encoded(self, client: int) -> Bytes:
         """The coordinates as all clients of a tier receive them in a full download."""

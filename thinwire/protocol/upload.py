@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from thinwire.codecs.base import Codec
-from thinwire.core.threads import each
+from thinwire.core.threads import cores, each
 from thinwire.core.tree import Tree, all_finite, norm, restrict, to_device
 from thinwire.errors import WireError
 from thinwire.protocol.contract import EVERYONE, Contract
@@ -20,6 +20,7 @@ from thinwire.protocol.state import PublicState
 from thinwire.schedules.base import Plan
 from thinwire.wire import message as wire
 from thinwire.wire.bits import Bytes
+from thinwire.wire.crc import LONG, crc32, crc32_of_each
 from thinwire.wire.weight import decode as decode_weight
 from thinwire.wire.weight import encode as encode_weight
 
@@ -50,9 +51,19 @@ class UploadContent(NamedTuple):
 
 
 def pack_upload(
-    contract: Contract, plan: Plan, version: int, client: int, payload: Bytes, content: UploadContent | None
+    contract: Contract,
+    plan: Plan,
+    version: int,
+    client: int,
+    payload: Bytes,
+    content: UploadContent | None,
+    *,
+    sealed: bool = True,
 ) -> wire.Pieces:
-    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent."""
+    """The message of one client, in pieces; without `content` (secure aggregation) only the payload is sent.
+
+    Without `sealed` the checksum is left to `wire.seal`.
+    """
     fields = {wire.COORDS: payload}
     if content is not None:
         if contract.method.client_weight.sent:
@@ -60,7 +71,7 @@ def pack_upload(
         trees = {wire.BUFFERS: content.buffers, wire.SHARED: content.report, wire.REPORT: content.schedule_report}
         fields |= {number: raw(tree) for number, tree in trees.items() if tree}
     body = wire.body_parts(wire.Body(plan.names, fields), contract.schema)
-    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client))
+    return wire.pack_pieces(wire.UP, version, body, contract.schema.sent_by(client), crc=crc32 if sealed else None)
 
 
 def received_weight(contract: Contract, samples: int) -> float:
@@ -75,17 +86,28 @@ def decode_uploads(
     """Decode and check the uploads of a round, in the order of client numbers. Raises WireError for a bad message."""
     contract, clients = contract.at(public.version), sorted(messages)
     hints = trained_by_tier(contract, public, clients) if contract.has_hints else {}
+    crcs: dict[int, int] = {}
+    if contract.longest_up >= LONG and cores() > 1:
+        within = [i for i in clients if LONG <= len(messages[i]) <= contract.longest_up]
+        found = crc32_of_each([memoryview(messages[i])[:-4] for i in within])
+        crcs = dict(zip(within, found, strict=True))
 
     def decode(i: int) -> Upload:
         known = hints[contract.tier(i)] if hints else None
-        return decode_upload(contract, plan, public.version, i, messages[i], known)
+        return decode_upload(contract, plan, public.version, i, messages[i], known, crcs.get(i))
 
     uploads = each(decode, clients, contract.code.nbytes)
     return dict(zip(clients, uploads, strict=True))
 
 
 def decode_upload(
-    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, hints: Tree | None = None
+    contract: Contract,
+    plan: Plan,
+    version: int,
+    client: int,
+    data: Bytes,
+    hints: Tree | None = None,
+    crc: int | None = None,
 ) -> Upload:
     """Decode and check one upload.
 
@@ -96,8 +118,9 @@ def decode_upload(
         client: its number.
         data: the message, not trusted.
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
+        crc: the CRC-32 of all bytes but the last four, if the caller has computed it.
     """
-    method, fields = contract.method, _fields(contract, plan, version, client, data)
+    method, fields = contract.method, _fields(contract, plan, version, client, data, crc)
     _, spec, report = contract.upload_fields(plan)
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
@@ -114,9 +137,11 @@ def decode_upload(
     return upload
 
 
-def _fields(contract: Contract, plan: Plan, version: int, client: int, data: Bytes) -> Mapping[int, Bytes]:
+def _fields(
+    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, crc: int | None
+) -> Mapping[int, Bytes]:
     """The fields of an upload for this round."""
-    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
+    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up, crc)
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")

@@ -15,12 +15,13 @@ thread makes one call of zlib.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from threading import local
 
 import numpy as np
 
-from thinwire.core.threads import cores, crowded, each
+from thinwire.core.threads import FEW, cores, crowded, each
 from thinwire.wire.bits import Bytes
 
 _POLYNOMIAL = 0xEDB88320  # of zlib, bit-reversed: the highest power of x is the lowest bit
@@ -33,6 +34,9 @@ _PIECE = 4 << 20  # bytes: messages of at least two such pieces are read by seve
 _this = local()  # keeps the held words of a thread: new memory is slower than the computation
 
 
+LONG = 4 * _PIECE  # bytes: `crc32_of_each` is faster than `crc32` of each message in another thread
+
+
 def crc32(data: Bytes, value: int = 0) -> int:
     """zlib.crc32(data, value), faster for long messages.
 
@@ -42,19 +46,31 @@ def crc32(data: Bytes, value: int = 0) -> int:
     """
     if len(data) < _LEAST or crowded():
         return zlib.crc32(data, value)
-    if len(data) >= 2 * _PIECE and (threads := cores()) > 1:
-        return _by_pieces(memoryview(data), value, max(_PIECE, -(-len(data) // threads)))
+    if len(data) >= 2 * _PIECE and cores() > 1:
+        return crc32_of_each([data], value)[0]
     whole = len(data) // 4 * 4
     last = _shortened(np.frombuffer(data, "<u4", whole // 4), ~value & 0xFFFFFFFF)
     return zlib.crc32(data[whole:], zlib.crc32(last.data, 0xFFFFFFFF))
 
 
-def _by_pieces(data: memoryview, value: int, size: int) -> int:
-    """The CRC-32 from those of pieces of this size, which several cores read."""
-    pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    for piece, own in zip(pieces, each(crc32, pieces, size), strict=True):
-        value = joined_crc(value, own, len(piece))
-    return value
+def crc32_of_each(messages: Sequence[Bytes], value: int = 0) -> list[int]:
+    """`crc32` of each of some long messages, which all cores read piece by piece, so that all end at the same time.
+
+    >>> crc32_of_each([b"thin", b"wire"]) == [zlib.crc32(b"thin"), zlib.crc32(b"wire")]
+    True
+    """
+    threads, total = cores(), sum(map(len, messages))
+    size = max(_PIECE, -(-total // threads)) if threads <= FEW else _PIECE
+    views = [memoryview(data) for data in messages]
+    pieces = [[data[start : start + size] for start in range(0, len(data), size)] for data in views]
+    found = iter(each(crc32, [piece for parts in pieces for piece in parts], min(size, total // max(1, len(views)))))
+    out = []
+    for parts in pieces:
+        crc = value
+        for piece in parts:
+            crc = joined_crc(crc, next(found), len(piece))
+        out.append(crc)
+    return out
 
 
 def _shortened(words: np.ndarray, first: int) -> np.ndarray:

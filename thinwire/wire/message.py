@@ -149,7 +149,7 @@ def pack_pieces(
     bodies: Sequence[Bytes],
     schema: Schema,
     behind: int = 0,
-    crc: Callable[[Bytes], int] = crc32,
+    crc: Callable[[Bytes], int] | None = crc32,
 ) -> Pieces:
     """Encode a message as byte strings to be sent one after another; long ones are not copied.
 
@@ -159,11 +159,24 @@ def pack_pieces(
         bodies: encoded bodies in order, whole or in parts.
         schema: of the contract and the sender.
         behind: how many versions the receiver is behind.
-        crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function.
+        crc: zlib's CRC-32 of a body; a caller that sends one body in many messages passes a cached function. None
+            leaves four zeros for the checksum, which `seal` writes.
     """
     head = bytes([FORMAT << 4 | kind]) + schema.digest[:1] + varint(version)
     parts = _merged((head, varint(behind) if kind in (STEPS, STATE) else b"", *bodies))
-    return (*parts, _checksum(parts, schema, crc))
+    return (*parts, bytes(4) if crc is None else _checksum(parts, schema, crc))
+
+
+def seal(data: memoryview, schema: Schema, crc: int) -> None:
+    """Write the checksum of a message that has none yet; `crc` is the CRC-32 of all bytes before it.
+
+    >>> schema = Schema(b"12345678", ("w",))
+    >>> data = memoryview(bytearray(b"".join(pack_pieces(STEPS, 3, [b"body"], schema, crc=None))))
+    >>> seal(data, schema, zlib.crc32(data[:-4]))
+    >>> bytes(data) == pack(STEPS, 3, [b"body"], schema)
+    True
+    """
+    data[-4:] = _joined_checksum(schema, crc, len(data) - 4)
 
 
 def length(pieces: Pieces) -> int:
@@ -237,17 +250,19 @@ def kind_of(data: Bytes) -> int:
     return data[0] & 15
 
 
-def unpack(data: Bytes, schema: Schema, longest: int | None = None) -> Message:
+def unpack(data: Bytes, schema: Schema, longest: int | None = None, crc: int | None = None) -> Message:
     """Decode a message from untrusted bytes. The inverse of `pack`.
 
     Args:
         data: the bytes.
         schema: of the contract and the sender, which decides the kinds that are accepted.
         longest: the largest number of bytes that is accepted.
+        crc: the CRC-32 of all bytes but the last four, if the caller has computed it.
     """
     _check_head(data, schema, longest)
     payload = memoryview(data)[:-4]
-    if data[-4:] != _checksum([payload], schema):
+    expected = _checksum([payload], schema) if crc is None else _joined_checksum(schema, crc, len(payload))
+    if data[-4:] != expected:
         other = " by another client," if schema.sender else ""
         raise WireError(f"checksum does not match: damaged,{other} or for another method or model")
     kind = kind_of(data)
@@ -322,3 +337,8 @@ def _checksum(parts: Sequence[Bytes], schema: Schema, crc: Callable[..., int] = 
         else:
             value = crc32(part, value)
     return value.to_bytes(4, "little")
+
+
+def _joined_checksum(schema: Schema, crc: int, size: int) -> bytes:
+    """The checksum of a message from the CRC-32 of its bytes."""
+    return joined_crc(zlib.crc32(schema.digest + schema.sender), crc, size).to_bytes(4, "little")
