@@ -38,8 +38,7 @@ def each(fn: Callable[[A], B], items: Sequence[A], size: int) -> list[B]:
     >>> each(lambda x: 2 * x, [1, 2, 3], size=8)
     [2, 4, 6]
     """
-    workers = min(cores(), len(items))
-    if workers <= 1 or size < LEAST:
+    if size < LEAST or len(items) <= 1 or (workers := min(cores(), len(items))) <= 1:
         return [fn(item) for item in items]
     left, made, failed = iter(range(len(items))), dict[int, B](), dict[int, BaseException]()
 

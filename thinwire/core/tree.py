@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
-from thinwire.core.pinned import empty_long
+from thinwire.core.pinned import empty_long, to_host
 from thinwire.core.threads import FEW, cores, each
 
 Tree: TypeAlias = dict[str, Tensor]
 _SLICE = 1 << 17  # values of a long vector that are averaged at a time: they fit into the cache of a core
+_ASIDE = 1 << 22  # bytes that are copied in parallel with later work of a GPU
 _LONG = 1 << 21  # values of a vector that is added up on several cores
 
 
@@ -89,8 +90,9 @@ def bring_async(trees: Sequence[Tree], device: torch.device | str) -> Callable[[
     for (_, source), blocks in remote.items():
         flat = torch.cat([block.reshape(-1) for block in blocks]) if len(blocks) > 1 else blocks[0].reshape(-1)
         if source.type == "cuda" and device.type == "cpu":  # into pinned memory, asynchronously
-            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
-            events.append(torch.cuda.current_stream(source).record_event())
+            aside = len(blocks) > 1 and flat.nbytes >= _ASIDE  # joined: nobody else writes to it
+            flat, event = to_host(flat, aside=aside)
+            events.append(event)
         else:
             flat = flat.to(device)
         pieces = torch.split(flat, [block.numel() for block in blocks])

@@ -58,7 +58,9 @@ class Pipeline:
 
     def __init__(self, device: torch.device, on: bool) -> None:
         self.device, self.on = device, on
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # of high priority: the host waits for its short work, while long training runs beside it
+        cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]
         self.trained: Trained | None = None
         self._step: Tensor | None = None  # the predicted step, on the host
 

@@ -18,7 +18,7 @@ import numpy as np
 from thinwire.core.threads import each
 from thinwire.errors import WireError
 
-_PART = 1 << 20  # bytes that are compared at a time
+_PART = 4 << 20  # bytes that are compared at a time
 Bytes: TypeAlias = "bytes | memoryview"  # a view reads a part of a message without a copy
 _FEW = 2048
 
