@@ -274,14 +274,14 @@ def _mean_by_slices(vectors: Sequence[Tensor], fractions: Sequence[float]) -> Te
     """The weighted mean of long vectors, in slices on several cores: each slice stays in the cache of a core."""
     out = empty_long(vectors[0].numel(), vectors[0].dtype)
     size = 2 * _SLICE if cores() > FEW and len(out) >= 32 * _SLICE else _SLICE  # many threads: fewer, longer calls
-    first, *rest = (torch.split(vector, size) for vector in (out, *vectors))
 
-    def average(i: int) -> None:
-        total = torch.mul(rest[0][i], fractions[0], out=first[i])
-        for slices, fraction in zip(rest[1:], fractions[1:], strict=True):
-            total.add_(slices[i], alpha=fraction)
+    def average(start: int) -> None:
+        here = slice(start, start + size)
+        total = torch.mul(vectors[0][here], fractions[0], out=out[here])
+        for vector, fraction in zip(vectors[1:], fractions[1:], strict=True):
+            total.add_(vector[here], alpha=fraction)
 
-    each(average, range(len(first)), len(vectors) * size * out.element_size())
+    each(average, range(0, len(out), size), len(vectors) * size * out.element_size())
     return out
 
 

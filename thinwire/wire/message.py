@@ -228,13 +228,15 @@ def _place(piece: Bytes, room: np.ndarray) -> int:
 
 def _filled(to: np.ndarray, pieces: Pieces, there: int = -1) -> memoryview:
     """A view of the array with these pieces, one after another; piece `there` is at its place already."""
-    position = 0
+    view, position = to.data, 0
     for i, piece in enumerate(pieces):
         end = position + len(piece)
-        if i != there:
+        if len(piece) < _LONG:
+            view[position:end] = piece
+        elif i != there:
             _copy(to[position:end], np.frombuffer(piece, np.uint8))
         position = end
-    return to[:position].data
+    return view[:position]
 
 
 def _copy(to: np.ndarray, values: np.ndarray) -> None:
