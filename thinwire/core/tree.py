@@ -137,12 +137,17 @@ def unstack(tree: Tree, client: int) -> Tree:
     return tmap(lambda x: x[client], tree)
 
 
-def flatten(tree: Tree, dtype: torch.dtype | None = None) -> Tensor:
-    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`."""
-    if isinstance(tree, FlatTree):
+def flatten(tree: Tree, dtype: torch.dtype | None = None, zeros: int = 0) -> Tensor:
+    """Concatenate all blocks, each row-major, to one vector, of this type if given. The inverse is `unflatten`.
+
+    So many zeros follow.
+    """
+    if isinstance(tree, FlatTree) and not zeros:
         return tree.vector.to(dtype or tree.vector.dtype)
-    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in tree.values()]
-    return torch.cat(blocks) if blocks else torch.zeros(0)
+    blocks = [block.reshape(-1).to(dtype or block.dtype) for block in _tensors(tree)]
+    if zeros and blocks:
+        blocks.append(blocks[0].new_zeros(zeros))
+    return torch.cat(blocks) if blocks else torch.zeros(zeros)
 
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:

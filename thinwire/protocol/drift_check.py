@@ -40,7 +40,7 @@ from torch import Tensor
 from thinwire.core.key import Key
 from thinwire.core.spec import Spec
 from thinwire.core.threads import each
-from thinwire.core.tree import FlatTree, Tree, flatten, to_device
+from thinwire.core.tree import Tree, flatten, to_device
 from thinwire.errors import Drifted
 from thinwire.protocol.contract import Contract
 from thinwire.protocol.fields import raw, unraw
@@ -99,7 +99,7 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     size = sum(block.numel() for block in tree.values())
     if size <= _FEW:
         tree = to_device(tree, "cpu")
-    flat = _padded(tree, -size % _WIDE)
+    flat = flatten(tree, torch.float32, zeros=-size % _WIDE)
     low, high = torch.stack(torch.aminmax(flat)).tolist() if size else (0.0, 0.0)
     largest = max(high, -low)
     if not largest or not math.isfinite(largest):
@@ -110,14 +110,6 @@ def project(tree: Tree, key: Key, *, with_norm: bool = True) -> tuple[float, flo
     total, square = _sums(flat.view(-1, _WIDE), math.ldexp(1.0, digits - exponent), signs, with_norm)
     unit = exponent - digits - bits - 1
     return float(np.float32(math.ldexp(float(total), unit))), math.ldexp(math.sqrt(square), unit)
-
-
-def _padded(tree: Tree, zeros: int) -> Tensor:
-    """All values as one vector of float32, followed by so many zeros."""
-    if isinstance(tree, FlatTree) or not tree:
-        tree = {"": flatten(tree)}
-    parts = [block.reshape(-1).to(torch.float32) for block in tree.values()]
-    return torch.cat((*parts, parts[0].new_zeros(zeros))) if zeros or len(parts) > 1 else parts[0]
 
 
 def _sums(rows: Tensor, factor: float, signs: Tensor, with_squares: bool) -> tuple[int, float]:

@@ -93,21 +93,15 @@ def decode_uploads(
         crcs = dict(zip(within, found, strict=True))
 
     def decode(i: int) -> Upload:
-        known = hints[contract.tier(i)] if hints else None
-        return decode_upload(contract, plan, public.version, i, messages[i], known, crcs.get(i))
+        message = wire.unpack(messages[i], contract.schema.sent_by(i), contract.longest_up, crcs.get(i))
+        return _decoded(contract, plan, public.version, i, message, hints[contract.tier(i)] if hints else None)
 
     uploads = each(decode, clients, contract.code.nbytes)
     return dict(zip(clients, uploads, strict=True))
 
 
 def decode_upload(
-    contract: Contract,
-    plan: Plan,
-    version: int,
-    client: int,
-    data: Bytes,
-    hints: Tree | None = None,
-    crc: int | None = None,
+    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, hints: Tree | None = None
 ) -> Upload:
     """Decode and check one upload.
 
@@ -118,9 +112,16 @@ def decode_upload(
         client: its number.
         data: the message, not trusted.
         hints: what both ends know about the values (`Contract.hints`); None for nothing.
-        crc: the CRC-32 of all bytes but the last four, if the caller has computed it.
     """
-    method, fields = contract.method, _fields(contract, plan, version, client, data, crc)
+    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up)
+    return _decoded(contract, plan, version, client, message, hints)
+
+
+def _decoded(
+    contract: Contract, plan: Plan, version: int, client: int, message: wire.Message, hints: Tree | None
+) -> Upload:
+    """An upload from a message whose checksum is right."""
+    method, fields = contract.method, _fields(contract, plan, version, client, message)
     _, spec, report = contract.upload_fields(plan)
     if method.secure_aggregation:
         return Upload({}, 1.0, {}, {}, {}, masked=fields[wire.COORDS])
@@ -137,11 +138,8 @@ def decode_upload(
     return upload
 
 
-def _fields(
-    contract: Contract, plan: Plan, version: int, client: int, data: Bytes, crc: int | None
-) -> Mapping[int, Bytes]:
+def _fields(contract: Contract, plan: Plan, version: int, client: int, message: wire.Message) -> Mapping[int, Bytes]:
     """The fields of an upload for this round."""
-    message = wire.unpack(data, contract.schema.sent_by(client), contract.longest_up, crc)
     body = message.first
     if message.kind != wire.UP or body is None:
         raise WireError(f"client {client} sent a message of kind {wire.KINDS[message.kind]!r}, expected 'up'")
