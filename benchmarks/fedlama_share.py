@@ -30,8 +30,8 @@ HEAD = """# The share of FedAvg's bytes that FedLAMA sends
 
 Runs of `thinwire repro fedlama-4-program` (CIFAR-10, ResNet-20, Dirichlet 0.5, 32 of 128 clients), which record the
 discrepancy of every weight. Each row is a quarter of a run: the cost of the intervals to which its discrepancies
-lead, by the rule of the authors' program (only kernels wait) and by the printed one (modules wait). Cost is the share of
-the parameters that a client uploads, as the paper counts; the paper's is 42.4 % for this column of its Table 4.
+lead, by the rule of the authors' program (only kernels wait) and by the printed one (modules wait). Cost is the share
+of the parameters that a client uploads, as the paper counts; the paper's is 42.4 % for this column of its Table 4.
 
 """.splitlines()
 WRITTEN = "Written by `python benchmarks/fedlama_share.py RUN... --md docs/results/fedlama-share.md`."
