@@ -101,6 +101,18 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
+def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of rows in this shape; that of kernels (c, o, i, kh, kw) with channels last in memory, as products read it.
+
+    >>> _shaped(torch.zeros(2, 24), (2, 3, 4, 1, 2)).stride()
+    (24, 8, 1, 8, 4)
+    """
+    if len(shape) != 5:
+        return rows.view(shape)
+    c, o, i, kh, kw = shape
+    return rows.view(c, o, kh, kw, i).permute(0, 1, 4, 2, 3)
+
+
 class ChainStep:
     """A step of all clients. Coordinates and optimizer states are tensors of the step, which it changes in place.
 
@@ -124,14 +136,10 @@ class ChainStep:
         self.opt = {slot: self._cut(tree[""]) for slot, tree in self.state.items()}
 
     def _cut(self, matrix: Tensor) -> Tree:
-        """Blocks of all clients as views of a matrix with a row for each."""
+        """Blocks of all clients as views of a matrix with a row for each; kernels have their channels last in it."""
         sizes = [block[0].numel() for block in self.like.values()]
         parts = zip(self.like.items(), torch.split(matrix, sizes, 1), strict=True)
-        return {name: part.view(block.shape) for (name, block), part in parts}
-
-    def copied(self) -> Tree:
-        """A copy of the coordinates."""
-        return self._cut(self.matrix.clone())
+        return {name: _shaped(part, tuple(block.shape)) for (name, block), part in parts}
 
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.
