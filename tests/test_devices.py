@@ -235,7 +235,8 @@ def test_an_lstm_is_evaluated_in_16_bits_as_in_float64(layers, hidden, n, coded)
         assert lstm.has_last_state(model.embedding.weight, hidden)
         found, again = outputs(model), outputs(model)
         wanted = outputs(model.double())
-    assert found.dtype == torch.float32 and torch.equal(found, again)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, again)
     assert float((found.argmax(1) == wanted.argmax(1)).double().mean()) >= (0.99 if n > 100 else 0.8)
     losses = [float(F.cross_entropy(logits.double(), targets)) for logits in (found, wanted)]
     assert abs(losses[0] - losses[1]) < 1e-3 * losses[1]

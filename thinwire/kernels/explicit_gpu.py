@@ -3,7 +3,7 @@
     y = layer.forward(x, weights)            keeps what the gradient needs
     gx = layer.backward(gy, weights, grads)  writes the gradients of its weights into `grads`
 
-Weights and gradients are trees of float32 blocks with a client axis; the kernels of convolutions may have their channels
+Weights and gradients are trees of float32 blocks with a client axis. Kernels of convolutions may have their channels
 last in memory, which saves copies. Images between layers are (c, n, height, width, channels). Products are computed in
 the type that the layer is given.
 """

@@ -138,7 +138,7 @@ def plus(inputs: int) -> int:
     >>> plus(8), plus(30)
     (16, 32)
     """
-    return max(16, triton.next_power_of_2(inputs + 2))
+    return max(16, 1 << (inputs + 1).bit_length())
 
 
 def _packed(layers: Sequence[Layer], more: int, units: int) -> Tensor:

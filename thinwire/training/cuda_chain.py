@@ -102,7 +102,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view of rows in this shape; that of kernels (c, o, i, kh, kw) with channels last in memory, as products read it.
+    """A view of rows in this shape; of kernels (c, o, i, kh, kw) with channels last in memory, as products read them.
 
     >>> _shaped(torch.zeros(2, 24), (2, 3, 4, 1, 2)).stride()
     (24, 8, 1, 8, 4)
