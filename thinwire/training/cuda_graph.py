@@ -24,9 +24,9 @@ from thinwire.core.recording import rehearsed
 from thinwire.core.state import State, smap
 from thinwire.core.tree import Tree, repeat, tmap, unstack
 from thinwire.training.cuda_chain import chain_step
-from thinwire.training.folded import step_of_all
+from thinwire.training.folded import can_fold, step_of_all
 from thinwire.training.inputs import TrainingInputs, TrainingOutcome, UnsupportedModel
-from thinwire.training.step import keep_finished, no_randomness
+from thinwire.training.step import keep_finished, make_descent, no_randomness
 
 KEPT = 8  # recordings for different shapes of a cohort; the least recently used one is dropped
 ROUNDS = 4  # recordings of a whole round; where clients differ in their numbers of steps, rounds differ, too
@@ -91,6 +91,8 @@ class _Recording:
         fixed = replace(fixed, start={}, correction_state={}, buffers={}, opt_state=None, lr_factor=None)
         self.step = step_of_all(inputs, fixed, self.factor)
         self.chain = chain_step(inputs, self.factor)
+        self.descent = None if can_fold(inputs) else make_descent(fixed)
+        self.lr = getattr(inputs.optimizer, "lr", 0.0)
         if self.chain is not None:
             self.coords, self.opt = self.chain.coords, self.chain.opt
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -189,6 +191,12 @@ class _Recording:
         index, rows = batch[:, :-1], batch[:, -1]
         x, y = self.gather(index)
         mask = None
+        if self.descent is not None and not masked:
+            grads, buffers, loss = self.descent(self.coords, self.buffers, x, y)
+            self._descend(grads)
+            _copy((self.buffers,), (buffers,))
+            self._count(loss, rows)
+            return
         if masked:
             mask = (torch.arange(index.shape[1], device=self.device) < rows[:, None]).to(torch.float32)
         now = (self.coords, self.opt, self.buffers)
@@ -200,6 +208,17 @@ class _Recording:
             (self.coords, self.buffers, *(self.opt[slot] for slot in slots)),
             (coords, buffers, *(opt[slot] for slot in slots)),
         )
+        self._count(loss, rows)
+
+    def _descend(self, grads: Tree) -> None:
+        """A step of plain gradient descent, in place."""
+        coords, slopes = list(self.coords.values()), [grads[name] for name in self.coords]
+        if self.factor is not None:
+            slopes = list(torch._foreach_mul(slopes, self.factor))
+        torch._foreach_add_(coords, slopes, alpha=-self.lr)
+
+    def _count(self, loss: Tensor, rows: Tensor) -> None:
+        """Add the losses of a step, which is done."""
         self.loss.add_(loss.detach() * rows)
         self.done.add_(1)
 
