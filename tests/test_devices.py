@@ -218,6 +218,25 @@ def test_an_lstm_is_evaluated_as_on_the_cpu(precision):
 
 
 @triton_only
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_max_pooling_and_its_gradient_equal_torch(kind):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 16, 12, 8, device="cuda").relu().to(kind)
+    factor = torch.randn(3, 4, 16, 6, 4, device="cuda").to(kind)
+
+    def loss(x, factor):
+        return (F.max_pool2d(x, 2) * factor).float().sum()
+
+    def fused(x, factor):
+        with convolve.by_products("fused"):
+            return loss(x, factor)
+
+    found, wanted = (vmap(grad_and_value(each))(x, factor) for each in (fused, loss))
+    assert torch.equal(found[0], wanted[0])
+    assert torch.allclose(found[1], wanted[1])
+
+
+@triton_only
 @pytest.mark.parametrize("coded", [True, False])
 @pytest.mark.parametrize(("layers", "hidden", "n"), [(2, 256, 3000), (3, 48, 130), (1, 32, 5)])
 def test_an_lstm_is_evaluated_in_16_bits_as_in_float64(layers, hidden, n, coded):

@@ -141,6 +141,12 @@ class ChainStep:
         parts = zip(self.like.items(), torch.split(matrix, sizes, 1), strict=True)
         return {name: _shaped(part, tuple(block.shape)) for (name, block), part in parts}
 
+    def copied(self) -> Tree:
+        """A copy of the coordinates."""
+        last = {name for name, block in self.like.items() if block.dim() == 5}
+        made = self._cut(self.matrix.clone())
+        return {name: block.contiguous() if name in last else block for name, block in made.items()}
+
     def __call__(self, batches: Tensor, done: Tensor, losses: Tensor, masked: bool) -> None:
         """One step of all clients.
 

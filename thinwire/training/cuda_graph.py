@@ -116,7 +116,8 @@ class _Recording:
             self.done.zero_()
             for replay in steps_of_part:
                 replay()
-        coords, buffers = tmap(_copied, self.coords), tmap(_copied, self.buffers)
+        coords = tmap(_copied, self.coords) if self.chain is None else self.chain.copied()
+        buffers = tmap(_copied, self.buffers)
         return TrainingOutcome(coords, buffers, self.loss / rows.sum(1), work.steps, smap(_copied, self.opt))
 
     def _load(self, inputs: TrainingInputs, clients: int) -> None:
@@ -253,7 +254,10 @@ def _copied(block: Tensor) -> Tensor:
 
 def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
     """Copy trees into existing ones, all blocks in one call."""
-    into: list[Tensor] = [block for tree in places for block in tree.values()]
-    blocks = [tree[name] for place, tree in zip(places, trees, strict=True) for name in place]
-    if into:
-        torch._foreach_copy_(into, blocks)
+    pairs = [(place[name], tree[name]) for place, tree in zip(places, trees, strict=True) for name in place]
+    alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
+    if alike:
+        torch._foreach_copy_([into for into, _ in alike], [block for _, block in alike])
+    for into, block in pairs:
+        if into.stride() != block.stride():  # with one of these, all would be copied one by one
+            into.copy_(block)
