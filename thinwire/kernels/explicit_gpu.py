@@ -84,7 +84,7 @@ class ConvReluPool:
         else:
             others.sum_parts(partial, by_kernel, by_bias, column)
         if by_bias is not None and column < 0:
-            torch.sum(grad, (1, 2, 3), dtype=torch.float32, out=by_bias)
+            conv.sum_rows(grad.flatten(1, 3), by_bias)
         if self.first:
             return None
         by_x = conv.input_gradient(grad.permute(0, 1, 4, 2, 3), self.kernel, tuple(self.x.shape[-2:]), *place)

@@ -213,10 +213,13 @@ class _Recording:
 
     def _descend(self, grads: Tree) -> None:
         """A step of plain gradient descent, in place."""
-        coords, slopes = list(self.coords.values()), [grads[name] for name in self.coords]
         if self.factor is not None:
-            slopes = list(torch._foreach_mul(slopes, self.factor))
-        torch._foreach_add_(coords, slopes, alpha=-self.lr)
+            grads = tmap(lambda block: block * self.factor, grads)
+        (coords, slopes), others = _by_strides([(block, grads[name]) for name, block in self.coords.items()])
+        if coords:
+            torch._foreach_add_(coords, slopes, alpha=-self.lr)
+        for block, slope in others:
+            block.add_(slope, alpha=-self.lr)
 
     def _count(self, loss: Tensor, rows: Tensor) -> None:
         """Add the losses of a step, which is done."""
@@ -255,9 +258,15 @@ def _copied(block: Tensor) -> Tensor:
 def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
     """Copy trees into existing ones, all blocks in one call."""
     pairs = [(place[name], tree[name]) for place, tree in zip(places, trees, strict=True) for name in place]
+    (into, blocks), others = _by_strides(pairs)
+    if into:
+        torch._foreach_copy_(into, blocks)
+    for place, block in others:
+        place.copy_(block)
+
+
+def _by_strides(pairs: list[tuple[Tensor, Tensor]]) -> tuple[tuple[list[Tensor], list[Tensor]], list]:
+    """Pairs of tensors with the same strides, as two lists, and the others: one kernel of torch takes only the former."""
     alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
-    if alike:
-        torch._foreach_copy_([into for into, _ in alike], [block for _, block in alike])
-    for into, block in pairs:
-        if into.stride() != block.stride():  # with one of these, all would be copied one by one
-            into.copy_(block)
+    others = [pair for pair in pairs if pair[0].stride() != pair[1].stride()]
+    return ([a for a, _ in alike], [b for _, b in alike]), others

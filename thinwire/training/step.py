@@ -107,7 +107,7 @@ def make_descent(inputs: TrainingInputs) -> Descent | None:
     It returns gradients, next buffers and losses: coordinates can then be changed in place, in one pass over them.
     """
     optimizer = inputs.optimizer
-    plain = isinstance(optimizer, SGD) and not (optimizer.momentum or optimizer.weight_decay)
+    plain = type(optimizer) is SGD and not (optimizer.momentum or optimizer.weight_decay)
     changed = inputs.correction.active or inputs.penalty.active or inputs.trainable
     if changed or not plain or optimizer.clip_norm < math.inf:
         return None
