@@ -266,7 +266,7 @@ def _copy(places: Sequence[Tree], trees: Sequence[Tree]) -> None:
 
 
 def _by_strides(pairs: list[tuple[Tensor, Tensor]]) -> tuple[tuple[list[Tensor], list[Tensor]], list]:
-    """Pairs of tensors with the same strides, as two lists, and the others: one kernel of torch takes only the former."""
+    """Pairs of tensors with the same strides, as two lists, which one kernel of torch can take, and the others."""
     alike = [pair for pair in pairs if pair[0].stride() == pair[1].stride()]
     others = [pair for pair in pairs if pair[0].stride() != pair[1].stride()]
     return ([a for a, _ in alike], [b for _, b in alike]), others
